@@ -76,35 +76,40 @@ def pack(graph: TaskGraph, timeline: Timeline, procs: Sequence[int] | None = Non
     return replace(packing, edges=_new_edges(graph, np.concatenate(edges)))
 
 
-def arenas(graph: TaskGraph, timeline: Timeline) -> Packing:
-    """As `pack`, for whoever asks how long arenas are: without the edges, which take as long again."""
-    return _placed(graph, timeline, range(graph.num_procs))[0]
+def arenas(graph: TaskGraph, timeline: Timeline, capacities: np.ndarray | float = np.inf) -> Packing:
+    """As `pack`, for whoever asks how long arenas are: without the edges, which take as long again.
+
+    capacities   bytes[P]: once an arena exceeds its processor's, what is left is not packed
+    """
+    return _placed(graph, timeline, range(graph.num_procs), capacities)[0]
 
 
 def _placed(
-    graph: TaskGraph, timeline: Timeline, procs: Sequence[int]
+    graph: TaskGraph, timeline: Timeline, procs: Sequence[int], capacities: np.ndarray | float = np.inf
 ) -> tuple[Packing, list[tuple[_Blocks, np.ndarray]]]:
-    """A packing without edges; and what comes and goes on each of these processors, and where it lies."""
+    """A packing without edges; and what comes and goes on each of the processors that are packed, and where it lies."""
     assert len(timeline.task) == graph.num_tasks, "packing needs the times of all tasks"
     lives = _Lives(graph, timeline)
     offset, private_offset = np.full(graph.num_buffers, -1), np.full(graph.num_tasks, -1)
-    peak, live = np.zeros(graph.num_procs, np.int64), np.zeros(graph.num_procs, np.int64)
-    every = [lives.blocks(proc) for proc in procs]
-    distinct, which = _distinct(every)
-    # Most of the time of a large plan, and without the interpreter's lock.
-    with ThreadPoolExecutor(num_cores()) as threads:
-        fitted = list(threads.map(_fitted, distinct))
-    placed = []
-    for proc, blocks, number in zip(procs, every, which, strict=True):
+    peak, live, floor = np.zeros((3, graph.num_procs), np.int64)
+    for proc in procs:
         lasting = lives.persistent(proc)
         sizes = _aligned(graph.buffer_bytes[lasting])
-        floor = int(sizes.sum())
+        floor[proc] = sizes.sum()
         offset[lasting] = np.cumsum(sizes) - sizes
-        # what is empty lies anywhere above these
-        offset[lives.transient(proc)] = floor
+    every = [lives.blocks(proc) for proc in procs]
+    distinct, which = _distinct(every)
+    room = np.full(len(distinct), np.inf)
+    np.minimum.at(room, which, (capacities - floor)[list(procs)])
+    fitted, placed = _fitted(distinct, room.tolist()), []
+    for proc, blocks, number in zip(procs, every, which, strict=True):
+        if number not in fitted:
+            continue
+        # what is empty lies anywhere above what lasts
+        offset[lives.transient(proc)] = floor[proc]
         most, places = fitted[number]
-        live[proc], places = floor + most, floor + places
-        peak[proc] = (places + blocks.size).max(initial=floor)
+        live[proc], places = floor[proc] + most, floor[proc] + places
+        peak[proc] = (places + blocks.size).max(initial=floor[proc])
         whole = blocks.buffer >= 0
         offset[blocks.buffer[whole]] = places[whole]
         private_offset[blocks.first[~whole]] = places[~whole]
@@ -127,10 +132,23 @@ def _distinct(every: Sequence[_Blocks]) -> tuple[list[_Blocks], list[int]]:
     return found, which
 
 
-def _fitted(blocks: _Blocks) -> tuple[int, np.ndarray]:
-    """The most bytes of blocks that live at one time, and where they lie."""
-    most = _most_alive(blocks)[0]
-    return most, gaps.placed(blocks.size, blocks.begin, blocks.end, most)
+def _fitted(every: Sequence[_Blocks], room: Sequence[float]) -> dict[int, tuple[int, np.ndarray]]:
+    """By number the most bytes of blocks that live at one time, and where they lie.
+
+    room   bytes for each: those that leave least come first, and once some have not enough none that is left is placed
+    """
+    found: dict[int, tuple[int, np.ndarray]] = {}
+    # Most of the time of a large plan, and without the interpreter's lock.
+    with ThreadPoolExecutor(num_cores()) as threads:
+        most = list(threads.map(lambda blocks: _most_alive(blocks)[0], every))
+        order = sorted(range(len(every)), key=lambda number: room[number] - most[number])
+        placing = threads.map(lambda n: gaps.placed(every[n].size, every[n].begin, every[n].end, most[n]), order)
+        for number, places in zip(order, placing, strict=True):
+            found[number] = most[number], places
+            if (places + every[number].size).max(initial=0) > room[number]:
+                threads.shutdown(cancel_futures=True)
+                break
+    return found
 
 
 def largest(graph: TaskGraph, timeline: Timeline, procs: Iterable[int], n: int = 5) -> list[list[tuple[str, int]]]:

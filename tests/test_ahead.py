@@ -66,8 +66,9 @@ def begun(known: Evaluator, plan: Strategy, procs: set[int]) -> list[int]:
     assert tasks.num_tasks >= sum(step.num_tasks for step in steps)
     start, end = found.timeline.start, found.timeline.end
     first, last = dict[tuple[int, int], int](), dict[tuple[int, int], int]()
-    for step, of in with_tasks(steps):
-        for task, proc in of:
+    rows = with_tasks(steps)
+    for step, base in zip(rows.steps, rows.base.tolist(), strict=False):
+        for task, proc in enumerate(step.config.procs, base):
             key = proc, step.step.micro.number
             if step.step.micro.count > 1 and step.step.form == "F":
                 first[key] = min(first.get(key, start[task]), start[task])

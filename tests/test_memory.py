@@ -1,5 +1,8 @@
 """No two blocks alive at once share a byte, in the simulated order and in every other that respects the edges."""
 
+from collections import Counter
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -67,6 +70,34 @@ def test_arenas_are_as_long_as_those_that_are_packed(data):
     packed, asked = pack(graph, simulated.timeline), arenas(graph, simulated.timeline)
     for name in ("offset", "private_offset", "peak_bytes", "live_bytes"):
         assert np.array_equal(getattr(packed, name), getattr(asked, name)), name
+
+
+def test_nothing_more_is_packed_once_an_arena_has_not_room(tell: Callable[[str], None]) -> None:
+    """What was packed lies as if all were, and those with least room come first."""
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=examples(100), derandomize=True, deadline=None)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        graph = one_home(data.draw(task_graphs()))
+        timeline = simulate(graph, data.draw(timings(graph)), data.draw(engine_maps)).timeline
+        every = arenas(graph, timeline)
+        share = st.floats(0.5, 2.0)
+        capacities = np.array([int(data.draw(share) * peak) for peak in every.peak_bytes.tolist()], np.int64)
+        found, lacks = arenas(graph, timeline, capacities), every.peak_bytes > capacities
+        # What nothing lies on is like all that nothing comes to and goes from.
+        packed = (found.peak_bytes == every.peak_bytes) & (found.live_bytes == every.live_bytes)
+        assert (found.peak_bytes[~packed] == 0).all() and (found.live_bytes[~packed] == 0).all()
+        assert packed.all() or (found.peak_bytes > capacities).any()
+        assert (found.peak_bytes > capacities).any() == lacks.any()
+        if not packed.all():
+            room = capacities - every.live_bytes
+            assert room[packed & (every.peak_bytes > 0)].min() <= room[~packed].min()
+        seen["all" if packed.all() else "some"] += 1
+
+    check()
+    tell(f"packed: {seen['all']} times all, {seen['some']} times some")
+    assert seen["some"] > examples(100) // 10
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -21,7 +21,7 @@ from castile.planner.known.pipelines import Pipelines, cut, stage_counts
 from castile.planner.known.plans import data_parallel
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.lowering.stages import depths, stages, waits
+from castile.planner.lowering.stages import Rows, depths, stages, waits
 from castile.planner.search import search
 from castile.planner.simulation.repeats import numbers
 from castile.planner.step.program import COMPUTED_AGAIN, Micro
@@ -166,7 +166,7 @@ class Done(NamedTuple):
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> tuple[list[Any], list[Done], int]:
+def programs(draw: st.DrawFn) -> tuple[Rows, list[Done], int]:
     """Steps with their tasks, of nodes anywhere, forward and in reverse, in several microbatches; what each task does,
     by number; and how many stages there are."""
     count = draw(st.integers(2, 5))
@@ -175,14 +175,14 @@ def programs(draw: st.DrawFn) -> tuple[list[Any], list[Done], int]:
     begun = np.cumsum([n > 0 and stage[n] != stage[n - 1] for n in range(len(nodes))]).tolist()
     depth = [min(max(stage) + 1, max(begun) + 1 - begun[stage.index(s)]) for s in stage]
     dropped = draw(st.sets(st.sampled_from(range(len(nodes)))))
-    rows, done = [], list[Done]()
+    rows, done = list[Any](), list[Done]()
 
     def add(which: str, node: int, micro: int, again: bool = False) -> None:
         named = SimpleNamespace(name=str(node))
         form = COMPUTED_AGAIN if again else which
         step = SimpleNamespace(which=which, form=form, again=again, micro=Micro(micro, count), node=named)
         row = SimpleNamespace(step=step, config=SimpleNamespace(procs=nodes[node]))
-        rows.append((row, list(enumerate(nodes[node], len(done)))))
+        rows.append(row)
         done.extend(Done(which, again, micro, proc, begun[node], depth[node]) for proc in nodes[node])
 
     for micro in range(count):
@@ -192,13 +192,14 @@ def programs(draw: st.DrawFn) -> tuple[list[Any], list[Done], int]:
             for which, again in (("F", True), ("B", False), ("W", False)):
                 if node in dropped or not again:
                     add(which, node, micro, again)
-    return rows, done, max(stage) + 1
+    base = np.cumsum([0, *(len(row.config.procs) for row in rows)])
+    return Rows(rows, base, np.array([one.proc for one in done])), done, max(stage) + 1
 
 
 @settings(max_examples=examples(300), derandomize=True, deadline=None)
 @given(programs(), st.integers(0, 3))
 def test_processors_wait_for_what_turns_say_and_for_nothing_else(
-    drawn: tuple[list[Any], list[Done], int], ahead: int
+    drawn: tuple[Rows, list[Done], int], ahead: int
 ) -> None:
     rows, done, num_stages = drawn
     expected = set[tuple[int, int]]()
@@ -237,7 +238,7 @@ def test_what_is_begun_ahead_leaves_more_free_and_orders_nothing_else(tell: Call
 
     @settings(max_examples=examples(150), derandomize=True, deadline=None)
     @given(programs(), st.integers(0, 2))
-    def check(drawn: tuple[list[Any], list[Done], int], ahead: int) -> None:
+    def check(drawn: tuple[Rows, list[Done], int], ahead: int) -> None:
         rows, done, _ = drawn
         fewer, more = (orders(done, waits(rows, n).tolist()) for n in (ahead, ahead + 1))
         assert (fewer | more == fewer).all()

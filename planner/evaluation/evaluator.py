@@ -306,9 +306,9 @@ class Evaluator:
 
     def packed(self, seen: Seen) -> tuple[int, ...]:
         """The same of a plan that was seen."""
-        packing = self._packing(seen)
         # Processors of one role are of one kind, so they have as much memory as the one that stands for them.
         reps = seen.folded.representative
+        packing = self._packing(seen, self.capacity[reps])
         memory.refuse(seen.tasks, seen.simulated.timeline, packing, self.capacity[reps].tolist(), reps.tolist())
         return tuple(packing.peak_bytes[seen.role].tolist())
 
@@ -322,13 +322,13 @@ class Evaluator:
         seen = self._see(strategy, self._key(strategy))
         return self._seen_all(strategy) if seen.is_short and len(seen.role) < LARGE else seen
 
-    def _packing(self, seen: Seen) -> Packing:
-        """Where all lies in the arenas of those processors that were seen."""
-        packing = memory.arenas(seen.tasks, seen.simulated.timeline)
-        if not seen.is_short:
-            return packing
-        left = self._count(seen.strategy) - seen.num_microbatches
-        more = self._lasting(seen.lowering, seen.strategy, left, memory.ALIGNMENT)[seen.folded.representative]
+    def _packing(self, seen: Seen, capacities: np.ndarray | float = np.inf) -> Packing:
+        """Where all lies in the arenas of those processors that were seen, as far as these have room."""
+        more = np.zeros(len(seen.folded.representative), np.int64)
+        if seen.is_short:
+            left = self._count(seen.strategy) - seen.num_microbatches
+            more += self._lasting(seen.lowering, seen.strategy, left, memory.ALIGNMENT)[seen.folded.representative]
+        packing = memory.arenas(seen.tasks, seen.simulated.timeline, capacities - more)
         return replace(packing, peak_bytes=packing.peak_bytes + more)
 
     def work(self, name: str, config: Config) -> np.ndarray:

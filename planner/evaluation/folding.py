@@ -5,7 +5,7 @@ What is simulated of it holds for the whole machine exactly. It does not know du
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -23,7 +23,7 @@ from castile.planner.lowering.catalogue import Catalogue
 from castile.planner.lowering.compose import Layout, with_tasks
 from castile.planner.lowering.instances import FlowInstance, StepInstance
 from castile.planner.lowering.rows import Lazy, compressed, pointer, runs
-from castile.planner.lowering.stages import Row
+from castile.planner.lowering.stages import Rows
 from castile.planner.lowering.turns import in_turn
 from castile.planner.simulate import Simulated
 from castile.planner.strategy import Strategy
@@ -57,7 +57,7 @@ class Folded:
     plain: np.ndarray
     into: np.ndarray
     count: np.ndarray
-    rows: Callable[[], Iterable[Row]]
+    rows: Callable[[], Rows]
 
     @property
     def num_tasks(self) -> int:
@@ -100,7 +100,7 @@ class Folding:
         ones, plain = np.ones(graph.num_tasks, np.int64), np.arange(len(number))
         return Folded(graph, every, every, plain, number, ones, partial(self._rows, strategy))
 
-    def _rows(self, strategy: Strategy) -> Iterator[Row]:
+    def _rows(self, strategy: Strategy) -> Rows:
         return with_tasks(self.lowering.instances(strategy)[0])
 
     def by_roles(self, strategy: Strategy) -> Folded | None:
@@ -342,11 +342,10 @@ class _Assembly:
         waits = stages.waits(self._with_tasks(), self._ahead)
         return compressed(np.append(after, waits[:, 0]), np.append(before, waits[:, 1]), num_tasks)
 
-    def _with_tasks(self) -> Iterator[tuple[StepInstance, Iterator[tuple[int, int]]]]:
-        """The steps, with the small tasks of each and their processors."""
-        for slot, step in enumerate(self.steps):
-            nodes = self.small.picked[slice(*self.small.pick_ptr[self.shape[slot] :][:2])]
-            yield step, enumerate(self.union.home[nodes].tolist(), int(self.base[slot]))
+    def _with_tasks(self) -> Rows:
+        """The steps, with the processors of the small tasks of each."""
+        base = self.base[: len(self.steps) + 1]
+        return Rows(self.steps, base, self.union.home[self._tasks[1][: base[-1]]])
 
     def _uses(self, num_tasks: int, base: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         union = self.union

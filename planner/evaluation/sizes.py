@@ -36,10 +36,10 @@ def variants(
     is_base: bool = False,
     most: float = inf,
 ) -> list[Evaluated]:
-    """What the plan is worth without buckets and with those of each size in READY, and, of sizes that make a difference
-    of a thousandth there, in those other orders in which it is as much better; and the best of each order with more and
-    more microbatches begun ahead, as long as each time that is better by a thousandth. Raises ValueError where it is
-    none.
+    """What the plan is worth without buckets and with those of each size in READY, and, without and with the best of
+    those sizes that differ by less than a thousandth there, in those other orders in which it is as much better; and
+    the best of each order with more and more microbatches begun ahead, as long as each time that is better by a
+    thousandth. Raises ValueError where it is none.
 
     is_over   asked before each: once it says so no further one is tried
     orders    READY, and those to try after it
@@ -60,8 +60,11 @@ def variants(
         return seen(evaluator, filter(evaluator.is_small, left))
 
     found = [plain, *tried(dict.fromkeys(size for size in sizes if size), (READY,))]
-    other = [one.strategy.bucket_bytes for one in found if abs(one.energy - plain.energy) > WORTH * plain.energy]
-    found += tried((0, *other), orders[1:])
+    unlike = [plain]
+    for one in sorted(found, key=lambda one: one.energy):
+        if all(abs(one.energy - other.energy) > WORTH * plain.energy for other in unlike):
+            unlike.append(one)
+    found += tried([one.strategy.bucket_bytes for one in unlike], orders[1:])
     found += _begun_ahead(evaluator, found, is_over, most)
     ready: dict[int, float] = {}
     for one in found:

@@ -121,8 +121,8 @@ class _Few:
         """Which needs are by turns, of those that reach back further than one microbatch."""
         needs, number = self._needs, self.graph.num_tasks
         far = needs.of_one - needs.of_other > 1
-        into = self.folded.into
-        known = np.array([into[after] * number + into[before] for after, before in self.turns.edges], np.int64)
+        after, before = self.folded.into[self.turns.edges].T
+        known = after * number + before
         return far & (needs.of_other >= 0) & (needs.of_one >= 0) & np.isin(needs.one * number + needs.other, known)
 
     @cached_property
@@ -279,15 +279,8 @@ class _Many:
 
     def _turns(self) -> list[np.ndarray]:
         """int64[2, n] by microbatch: what begins, and what of an earlier one its processor must be done with."""
-        turns, into = self.few.turns, self.few.folded.into
-        begun = np.array(turns.begun, np.int64).reshape(-1, 4)
-        procs = {int(proc): n for n, proc in enumerate(np.unique(begun[:, 2]))}
-        last = np.full((FEW, len(procs)), -1)
-        for (number, proc), end in turns.last.items():
-            if proc in procs:
-                last[number, procs[proc]] = into[end]
-        task, on = into[begun[:, 0]], np.searchsorted(np.array([*procs], np.int64), begun[:, 2])
-        found = list[np.ndarray]()
+        begun, last, into = self.few.turns.begun, self.few.turns.last, self.few.folded.into
+        task, found = into[begun[:, 0]], list[np.ndarray]()
         # Which of those that were written out is written for each, and which copy of it.
         every = np.arange(FEW + self.more)
         one_of, copy = np.minimum(every, EACH), np.clip(every - EACH, 0, self.more)
@@ -296,8 +289,8 @@ class _Many:
             mine = np.flatnonzero(begun[:, 1] == one_of[micro])
             earlier = micro - begun[mine, 3]
             mine, earlier = mine[earlier >= 0], earlier[earlier >= 0]
-            before = last[one_of[earlier], on[mine]]
-            pairs = np.stack([self._task.of(task[mine], copy[micro]), self._task.of(before, copy[earlier])])
+            before = last[one_of[earlier], begun[mine, 2]]
+            pairs = np.stack([self._task.of(task[mine], copy[micro]), self._task.of(into[before], copy[earlier])])
             found.append(pairs[:, before >= 0])
         return found
 

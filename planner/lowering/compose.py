@@ -5,7 +5,7 @@ Edges run between ports of one version only; where its tasks have come to stand 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
 
@@ -15,7 +15,7 @@ from castile.planner.lowering import stages
 from castile.planner.lowering.catalogue import Catalogue
 from castile.planner.lowering.instances import HOST, NONE, FlowInstance, StepInstance
 from castile.planner.lowering.rows import Lazy, compressed, pointer
-from castile.planner.lowering.stages import Row
+from castile.planner.lowering.stages import Rows
 from castile.planner.lowering.template import InStrides
 from castile.runtime.compiled import compiled
 from castile.runtime.task import Buffer, CostKey, Kind, Task, TaskGraph
@@ -56,10 +56,10 @@ def compose(
     )
 
 
-def with_tasks(steps: Sequence[StepInstance]) -> Iterator[Row]:
-    """The steps, with the number of each of their tasks and its processor."""
-    bases = pointer([step.num_tasks for step in steps]).tolist()
-    return ((step, enumerate(step.config.procs, base)) for step, base in zip(steps, bases))
+def with_tasks(steps: Sequence[StepInstance]) -> Rows:
+    """The steps, with the processors of their tasks."""
+    procs = np.fromiter(chain.from_iterable([step.config.procs for step in steps]), np.int64)
+    return Rows(steps, pointer([step.num_tasks for step in steps]), procs)
 
 
 class Layout:

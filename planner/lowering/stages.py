@@ -7,19 +7,18 @@ so. It does not know what steps compute, nor when.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
 from castile.planner.lowering.instances import StepInstance
-from castile.planner.step.program import Micro
+from castile.planner.lowering.rows import runs
 from castile.planner.strategy import Strategy
 
 Procs = Sequence[int]
-# A step with its tasks and their processors.
-Row = tuple[StepInstance, Iterable[tuple[int, int]]]
 
 
 def stages(of_nodes: Iterable[Procs]) -> list[int]:
@@ -55,55 +54,98 @@ def depths(stage: Sequence[int]) -> list[int]:
     return [min(num_stages, len(visits) - visits.index(number)) for number in range(num_stages)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """S steps with their N tasks, which are numbered from 0 on, one step after the other.
+
+    base[S+1]   where the tasks of each step begin
+    procs[N]    the processor of each task
+    """
+
+    steps: Sequence[StepInstance]
+    base: np.ndarray
+    procs: np.ndarray
+
+    def of(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The tasks of some steps, bool[S], and of which of these each is."""
+        counts = np.diff(self.base)[which]
+        return runs(self.base[:-1][which], counts), np.repeat(np.arange(len(counts)), counts)
+
+
+@dataclass(frozen=True, eq=False)
 class Turns:
     """How processors take microbatches in turn, by the numbers of their tasks.
 
-    begun   of each forward task its number, its microbatch, its processor, and how many microbatches before came the
-            one that this must be done with
-    last    by microbatch and processor the last task
-    pairs   tasks, and what they wait for beside
+    begun[n, 4]   of each forward task its number, its microbatch, its processor, and how many microbatches before came
+                  the one that this must be done with
+    last[M, P]    by microbatch and processor the last task, -1 where there is none
+    pairs[n, 2]   tasks, and what they wait for beside
     """
 
-    begun: Sequence[tuple[int, int, int, int]]
-    last: Mapping[tuple[int, int], int]
-    pairs: Sequence[tuple[int, int]]
+    begun: np.ndarray
+    last: np.ndarray
+    pairs: np.ndarray
 
     @property
-    def edges(self) -> list[tuple[int, int]]:
-        """All tasks that wait, and for what."""
-        rows = ((task, self.last.get((number - most, proc))) for task, number, proc, most in self.begun)
-        return [*self.pairs, *((task, before) for task, before in rows if before is not None)]
+    def edges(self) -> np.ndarray:
+        """int64[n, 2]: all tasks that wait, and for what."""
+        task, number, proc, most = self.begun[self.begun[:, 1] >= self.begun[:, 3]].T
+        return np.append(self.pairs, _pairs(task, self.last[number - most, proc]), axis=0)
 
 
-def waits(steps: Iterable[Row], ahead: int = 0) -> np.ndarray:
+def _pairs(tasks: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """int64[n, 2]: those that wait for one, and for which."""
+    return np.stack([tasks, before], axis=1)[before >= 0]
+
+
+def _numbers() -> defaultdict[Hashable, int]:
+    """A number for each key, in the order in which they are asked for."""
+    found = defaultdict[Hashable, int]()
+    found.default_factory = found.__len__
+    return found
+
+
+class _Latest:
+    """Which of some tasks, ascending, was the last of its kind on its processor before a time."""
+
+    def __init__(self, rows: Rows, tasks: np.ndarray, kinds: np.ndarray) -> None:
+        self._procs, self._num_procs = rows.procs, int(rows.procs.max(initial=-1)) + 1
+        self._size = len(rows.procs) + 1
+        self._keys = np.append(np.sort(self._key(tasks, kinds, tasks + 1)), -1)
+
+    def pairs(self, tasks: np.ndarray, kinds: np.ndarray, ends: np.ndarray | int) -> np.ndarray:
+        """int64[n, 2]: tasks, and on the processor of each the last one of that kind below its end, if there is one."""
+        keys = self._key(tasks, kinds, ends)
+        found = self._keys[np.searchsorted(self._keys[:-1], keys, side="right") - 1]
+        return _pairs(tasks, np.where(found // self._size == keys // self._size, found % self._size - 1, -1))
+
+    def _key(self, tasks: np.ndarray, kinds: np.ndarray, ends: np.ndarray | int) -> np.ndarray:
+        keys: np.ndarray = (kinds * self._num_procs + self._procs[tasks]) * self._size + ends
+        return keys
+
+
+def waits(rows: Rows, ahead: int = 0) -> np.ndarray:
     """int64[n, 2]: edges by which processors begin in time what they could begin before, those that wait first.
 
     ahead   so many microbatches more than its depth a stage may have begun at once
     """
-    every = list(steps)
-    pairs: list[tuple[int, int]] = []
-    if any([step.step.again for step, _ in every]):
-        every = [(step, list(tasks)) for step, tasks in every]
-        pairs += _late(every)
-    return np.array(pairs + turns(every, ahead).edges, np.int64).reshape(-1, 2)
+    return np.append(_late(rows), turns(rows, ahead).edges, axis=0)
 
 
-def _late(steps: Iterable[Row]) -> Iterator[tuple[int, int]]:
+def _late(rows: Rows) -> np.ndarray:
     """What is computed again waits until its processor is done with the forward passes and the gradients of activations
     that come before it: else it would be there, and kept, long before it is read."""
-    last: dict[tuple[str, Micro, int], int] = {}
-    for step, tasks in steps:
-        for task, proc in tasks:
-            if not step.step.again:
-                last[step.step.which, step.step.micro, proc] = task
-                continue
-            for which in ("F", "B"):
-                if (which, step.step.micro, proc) in last:
-                    yield task, last[which, step.step.micro, proc]
+    steps, kind = [step.step for step in rows.steps], _numbers()
+    again = np.array([step.again for step in steps], np.bool_)
+    if not again.any():
+        return np.zeros((0, 2), np.int64)
+    kinds = np.array([[kind[which, step.micro] for which in (step.which, "F", "B")] for step in steps])
+    (done, of_done), (late, of_late) = rows.of(~again), rows.of(again)
+    latest = _Latest(rows, done, kinds[~again][of_done, 0])
+    return np.concatenate([latest.pairs(late, wanted, late) for wanted in kinds[again][of_late, 1:].T])
 
 
-def turns(steps: Iterable[Row], ahead: int = 0) -> Turns:
+def turns(rows: Rows, ahead: int = 0) -> Turns:
     """By what processors take microbatches in turn.
 
     A stage begins with a microbatch when it is done with the one that came as many before as it may have begun; else
@@ -112,26 +154,27 @@ def turns(steps: Iterable[Row], ahead: int = 0) -> Turns:
     parameters wait for those of activations, for which the stage before waits (Qi et al., "Zero Bubble Pipeline
     Parallelism", ICLR 2024).
     """
-    every = [row for row in steps if row[0].step.micro.count > 1]
-    forward = _forward(step for step, _ in every)
+    cut = np.array([step.step.micro.count > 1 for step in rows.steps], np.bool_)
+    every = [step for step, is_cut in zip(rows.steps, cut.tolist(), strict=True) if is_cut]
+    forward, kind = _forward(every), _numbers()
     stage = stages(step.config.procs for step in forward)
-    depth, pairs = depths(stage), list[tuple[int, int]]()
+    depth = depths(stage)
     place = {step.step.node.name: (depth[number] + ahead, visit) for step, number, visit in _visits(forward, stage)}
-    begun, last = list[tuple[int, int, int, int]](), dict[tuple[int, int], int]()
-    through: dict[tuple[str, int, int, int], int] = {}
-    waiting: list[tuple[int, tuple[str, int, int, int]]] = []
-    for step, tasks in every:
-        number, which = step.step.micro.number, step.step.which
-        most, visit = place[step.step.node.name]
-        for task, proc in tasks:
-            if step.step.form == "F":
-                begun.append((task, number, proc, most))
-                before = through.get(("F", number - 1, proc, visit)) if most > 1 else None
-                pairs += [(task, before)] if before is not None else []
-            elif which == "W" and len(depth) > 1:
-                waiting.append((task, ("B", number, proc, visit)))
-            through[step.step.form, number, proc, visit] = last[number, proc] = task
-    return Turns(begun, last, pairs + [(task, through[back]) for task, back in waiting if back in through])
+    columns = []
+    for step in every:
+        form, number, (most, visit) = step.step.form, step.step.micro.number, place[step.step.node.name]
+        # Its own, that of forward passes of the microbatch before, and that of gradients of activations.
+        kinds = kind[form, number, visit], kind["F", number - 1, visit], kind["B", number, visit]
+        columns.append((*kinds, number, most, form == "F", step.step.which == "W" and len(depth) > 1))
+    tasks, of = rows.of(cut)
+    mine, before, back, number, most, begun, late = np.array(columns, np.int64).reshape(-1, 7)[of].T
+    procs, latest, follows = rows.procs[tasks], _Latest(rows, tasks, mine), np.flatnonzero(begun & (most > 1))
+    pairs = latest.pairs(tasks[follows], before[follows], tasks[follows])
+    waiting = np.flatnonzero(late)
+    pairs = np.append(pairs, latest.pairs(tasks[waiting], back[waiting], len(rows.procs)), axis=0)
+    last = np.full((number.max(initial=-1) + 1, procs.max(initial=-1) + 1), -1)
+    np.maximum.at(last, (number, procs), tasks)
+    return Turns(np.stack([tasks, number, procs, most], axis=1)[begun > 0], last, pairs)
 
 
 def ends(steps: Sequence[StepInstance]) -> list[int]:
