@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ from castile.planner.choices.pins import Pins, parse
 from castile.planner.cost import CostModel
 from castile.planner.evaluation import evaluator as evaluators
 from castile.planner.evaluation.budget import Budget
-from castile.planner.evaluation.evaluator import OBJECTIVES, Evaluator
+from castile.planner.evaluation.evaluator import OBJECTIVES, Evaluated, Evaluator
 from castile.planner.evaluation.folding import Folding
 from castile.planner.evaluation.sizes import HOPELESS, SIZES, WORTH, variants
 from castile.planner.families.updates import Updates
@@ -30,7 +30,7 @@ from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import Run, search
 from castile.planner.searching.settling import settled, settled_known, sized
-from castile.planner.strategy import ORDERS, READY, Strategy
+from castile.planner.strategy import ORDERS, PATH, READY, Strategy
 from castile.runtime import machine as machines
 from castile.runtime.transfer import TooManyTransfers
 from tests.answers import answer
@@ -190,6 +190,21 @@ def test_what_was_evaluated_is_not_folded_again(monkeypatch: pytest.MonkeyPatch)
     assert len(first) > 1
     monkeypatch.setattr(Folding, "by_roles", lambda self, strategy: pytest.fail("folded again"))
     assert variants(same, plan, [one.strategy.bucket_bytes for one in first]) == first
+
+
+def test_of_sizes_that_make_no_difference_one_is_tried_in_other_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best of them; those that make one are all tried."""
+    same, tried = evaluator(GPT, "dgx-h100"), list[Evaluated]()
+    evaluate = same.evaluate
+    monkeypatch.setattr(same, "evaluate", lambda plan: tried.append(evaluate(plan)) or tried[-1])
+    sizes = sorted({size + more for size in SIZES for more in range(3)})
+    variants(same, seeds(same.lowering)["data_parallel"], sizes, orders=(READY, PATH))
+    ready = {one.strategy.bucket_bytes: one.energy for one in tried if one.strategy.order == READY}
+    others = [one.strategy.bucket_bytes for one in tried if one.strategy.order == PATH]
+    assert 1 < len(others) < len(ready) == len(sizes) + 1
+    least, worth = WORTH * ready[0], [ready[size] for size in others]
+    assert all(abs(one - other) > least for one, other in combinations(worth, 2))
+    assert all(min(abs(energy - other) for other in worth) <= least for energy in ready.values())
 
 
 def test_of_equal_plans_the_one_without_buckets_is_taken() -> None:
