@@ -78,7 +78,8 @@ class Lowering:
         self._steps: dict[tuple[int, int, int], StepInstance] = {}
         self._step_templates: dict[tuple[int, int], StepTemplate] = {}
         self._flows: dict[tuple[int, int, tuple[int, ...]], FlowInstance] = {}
-        self._ports: dict[tuple[int, int, bool, int], Placed] = {}
+        # by identity, each with what keeps its identity its own
+        self._ports: dict[tuple[int, int, bool, int], tuple[object, Placed]] = {}
         self._kinds: dict[int, Kinds] = {}
         self._kind_numbers: dict[Hashable, int] = {}
         self._flow_kinds: dict[tuple[int, tuple[int, ...]], FlowTemplate] = {}
@@ -369,13 +370,14 @@ class Lowering:
 
     def placed(self, step: StepInstance, port: int, output: bool) -> Placed:
         """Where the boxes of a port lie."""
-        key = id(step.template.known(port, output)), port, output, id(step.config)
+        owners = step.template.known(port, output), step.config
+        key = id(owners[0]), port, output, id(owners[1])
         found = self._ports.get(key)
         if found is None:
             boxes = step.template.boxes(port, output)
             are_apart = step.template.are_apart(port, output)
-            found = self._ports[key] = self.versions.placed(boxes, step.config, are_apart)
-        return found
+            found = self._ports[key] = owners, self.versions.placed(boxes, step.config, are_apart)
+        return found[1]
 
 
 def _check_micro(step: Step, config: Config) -> None:

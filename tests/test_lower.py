@@ -309,6 +309,15 @@ def shared(draw: st.DrawFn):
     return Problem(g, {}), machine.local(2), Strategy(configs | updates)
 
 
+def test_ports_lie_where_their_config_says_however_many_configs_came_and_went() -> None:
+    """A Config may take the place in memory of another, and with it the identity by which ports are known."""
+    lowering, split = Lowering(mlp(), machine.local(4), SGD), {"b": 2}
+    step = lowering.program(lowering.plan({})).steps[0]
+    template = lowering.templates.get(step, split, lambda _: "float64")
+    for procs in [*permutations(range(4), 2)] * 2:
+        assert lowering.placed(StepInstance(step, template, Config(split, 1, procs)), 0, True).config.procs == procs
+
+
 @settings(max_examples=examples(150))
 @given(shared())
 def test_what_waits_for_no_step_is_sent_in_the_order_in_which_steps_wait_for_it(plan) -> None:
