@@ -19,7 +19,7 @@ from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.lowering.compose import with_tasks
+from castile.planner.lowering.compose import Layout
 from castile.planner.lowering.stages import depths, stages
 from castile.planner.search import finished
 from castile.planner.strategy import PATH, Strategy, encode, same_tasks, signed
@@ -61,14 +61,14 @@ def test_no_processor_has_begun_more_than_it_may(tell: Callable[[str], None]) ->
 
 def begun(known: Evaluator, plan: Strategy, procs: set[int]) -> list[int]:
     """By processor the most microbatches that it has begun and is not done with, at any time of a step."""
-    steps, _ = known.lowering.instances(plan)
+    steps, flows = known.lowering.instances(plan)
     tasks, found = known.simulate(plan)
     assert tasks.num_tasks >= sum(step.num_tasks for step in steps)
     start, end = found.timeline.start, found.timeline.end
     first, last = dict[tuple[int, int], int](), dict[tuple[int, int], int]()
-    rows = with_tasks(steps)
+    rows = Layout(steps, flows, known.lowering.catalogue).rows
     for step, base in zip(rows.steps, rows.base.tolist(), strict=False):
-        for task, proc in enumerate(step.config.procs, base):
+        for task, proc in enumerate(rows.procs[base : base + step.num_tasks].tolist(), base):
             key = proc, step.step.micro.number
             if step.step.micro.count > 1 and step.step.form == "F":
                 first[key] = min(first.get(key, start[task]), start[task])

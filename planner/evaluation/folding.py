@@ -20,7 +20,7 @@ from castile.planner.lower import Lowering
 from castile.planner.lowering import buckets, stages
 from castile.planner.lowering.buckets import Candidates, Where
 from castile.planner.lowering.catalogue import Catalogue
-from castile.planner.lowering.compose import Layout, with_tasks
+from castile.planner.lowering.compose import Layout
 from castile.planner.lowering.instances import FlowInstance, StepInstance
 from castile.planner.lowering.rows import Lazy, compressed, pointer, runs
 from castile.planner.lowering.stages import Rows
@@ -101,7 +101,7 @@ class Folding:
         return Folded(graph, every, every, plain, number, ones, partial(self._rows, strategy))
 
     def _rows(self, strategy: Strategy) -> Rows:
-        return with_tasks(self.lowering.instances(strategy)[0])
+        return Layout(*self.lowering.instances(strategy), self.lowering.catalogue).rows
 
     def by_roles(self, strategy: Strategy) -> Folded | None:
         """The same, None where each processor would stand for itself, so that all tasks would be written out."""
@@ -317,7 +317,7 @@ class _Assembly:
         )  # fmt: skip
         every = np.arange(num_tasks)
         return Folded(
-            graph, small.proc_class, small.representative, number, every, small.count[pick], self._with_tasks
+            graph, small.proc_class, small.representative, number, every, small.count[pick], self._rows
         )
 
     def _order(self, block: np.ndarray) -> np.ndarray:
@@ -339,10 +339,10 @@ class _Assembly:
         entry, block = self._spread(self.union.shape[self.union.after[here]])
         at = here[entry]
         before, after = self._task(self.union.before[at], block), self._task(self.union.after[at], block)
-        waits = stages.waits(self._with_tasks(), self._ahead)
+        waits = stages.waits(self._rows(), self._ahead)
         return compressed(np.append(after, waits[:, 0]), np.append(before, waits[:, 1]), num_tasks)
 
-    def _with_tasks(self) -> Rows:
+    def _rows(self) -> Rows:
         """The steps, with the processors of the small tasks of each."""
         base = self.base[: len(self.steps) + 1]
         return Rows(self.steps, base, self.union.home[self._tasks[1][: base[-1]]])

@@ -18,7 +18,7 @@ from castile.planner.lowering.rows import Lazy, compressed, pointer
 from castile.planner.lowering.stages import Rows
 from castile.planner.lowering.template import InStrides
 from castile.runtime.compiled import compiled
-from castile.runtime.task import Buffer, CostKey, Kind, Task, TaskGraph
+from castile.runtime.task import NUM_LANES, Buffer, CostKey, Kind, Task, TaskGraph
 
 
 def compose(
@@ -56,12 +56,6 @@ def compose(
     )
 
 
-def with_tasks(steps: Sequence[StepInstance]) -> Rows:
-    """The steps, with the processors of their tasks."""
-    procs = np.fromiter(chain.from_iterable([step.config.procs for step in steps]), np.int64)
-    return Rows(steps, pointer([step.num_tasks for step in steps]), procs)
-
-
 class Layout:
     """Where the tasks and buffers of each instance begin, and what follows from that."""
 
@@ -84,6 +78,11 @@ class Layout:
     def _of_flows(self) -> np.ndarray:
         """Kind, cost and number of lanes of the tasks of flows."""
         return self._catalogue.transfers.of(self._flow_kind)[0]
+
+    @property
+    def rows(self) -> Rows:
+        """The steps, with the processors of their tasks."""
+        return Rows(self.steps, self.step_base, self._of_steps[1] // NUM_LANES)
 
     def kinds(self) -> np.ndarray:
         """int8: what each task is."""
@@ -146,7 +145,7 @@ class Layout:
     def edges(self, ahead: int) -> tuple[np.ndarray, np.ndarray]:
         """All edges: the tasks that wait, and those for which they wait."""
         after, before = self._catalogue.edges.placed(self._flow_kind, *self._begins)
-        waits = stages.waits(with_tasks(self.steps), ahead)
+        waits = stages.waits(self.rows, ahead)
         return np.append(after, waits[:, 0]), np.append(before, waits[:, 1])
 
     def uses(self) -> tuple[np.ndarray, np.ndarray]:
