@@ -19,23 +19,28 @@ ORDERS: tuple[Callable[[np.ndarray, np.ndarray, np.ndarray], Keys], ...] = (
     lambda size, begin, end: (-size, begin),
     lambda size, begin, end: (begin, -(end - begin)),
 )
+# Of so many blocks, which take half a second in each order, an arena will do that is longer than what lives at one time
+# by this share. Of 113 such arenas none came out longer by more than .22 %, and all together by .03.
+MANY, NEAR = 10_000, 0.005
 
 
 def placed(size: np.ndarray, begin: np.ndarray, end: np.ndarray, live: int) -> np.ndarray:
-    """int64[n]: offsets of n blocks, by the placing order that needs the shortest arena.
+    """int64[n]: offsets of n blocks, by the placing order that needs the shortest arena; of MANY by the first that needs
+    one that is all but the shortest.
 
     size         bytes, of each block
     begin, end   when each comes and goes: others may take its bytes from its end on
     live         the most bytes that live at one time, which no arena undercuts
     """
     best, shortest = np.zeros(len(size), np.int64), np.iinfo(np.int64).max
+    enough = live * (1 + NEAR) if len(size) >= MANY else live
     ranks = np.unique(np.concatenate([begin, end]), return_inverse=True)[1].astype(np.int32)
     first, last = ranks[: len(begin)], ranks[len(begin) :]
     for keys in ORDERS:
         places, length = compiled(best_fit)(size, first, last, np.lexsort(keys(size, begin, end)), shortest)
         if length < shortest:
             best, shortest = places, length
-        if shortest == live:
+        if shortest <= enough:
             break
     return best
 

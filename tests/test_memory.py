@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.planner.simulate import simulate
+from castile.runtime import gaps
 from castile.runtime.compiled import compiled
 from castile.runtime.gaps import ORDERS, best_fit, placed
 from castile.runtime.memory import ALIGNMENT, arenas, largest, pack, refuse, written
@@ -193,6 +194,23 @@ def test_the_shortest_arena_of_all_placing_orders_is_taken(num_blocks: int):
             assert not (at_once & (places < places[a] + size[a]) & (places[a] < places + size)).any()
         alone |= {each.index(min(each))} if each.count(min(each)) == 1 else set()
     assert num_blocks < 40 or alone == set(range(len(ORDERS)))
+
+
+def test_of_many_blocks_an_arena_that_is_all_but_the_shortest_will_do(monkeypatch: pytest.MonkeyPatch):
+    rng, spared = np.random.default_rng(0), 0
+    size, begin = 64 * rng.integers(1, 400, 300), rng.integers(0, 900, 300)
+    end = begin + rng.integers(1, 200, 300)
+    live = max(int(size[(begin <= t) & (t < end)].sum()) for t in begin)
+    shortest = (placed(size, begin, end, live) + size).max()
+    for share in np.linspace(0, 0.5, 26):
+        monkeypatch.setattr(gaps, "MANY", 300)
+        monkeypatch.setattr(gaps, "NEAR", share)
+        length = (placed(size, begin, end, live) + size).max()
+        assert length == shortest or length <= (1 + share) * live
+        spared += length > shortest
+        monkeypatch.setattr(gaps, "MANY", 301)
+        assert (placed(size, begin, end, live) + size).max() == shortest
+    assert spared
 
 
 def test_edges_are_needed():

@@ -26,7 +26,7 @@ from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating
 from castile.planner.searching.accumulating import Chosen, Foreseen
 from castile.planner.searching.fewer import FURTHER, on_fewer
-from castile.planner.searching.filling import At, cut_for, filled, instead, sooner
+from castile.planner.searching.filling import Others, cut_for, filled, instead, sooner
 from castile.planner.searching.fronts import Point, search_front
 from castile.planner.searching.settling import SETTLING, settled, settled_known
 from castile.planner.sketch.sieve import num_parts
@@ -151,14 +151,15 @@ class Looking:
         points, piped = list[Point](), None
         for chosen in self._places(enough):
             try:
-                piped = sooner(chosen, *self._others(chosen, limits), again) if self._may_fill else None
+                piped = sooner(chosen, self._others(chosen, timed, timed), again) if self._may_fill else None
                 if piped is None:
                     chosen, left = self._in_time(chosen, limits, timed, began)
                     found, points = self._search(chosen, left, is_settled, progress, self.start)
             except NoPlanFits as error:
                 num_proposals += error.num_proposals
                 refused.append(error)
-                piped = instead(chosen, *self._others(chosen, limits), again) if self._may_fill else None
+                # Late is better than nothing that fits.
+                piped = instead(chosen, self._others(chosen, limits, timed), again) if self._may_fill else None
                 if piped is None:
                     continue
             chosen, found = piped or (chosen, found)
@@ -166,16 +167,16 @@ class Looking:
         else:
             raise self._advised(refused[0], enough)
         if self._may_fill and limits.seconds is None:
-            chosen, found = filled(chosen, found, *self._others(chosen, limits), again)
+            chosen, found = filled(chosen, found, self._others(chosen, limits, limits), again)
         num_proposals += found.num_proposals
         return chosen, replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals), points
 
     def _again(
-        self, limits: Budget, is_settled: Callable[[], bool], progress: Progress | None, chosen: Chosen, name: str
+        self, limits: Budget, is_settled: IsOver, progress: Progress | None, chosen: Chosen, plan: Strategy | None
     ) -> Found:
-        """The same search in another number of microbatches, or, with a name, that known plan alone."""
-        if name:
-            return settled_known(chosen.evaluator, name, chosen.pins, is_settled, (READY, PATH))
+        """The same search in another number of microbatches, or, with a known plan, that one alone."""
+        if plan is not None:
+            return settled_known(chosen.evaluator, plan, chosen.pins, is_settled, (READY, PATH))
         return self._search(chosen, limits, is_settled, progress)[0]
 
     @property
@@ -189,14 +190,16 @@ class Looking:
         """
         share = 1.0
         if limits.seconds is not None and self._may_fill:
-            chosen = cut_for(chosen, *self._others(chosen, timed))
+            chosen = cut_for(chosen, self._others(chosen, timed, timed))
             share = 1.0 if chosen.fits or self._foreseen(chosen).fitting else DOUBTED
         return chosen, _left(limits, clock() - began, share)
 
-    def _others(self, chosen: Chosen, limits: Budget) -> tuple[Iterable[int], At]:
-        """The other numbers of microbatches in which pipelines are looked at, and what each is looked at with."""
-        numbers = (n for n in self._numbers[2:] if n != chosen.number and not limits.is_over())
-        return numbers, partial(self._at, chosen.evaluator.lowering.recompute)
+    def _others(self, chosen: Chosen, for_more: Budget, for_better: Budget) -> Others:
+        """The other numbers of microbatches in which pipelines are looked at: until when for more numbers, and until
+        when for better plans once there is one.
+        """
+        numbers = (n for n in self._numbers[2:] if n != chosen.number and not for_more.is_over())
+        return Others(numbers, partial(self._at, chosen.evaluator.lowering.recompute), for_better.is_over)
 
     @property
     def _is_free(self) -> bool:
@@ -255,7 +258,7 @@ class Looking:
         return NoPlanFits(f"{refused}; or {free}give --accumulate {more.number}, with which a known plan {near}")
 
     def _search(
-        self, chosen: Chosen, limits: Budget, is_settled: Callable[[], bool], progress: Progress | None,
+        self, chosen: Chosen, limits: Budget, is_settled: IsOver, progress: Progress | None,
         start: dict[str, Strategy] | None = None,
     ) -> tuple[Found, list[Point]]:  # fmt: skip
         # A search begins without buckets.

@@ -190,19 +190,27 @@ def _sent(lowering: Lowering, inner: Mapping[str, Config], size: int) -> np.ndar
     place = {name: n for n, name in enumerate(inner)}
     last: dict[str, int] = {}
     gradients: dict[str, int] = {}
-    for node in graph.nodes.values():
-        for name, operand in zip(node.inputs, node.alignment.operands, strict=True):
+    # most nodes are like others in shape and Config
+    shares: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    kinds = [(lowering.templates.node_kind(node), id(inner[node.name])) for node in graph.nodes.values()]
+    for kind, node in zip(kinds, graph.nodes.values(), strict=True):
+        if kind not in shares:
+            rows = node.alignment.operands, node.alignment.results
+            of_operands, of_results = ([_times(inner[node.name], operand) for operand in each] for each in rows)
+            shares[kind] = of_operands, of_results
+        for name, times in zip(node.inputs, shares[kind][0], strict=True):
             last[name] = max(last.get(name, 0), place[node.name])
-            gradients[name] = max(gradients.get(name, 0), _times(inner[node.name], operand))
+            gradients[name] = max(gradients.get(name, 0), times)
     change, has_sums = np.zeros(len(inner) + 2), False
-    for node in graph.nodes.values():
-        for name, result in zip(node.outputs, node.alignment.results, strict=True):
+    for kind, node in zip(kinds, graph.nodes.values(), strict=True):
+        for name, result, times in zip(node.outputs, node.alignment.results, shares[kind][1], strict=True):
             tensor = graph.tensors[name]
             if name in last:
-                times = _times(inner[node.name], result) + (gradients[name] if tensor.floating else 0)
+                times += gradients[name] if tensor.floating else 0
                 nbytes = prod(node.alignment.extents[axis] for axis in result.axes) * itemsize(tensor.dtype) * times
                 has_sums |= times > 1 + tensor.floating
-                change[[place[node.name] + 1, last[name] + 1]] += nbytes, -nbytes
+                change[place[node.name] + 1] += nbytes
+                change[last[name] + 1] -= nbytes
     each = has_sums * np.cumsum(change)[:-1] / size
     # As much is sent wherever it is cut.
     each[1:-1] -= each[1:-1].min(initial=each.max())

@@ -6,7 +6,7 @@ It does not know what they cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from math import prod
 
 import msgspec
@@ -159,7 +159,8 @@ def _pipelines(
         for suffix, width, inner in _within(lowering, cuts, size, near):
             for way, staged in ways.items():
                 name = f"{PIPELINE}{num_stages}{way}{suffix}"
-                made[name] = make = partial(_staged, staged, num_stages, inner)
+                # once for both
+                made[name] = make = cache(partial(_staged, staged, num_stages, inner))
                 if size > width and all_bytes / num_stages / width > ROOMY * room:
                     made[f"{name}_zero"] = partial(_in_pieces, lowering, make)
     return made

@@ -6,7 +6,8 @@ Walks keep the number of microbatches with which they began. It does not know ho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -27,25 +28,35 @@ WORTH = 1.1
 # there are many parts for less than that, as to simulate one takes long.
 PROMISING, OF_MANY = 1.2, 0.95
 
-At = Callable[[int], tuple[Evaluator, Pins | None]]
-# The same search in another number of microbatches; with a name that known plan alone, on which it does not insist.
-Look = Callable[[Chosen, str], Found]
+# The same search in another number of microbatches; with a known plan for that one alone, on which it does not insist.
+Look = Callable[[Chosen, Strategy | None], Found]
 
 
-def filled(chosen: Chosen, found: Found, numbers: Iterable[int], at: At, look: Look) -> tuple[Chosen, Found]:
-    """What was found, or the better plan that a search finds in the one of these numbers of microbatches that a known
+@dataclass(frozen=True)
+class Others:
+    """Other numbers of microbatches, in which pipelines are looked at.
+
+    numbers   ascending, as long as there is time to look at one more
+    at        an evaluator for so many, and what plans must have
+    is_over   once it says so a pipeline that is known to be better will do, and is taken as it is
+    """
+
+    numbers: Iterable[int]
+    at: Callable[[int], tuple[Evaluator, Pins | None]]
+    is_over: Callable[[], bool]
+
+
+def filled(chosen: Chosen, found: Found, others: Others, look: Look) -> tuple[Chosen, Found]:
+    """What was found, or the better plan that a search finds in the one of other numbers of microbatches that a known
     pipeline gets through soonest; and in how many.
-
-    at     an evaluator for so many microbatches, and what plans must have
-    look   the same search in such
     """
     if found.is_insisted or _is_first(chosen) or not _is_worth(chosen, found.evaluated.seconds):
         return chosen, found
-    soonest, name = _soonest(chosen, found.evaluated.seconds, numbers, at)
+    soonest, plan = _soonest(chosen, found.evaluated.seconds, others)
     if soonest is None:
         return chosen, found
     try:
-        other = look(soonest, name)
+        other = look(soonest, plan)
     except NoPlanFits as error:  # live bytes fit, and arenas do not
         return chosen, replace(found, num_proposals=found.num_proposals + error.num_proposals)
     num_proposals = found.num_proposals + other.num_proposals
@@ -54,44 +65,39 @@ def filled(chosen: Chosen, found: Found, numbers: Iterable[int], at: At, look: L
     return soonest, replace(other, seeds=found.seeds, num_proposals=num_proposals)
 
 
-def sooner(chosen: Chosen, numbers: Iterable[int], at: At, look: Look) -> tuple[Chosen, Found] | None:
+def sooner(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] | None:
     """Where there are too many parts to simulate several pipelines: one that takes less than the best known plan, if
     that is known to fit, and in how many microbatches; None where there is none.
-
-    numbers, at   as of `filled`, ascending
-    look          at the known plan of that name
     """
     if not _is_first(chosen) or not _is_worth(chosen, chosen.seconds):
         return None
-    return _looked_at(chosen, numbers, at, look)
+    return _looked_at(chosen, others, look)
 
 
-def cut_for(chosen: Chosen, numbers: Iterable[int], at: At) -> Chosen:
+def cut_for(chosen: Chosen, others: Others) -> Chosen:
     """Where there is time to search in one number of microbatches only, and plans have few enough parts for a search to
     look at pipelines: the one in which a known pipeline takes less than the best known plan, if that is known to fit;
     else the same.
-
-    numbers   as long as there is time to look at one more
     """
     if has_many_parts(chosen.evaluator.lowering) or not chosen.fits or not _is_worth(chosen, chosen.seconds):
         return chosen
-    return _simulated(_taken_for_best(at, numbers), chosen.seconds, (READY,), OF_MANY)[0] or chosen
+    return _simulated(_taken_for_best(others), chosen.seconds, (READY,), OF_MANY, others.is_over)[0] or chosen
 
 
-def instead(chosen: Chosen, numbers: Iterable[int], at: At, look: Look) -> tuple[Chosen, Found] | None:
+def instead(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] | None:
     """Where there are too many parts for a search to look at pipelines, and it found nothing that fits: the pipeline
     that does, and is soonest; None where there is none.
     """
     is_left_out = has_many_parts(chosen.evaluator.lowering)
-    return _looked_at(replace(chosen, seconds=inf), numbers, at, look) if is_left_out else None
+    return _looked_at(replace(chosen, seconds=inf), others, look) if is_left_out else None
 
 
-def _looked_at(chosen: Chosen, numbers: Iterable[int], at: At, look: Look) -> tuple[Chosen, Found] | None:
-    soonest, name = _soonest(chosen, chosen.seconds, numbers, at)
+def _looked_at(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] | None:
+    soonest, plan = _soonest(chosen, chosen.seconds, others)
     if soonest is None:
         return None
     try:
-        return soonest, look(soonest, name)
+        return soonest, look(soonest, plan)
     except NoPlanFits:
         return None
 
@@ -116,40 +122,43 @@ class _Candidate(NamedTuple):
     plan: Strategy
 
 
-def _soonest(chosen: Chosen, seconds: float, numbers: Iterable[int], at: At) -> tuple[Chosen | None, str]:
-    """The number in which a pipeline takes least, if that is less than `seconds`; and where plans have many parts its
-    name, else "".
+def _soonest(chosen: Chosen, seconds: float, others: Others) -> tuple[Chosen | None, Strategy | None]:
+    """The number in which a pipeline takes least, if that is less than `seconds`; and where plans have many parts that
+    one.
 
     The most promising are simulated first, in every order where there are not many parts.
     """
     if not has_many_parts(chosen.evaluator.lowering):
-        return _simulated(_taken_for_best(at, numbers), seconds, ORDERS, PROMISING)[0], ""
-    return _simulated(_of_many_parts(chosen.number, numbers, at), seconds, (READY,), OF_MANY)
+        return _simulated(_taken_for_best(others), seconds, ORDERS, PROMISING, others.is_over)[0], None
+    return _simulated(_of_many_parts(chosen.number, others), seconds, (READY,), OF_MANY, others.is_over)
 
 
 def _simulated(
-    candidates: Iterable[_Candidate], seconds: float, orders: Sequence[str], promising: float
-) -> tuple[Chosen | None, str]:
-    """The one that takes least, if that is less than `seconds`, and the name of its pipeline."""
-    least, best, name = seconds, None, ""
+    candidates: Iterable[_Candidate], seconds: float, orders: Sequence[str], promising: float,
+    is_over: Callable[[], bool],
+) -> tuple[Chosen | None, Strategy | None]:  # fmt: skip
+    """The one that takes least, if that is less than `seconds`, and its pipeline."""
+    least, best, found = seconds, None, None
     # The others are let go of: each holds all that was worked out of its plans.
     left = sorted(candidates, key=attrgetter("seconds"), reverse=True)
-    while left and left[-1].seconds <= promising * least:
+    while left and left[-1].seconds <= promising * least and (best is None or not is_over()):
         one = left.pop()
         try:
-            plans = variants(one.evaluator, one.plan, (), orders=orders)
+            plans = variants(one.evaluator, one.plan, (), is_over, orders)
         except TooManyTransfers:
             continue
-        if (soonest := min((plan.seconds for plan in plans if plan.fits), default=inf)) < least:
-            least, best, name = soonest, Chosen(one.number, one.evaluator, one.pins, soonest), one.plan.search
-    return best, name
+        soonest = min((plan for plan in plans if plan.fits), key=attrgetter("seconds"), default=None)
+        if soonest is not None and soonest.seconds < least:
+            least, found = soonest.seconds, soonest.strategy
+            best = Chosen(one.number, one.evaluator, one.pins, least)
+    return best, found
 
 
-def _taken_for_best(at: At, numbers: Iterable[int]) -> Iterator[_Candidate]:
+def _taken_for_best(others: Others) -> Iterator[_Candidate]:
     """For each number that has one the pipeline that fits and is taken for the best."""
-    for number in numbers:
+    for number in others.numbers:
         try:
-            evaluator, pins = at(number)
+            evaluator, pins = others.at(number)
             names = [name for name in known_names(evaluator.lowering, pins) if name.startswith(PIPELINE)]
             fitting = foresee(evaluator, names, pins).fitting if names else ()
         except ValueError:
@@ -159,12 +168,13 @@ def _taken_for_best(at: At, numbers: Iterable[int]) -> Iterator[_Candidate]:
             yield _Candidate(fitting[0][0], number, evaluator, pins, fitting[0][1])
 
 
-def _of_many_parts(first: int, numbers: Iterable[int], at: At) -> Iterator[_Candidate]:
+def _of_many_parts(first: int, others: Others) -> Iterator[_Candidate]:
     """Those of the first number and of larger ones, as in fewer none fitted, up to one that is not taken for much less
     than one before: to look at each takes seconds.
     """
     least = inf
-    for one in _taken_for_best(at, (first, *(number for number in numbers if number > first))):
+    larger = (number for number in others.numbers if number > first)
+    for one in _taken_for_best(replace(others, numbers=chain((first,), larger))):
         yield one
         if one.seconds > OF_MANY * least:
             return

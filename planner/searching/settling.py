@@ -77,14 +77,12 @@ def settled(
 
 
 def settled_known(
-    evaluator: Evaluator, name: str, pins: Pins | None, is_over: Callable[[], bool], orders: Sequence[str]
+    evaluator: Evaluator, plan: Strategy, pins: Pins | None, is_over: Callable[[], bool], orders: Sequence[str]
 ) -> Found:
-    """The known plan of that name, without buckets, settled as if a search had found it."""
-    plans = seeds(evaluator.lowering, [DATA_PARALLEL, name], evaluator.cost, pins)
-    worth = {label: evaluator.evaluate(plan) for label, plan in plans.items()}
-    # Pins may make the two one plan.
-    best = worth.get(name, worth[DATA_PARALLEL])
-    found = Found(best.strategy, best, (), worth, name, False, 1, 0.0, (), ())
+    """A variant of a known plan, without buckets, settled as if a search had found it."""
+    plans = seeds(evaluator.lowering, [DATA_PARALLEL, plan.search], evaluator.cost, pins)
+    worth = {name: evaluator.evaluate(known) for name, known in plans.items()}
+    found = Found(plan, evaluator.evaluate(plan), (), worth, plan.search, False, 1, 0.0, (), ())
     return settled(evaluator, found, (), is_over, orders, pins)
 
 
