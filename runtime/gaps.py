@@ -25,8 +25,8 @@ MANY, NEAR = 10_000, 0.005
 
 
 def placed(size: np.ndarray, begin: np.ndarray, end: np.ndarray, live: int) -> np.ndarray:
-    """int64[n]: offsets of n blocks, by the placing order that needs the shortest arena; of MANY by the first that needs
-    one that is all but the shortest.
+    """int64[n]: offsets of n blocks, by the placing order that needs the shortest arena; of MANY by the first that
+    comes NEAR to what none can undercut.
 
     size         bytes, of each block
     begin, end   when each comes and goes: others may take its bytes from its end on
