@@ -248,7 +248,8 @@ def test_a_known_plan_that_pins_make_another_is_settled() -> None:
     pins = Pins([parse("*: {b: 4, replicas: 1, procs: [0-3]}")], lowering.names, 4)
     known = seeds(lowering, ["data_parallel", "pipeline_4"], pins=pins)
     assert list(known) == ["data_parallel"]
-    found = settled_known(same, "pipeline_4", pins, lambda: False, ORDERS)
+    (plan,) = seeds(lowering, ["pipeline_4"], pins=pins).values()
+    found = settled_known(same, plan, pins, lambda: False, ORDERS)
     assert pins.meets(found.strategy.configs) and found.evaluated.rank <= same.evaluate(known["data_parallel"]).rank
 
 
