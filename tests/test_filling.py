@@ -1,69 +1,301 @@
-"""Which pipeline is taken in the time that there is."""
+"""Filling: in how many microbatches a pipeline is looked for, and what becomes of what two searches found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from math import inf
+from typing import Any
 
 import pytest
 
-from castile.launch import models
-from castile.launch.jobs import offline
+from castile.planner.bounds.lower_bound import lower_bound
+from castile.planner.choices.pins import Pins
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluated, Evaluator
 from castile.planner.evaluation.sizes import variants
-from castile.planner.known import seeds
+from castile.planner.graph import Graph
+from castile.planner.known.seeds import PIPELINE, seeds
 from castile.planner.lower import Lowering
+from castile.planner.search import Found, NoPlanFits, search
 from castile.planner.searching import filling
-from castile.planner.searching.accumulating import Chosen
-from castile.planner.searching.filling import Others, sooner
+from castile.planner.searching.accumulating import Chosen, foresee
+from castile.planner.searching.filling import WORTH, Others, cut_for, filled, instead, sooner
 from castile.planner.searching.settling import settled_known
-from castile.planner.strategy import READY, Strategy
+from castile.planner.strategy import ORDERS, READY, Strategy
+from castile.runtime.machine import Level, Machine, Processor
+from tests.training import SGD
 
-MODEL = "gpt:layers=8,width=1024,heads=8,seq=128,vocab=1000"
-LONG = 1000
+SAMPLES, WIDTH = 32, 64
+SLOW, FAST = 1e7, 1e11
+UNCUT, NUMBERS = 5, (2, 5, 8, 4, 1)
+EVEN, UNEVEN, HEAVY = (1,) * 8, (4, 1, 1, 1, 8, 1, 2, 1), (1, 1, 16)
 
 
-def at(number: int) -> tuple[Evaluator, None]:
-    machine = offline.find_machine("p3.16xlarge:nodes=2")
-    lowering = Lowering(models.parse(MODEL).graph(64), machine, microbatches=number)
-    return Evaluator(lowering, CostModel(machine)), None
+def layers(widths: tuple[int, ...]) -> Graph:
+    g = Graph("layers", "float32")
+    x = g.input("x", (SAMPLES, WIDTH), "b i")
+    for n, width in enumerate(widths):
+        x = g.linear(f"fc{n}", x, features=WIDTH * width, bias=False)
+    g.minimise(g.cross_entropy("loss", x, g.input("label", (SAMPLES,), "b", "int64")))
+    return g
+
+
+@cache
+def at(number: int, widths: tuple[int, ...] = EVEN, rate: float = SLOW) -> tuple[Evaluator, Pins | None]:
+    """Over slow links, which gradients take longer to cross than activations; each message has a price of its own."""
+    each = Processor("p", 1e9, 1e12, 2**40, task_overhead_seconds=1e-6)
+    machine = Machine("m", (each,) * 4, (Level("link", 4, 1e-5, rate),))
+    lowering = Lowering(layers(widths), machine, SGD, microbatches=number)
+    return Evaluator(lowering, CostModel(machine)), Pins([], lowering.names, 4)
+
+
+def others(numbers: Iterable[int], at: Callable[[int], tuple[Evaluator, Pins | None]] = at) -> Others:
+    return Others(numbers, at, lambda: False)
+
+
+def uncut(number: int) -> tuple[Evaluator, Pins | None]:
+    if number == UNCUT:
+        raise ValueError("cannot be cut into as many")
+    return at(number)
+
+
+@cache
+def whole(widths: tuple[int, ...] = EVEN) -> tuple[Chosen, Found]:
+    chosen = Chosen(1, *at(1, widths), 1.0)
+    return chosen, replace(search("data_parallel", chosen.evaluator), is_insisted=False)
+
+
+def taking(found: Found, seconds: float, **others: object) -> Found:
+    evaluated = replace(found.evaluated, seconds=seconds)
+    return replace(found, evaluated=evaluated, **others)  # type: ignore[arg-type]
+
+
+def quickest(number: int, widths: tuple[int, ...] = EVEN, orders: Sequence[str] = ORDERS, rate: float = SLOW) -> float:
+    """What the best of the known pipelines takes in so many microbatches, with as many begun ahead as pay."""
+    evaluator = at(number, widths, rate)[0]
+    plans = [plan for name, plan in seeds(evaluator.lowering).items() if name.startswith(PIPELINE)]
+    return min(one.seconds for plan in plans for one in variants(evaluator, plan, (), orders=orders))
+
+
+def foreseen(number: int, widths: tuple[int, ...] = EVEN) -> Strategy:
+    """The known pipeline that a sketch takes for the best in so many microbatches."""
+    evaluator, pins = at(number, widths)
+    names = [name for name in seeds(evaluator.lowering) if name.startswith(PIPELINE)]
+    return foresee(evaluator, names, pins).fitting[0][1]
+
+
+def test_it_looks_in_the_number_in_which_a_known_pipeline_is_soonest() -> None:
+    """In whatever order they come; numbers into which a batch cannot be cut, and those without pipelines, are none."""
+    chosen, found = whole()
+    looked: list[Chosen] = []
+    for numbers in (NUMBERS, NUMBERS[::-1]):
+        filled(chosen, found, others(numbers, uncut), lambda other, _: looked.append(other) or found)  # type: ignore[func-returns-value]
+    best = min(set(NUMBERS) - {UNCUT, 1}, key=quickest)
+    assert [(one.number, one.pins, one.fits) for one in looked] == [(best, at(best)[1], True)] * 2
+    assert looked[0].evaluator is at(best)[0]
+
+
+def test_a_pipeline_that_does_not_fit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever order its kernels go, though a sketch says that it fits: another number is looked in."""
+    chosen, found = whole()
+    first, second, *_ = sorted(set(NUMBERS) - {UNCUT, 1}, key=quickest)
+
+    def tried(evaluator: Evaluator, *others: Any, **more: Any) -> list[Evaluated]:
+        large = 0.5 * (evaluator is at(first)[0])
+        return [replace(one, overflow=large) for one in variants(evaluator, *others, **more)]
+
+    monkeypatch.setattr(filling, "variants", tried)
+    looked: list[int] = []
+    filled(chosen, found, others((first, second)), lambda other, _: looked.append(other.number) or found)  # type: ignore[func-returns-value]
+    assert looked == [second]
+
+
+def test_known_plans_that_are_no_pipelines_are_no_reason_to_look() -> None:
+    """Where links are fast and one layer is most of all, data parallelism is quicker; a plan between the two stays."""
+    evaluator = at(2, HEAVY, FAST)[0]
+    alike, piped = evaluator.evaluate(seeds(evaluator.lowering)["data_parallel"]).seconds, quickest(2, HEAVY, rate=FAST)
+    assert alike < 0.9 * piped
+    chosen, found = Chosen(1, *at(1, HEAVY, FAST), 1.0), taking(whole()[1], 0.99 * piped)
+    assert filled(chosen, found, others((2,), lambda number: at(number, HEAVY, FAST)), pytest.fail) == (chosen, found)
+
+
+def test_a_pipeline_is_as_quick_as_its_kernels_are_in_the_best_order() -> None:
+    """Where stages have layers of many sizes: it is looked for beside all plans that take longer."""
+    chosen, found = whole(UNEVEN)
+    evaluator, plan = at(8, UNEVEN)[0], foreseen(8, UNEVEN)
+    best, ready = (min(one.seconds for one in variants(evaluator, plan, (), orders=of)) for of in (ORDERS, [READY]))
+    assert best < 0.997 * ready
+    looked: list[Chosen] = []
+    for seconds in (best, (best + ready) / 2):
+        filled(
+            chosen, taking(found, seconds), others((8,), lambda number: at(number, UNEVEN)),
+            lambda other, _: looked.append(other) or found,  # type: ignore[func-returns-value]
+        )  # fmt: skip
+        assert bool(looked) == (seconds > best)
+
+
+@pytest.mark.parametrize("times", [0.5, 1.0, 2.0])
+def test_the_better_is_left_and_what_was_proposed_for_both_is_told(times: float) -> None:
+    chosen, found = whole()
+    other = taking(found, times * found.evaluated.seconds, seeds={}, num_proposals=30)
+    (number, left), both = filled(chosen, found, others((2,)), lambda *_: other), found.num_proposals + 30
+    assert left == replace(other if times < 1 else found, seeds=found.seeds, num_proposals=both)
+    assert number.number == (2 if times < 1 else 1)
+
+
+def test_where_no_plan_fits_what_was_proposed_is_told() -> None:
+    def look(_: Chosen, plan: Strategy | None) -> Found:
+        raise NoPlanFits("none", 7)
+
+    chosen, found = whole()
+    assert filled(chosen, found, others((2,)), look) == (chosen, replace(found, num_proposals=found.num_proposals + 7))
+
+
+def test_none_is_looked_for_beside_a_plan_that_is_insisted_on_or_that_hardly_anything_beats() -> None:
+    chosen, found = whole()
+    bound = lower_bound(chosen.evaluator)
+    assert bound is not None
+    for one in (replace(found, is_insisted=True), taking(found, WORTH * bound.work_seconds)):
+        assert filled(chosen, one, others((2, 4, 8), pytest.fail), pytest.fail) == (chosen, one)
+    as_quick = taking(found, min(map(quickest, (2, 4, 8))))
+    assert filled(chosen, as_quick, others((2, 4, 8)), pytest.fail) == (chosen, as_quick)
+
+
+def named(number: int) -> tuple[str, float]:
+    """The name of what is foreseen, and what it takes."""
+    plan = foreseen(number)
+    return plan.search, at(number)[0].evaluate(plan).seconds
 
 
 @pytest.fixture
-def looked(monkeypatch: pytest.MonkeyPatch) -> list[Evaluated]:
-    """The pipelines that are simulated, of plans that are taken for too many parts to search."""
-    found: list[Evaluated] = []
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many parts that searches look at no pipeline."""
+    monkeypatch.setattr(filling, "has_many_parts", lambda lowering: True)
 
-    def kept(*given: object) -> list[Evaluated]:
-        every = variants(*given)  # type: ignore[arg-type]
-        found.extend(every)
+
+def looking(looked: list[tuple[int, str]]) -> Any:
+    def look(chosen: Chosen, plan: Strategy) -> Found:
+        looked.append((chosen.number, plan.search))
+        found = search(plan.search, chosen.evaluator, seeds=[plan.search], pins=chosen.pins)
+        return replace(found, is_insisted=False)
+
+    return look
+
+
+def test_of_plans_of_many_parts_one_pipeline_is_simulated_before_anything_is_searched(large: None) -> None:
+    chosen, found = whole()
+    looked: list[tuple[int, str]] = []
+    known = replace(chosen, seconds=found.evaluated.seconds)
+    piped = sooner(known, others((2, 4, 8)), looking(looked))
+    assert piped is not None and len(looked) == 1
+    (number, name), (other, plan) = looked[0], piped
+    assert (name, plan.evaluated.seconds) == named(number) and other.number == number and other.fits
+    assert plan.evaluated.seconds < found.evaluated.seconds and not plan.is_insisted
+    # It is not looked for again once it was found, or none was.
+    assert filled(*piped, others((2, 4, 8)), pytest.fail) == piped
+    assert filled(known, found, others((2, 4, 8)), pytest.fail) == (known, found)
+    # Where no known plan was known to fit it is, beside what a search found.
+    other, plan = filled(replace(chosen, seconds=inf), found, others((2, 4, 8)), looking(looked))
+    assert other.number == number and plan.evaluated == piped[1].evaluated and plan.seeds == found.seeds
+    assert plan.num_proposals == found.num_proposals + 1
+
+
+def test_beside_a_quick_plan_of_many_parts_none_is_looked_for(large: None) -> None:
+    chosen, _ = whole()
+    bound = lower_bound(chosen.evaluator)
+    assert bound is not None
+    for seconds in (inf, WORTH * bound.work_seconds):
+        assert sooner(replace(chosen, seconds=seconds), others((2, 4, 8)), pytest.fail) is None
+    quick = replace(chosen, seconds=min(quickest(number, orders=[READY]) for number in (2, 4, 8)))
+    assert sooner(quick, others((2, 4, 8)), pytest.fail) is None
+
+
+def test_of_plans_of_many_parts_numbers_are_looked_at_until_more_gain_little(
+    large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, _ = whole()
+    known, asked = replace(chosen, number=2, seconds=1e3), list[int]()
+
+    def watched(number: int) -> tuple[Evaluator, Pins | None]:
+        asked.append(number)
+        return at(number)
+
+    for little, last in ((0.3, 4), (1.0, 32)):
+        monkeypatch.setattr(filling, "OF_MANY", little)
+        asked.clear()
+        assert sooner(known, others((1, 4, 8, 16, 32), watched), looking([])) is not None
+        assert asked == [2, *(n for n in (4, 8, 16, 32) if n <= last)]
+
+
+def test_where_nothing_of_many_parts_was_found_to_fit_the_soonest_pipeline_that_does_is_taken(
+    large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the best known plan was foreseen to take, if one was foreseen to fit."""
+    chosen, _ = whole()
+    looked: list[tuple[int, str]] = []
+    for seconds in (1e-9, inf):
+        piped = instead(replace(chosen, seconds=seconds), others((2, 4, 8)), looking(looked))
+        assert piped is not None
+        assert (looked[-1][1], piped[1].evaluated.seconds) == named(piped[0].number)
+        assert piped[0].fits and piped[1].evaluated.fits
+    assert len(looked) == 2
+
+    def tried(*others: Any, **more: Any) -> list[Evaluated]:
+        return [replace(one, overflow=0.5) for one in variants(*others, **more)]
+
+    def refused(*_: object) -> Found:
+        raise NoPlanFits("none", 7)
+
+    assert instead(chosen, others((2, 4, 8)), refused) is None
+    # None of them is looked at for a search, which would not come upon it.
+    assert cut_for(replace(chosen, seconds=1e9), others((2, 4, 8), pytest.fail)).number == chosen.number
+    monkeypatch.setattr(filling, "variants", tried)
+    assert instead(chosen, others((2, 4, 8)), pytest.fail) is None
+
+
+def test_plans_of_few_parts_are_searched_first() -> None:
+    chosen, found = whole()
+    assert sooner(replace(chosen, seconds=found.evaluated.seconds), others((2, 4, 8)), pytest.fail) is None
+    assert instead(chosen, others((2, 4, 8)), pytest.fail) is None
+
+
+def test_a_time_is_spent_on_the_number_in_which_a_known_pipeline_is_soonest() -> None:
+    """Beside a known plan that fits and takes longer; as long as there is time to look at numbers."""
+    chosen, found = whole()
+    known = replace(chosen, seconds=found.evaluated.seconds)
+    taking = {n: min(one.seconds for one in variants(at(n)[0], foreseen(n), ())) for n in (2, 4, 8)}
+    best = min(taking, key=taking.__getitem__)
+    other = cut_for(known, others((2, 4, 8)))
+    assert other == Chosen(best, *at(best), taking[best]) and other.seconds < known.seconds
+    bound = lower_bound(chosen.evaluator)
+    assert bound is not None
+    for seconds in (inf, WORTH * bound.work_seconds):
+        assert cut_for(replace(chosen, seconds=seconds), others((2, 4, 8), pytest.fail)).number == chosen.number
+    assert cut_for(known, others(())) == known and cut_for(other, others((2, 4, 8))) == other
+
+
+@pytest.mark.parametrize(("most", "count"), [(0, 1), (1, 2), (1000, 3)])
+def test_once_a_time_is_over_the_best_pipeline_so_far_is_taken(
+    most: int, count: int, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is simulated in any case; and what was begun ahead of it is kept where there is no time to see more."""
+    looked, asked, taken = list[Evaluated](), iter(range(1000)), list[tuple[Chosen, Strategy]]()
+
+    def tried(*given: Any) -> list[Evaluated]:
+        every = variants(*given)
+        looked.extend(every)
         return every
 
-    for module in (seeds, filling):
-        monkeypatch.setattr(module, "has_many_parts", lambda lowering: True)
-    monkeypatch.setattr(filling, "variants", kept)
-    return found
-
-
-def taken(most: int) -> tuple[Evaluator, Strategy]:
-    """The pipeline that is taken where time is over once that has been asked so often, of those in 4 to 16."""
-    asked, found = 0, list[tuple[Evaluator, Strategy]]()
-
-    def is_over() -> bool:
-        nonlocal asked
-        asked += 1
-        return asked > most
-
-    def look(chosen: Chosen, plan: Strategy | None) -> None:
-        assert plan is not None
-        found.append((chosen.evaluator, plan))
-
-    sooner(Chosen(2, *at(2), seconds=1.0), Others((4, 8, 16), at, is_over), look)  # type: ignore[arg-type]
-    return found[0]
-
-
-@pytest.mark.parametrize(("most", "count"), [(0, 1), (1, 2), (LONG, 3)])
-def test_once_a_time_is_over_the_best_pipeline_so_far_is_taken(most: int, count: int, looked: list[Evaluated]) -> None:
-    """One is simulated in any case; and what was begun ahead of it is kept where there is no time to see more."""
-    evaluator, plan = taken(most)
+    monkeypatch.setattr(filling, "variants", tried)
+    chosen, found = whole()
+    known = replace(chosen, seconds=found.evaluated.seconds)
+    timed = replace(others((4, 8, 16)), is_over=lambda: next(asked) >= most)
+    sooner(known, timed, lambda other, plan: taken.append((other, plan)))  # type: ignore[arg-type, func-returns-value, return-value]
+    ((other, plan),) = taken
     assert len({one.strategy.ahead for one in looked}) == count
     assert plan == min(looked, key=lambda one: one.seconds).strategy
-    settled = settled_known(evaluator, plan, None, lambda: True, (READY,))
-    assert settled.strategy.ahead == plan.ahead and settled.evaluated.seconds == evaluator.evaluate(plan).seconds
+    settled = settled_known(other.evaluator, plan, None, lambda: True, (READY,))
+    assert settled.strategy.ahead == plan.ahead and settled.evaluated.seconds == other.evaluator.evaluate(plan).seconds
     assert settled.seeds[plan.search].strategy.ahead == 0
