@@ -191,19 +191,19 @@ def _sent(lowering: Lowering, inner: Mapping[str, Config], size: int) -> np.ndar
     last: dict[str, int] = {}
     gradients: dict[str, int] = {}
     # most nodes are like others in shape and Config
-    shares: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    times_of: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
     kinds = [(lowering.templates.node_kind(node), id(inner[node.name])) for node in graph.nodes.values()]
     for kind, node in zip(kinds, graph.nodes.values(), strict=True):
-        if kind not in shares:
+        if kind not in times_of:
             rows = node.alignment.operands, node.alignment.results
             of_operands, of_results = ([_times(inner[node.name], operand) for operand in each] for each in rows)
-            shares[kind] = of_operands, of_results
-        for name, times in zip(node.inputs, shares[kind][0], strict=True):
+            times_of[kind] = of_operands, of_results
+        for name, times in zip(node.inputs, times_of[kind][0], strict=True):
             last[name] = max(last.get(name, 0), place[node.name])
             gradients[name] = max(gradients.get(name, 0), times)
     change, has_sums = np.zeros(len(inner) + 2), False
     for kind, node in zip(kinds, graph.nodes.values(), strict=True):
-        for name, result, times in zip(node.outputs, node.alignment.results, shares[kind][1], strict=True):
+        for name, result, times in zip(node.outputs, node.alignment.results, times_of[kind][1], strict=True):
             tensor = graph.tensors[name]
             if name in last:
                 times += gradients[name] if tensor.floating else 0
