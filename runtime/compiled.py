@@ -6,12 +6,13 @@ It does not know what the loops compute.
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -121,9 +122,14 @@ def is_kept(loop: Any) -> bool:
 
 def _told(function: Any) -> str:
     """What a function does and the numbers that it knows by name, wherever these are from."""
-    code, known = function.__code__, [function.__globals__.get(name) for name in _named(function)]
+    known = [function.__globals__.get(name) for name in _named(function)]
     numbers = [one for one in known if isinstance(one, (int, float, np.generic))]
-    return repr((code.co_code, code.co_consts, code.co_names, numbers))
+    # What is written of a code as a constant is where it lies in memory, which is another place in each process.
+    told = [
+        (code.co_code, [one for one in code.co_consts if not isinstance(one, CodeType)], code.co_names)
+        for code in _codes(function.__code__)
+    ]
+    return repr((told, numbers))
 
 
 def _renamed(function: Any, names: Mapping[str, Any], *told: str) -> FunctionType:
@@ -135,4 +141,13 @@ def _renamed(function: Any, names: Mapping[str, Any], *told: str) -> FunctionTyp
 
 
 def _named(function: Any) -> list[str]:
-    return [str(step.argval) for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL"]
+    steps = chain.from_iterable(map(dis.get_instructions, _codes(function.__code__)))
+    return [str(step.argval) for step in steps if step.opname == "LOAD_GLOBAL"]
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Its own and those of what is written inside, as comprehensions are."""
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from _codes(one)

@@ -38,6 +38,10 @@ def test_a_loop_is_compiled_anew_when_what_it_calls_changes(tmp_path: Path, form
     assert shown == [["11", "0"], ["11", "1"], ["201", "0"]]
 
 
+LOOPS = (
+    "def loop(x, y):\n    return number(x) + NUMBER * y.one\n"
+    "def alone(x):\n    return [x + NUMBER for _ in range(2)][1]\n"
+)
 ELSEWHERE = {"NUMBER": 2, "INNER": 3, "number": "x * INNER", "fields": "one two"}
 
 
@@ -47,7 +51,7 @@ def test_a_loop_is_compiled_anew_when_what_it_knows_from_elsewhere_changes(
 ) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
     path = tmp_path / "calling.py"
-    path.write_text("def loop(x, y):\n    return number(x) + NUMBER * y.one\ndef alone(x):\n    return x + NUMBER\n")
+    path.write_text(LOOPS)
     hits = []
     for known in (ELSEWHERE, ELSEWHERE | changed):
         calling = ModuleType("calling")
