@@ -295,6 +295,12 @@ def test_work_left_to_do_names_its_place():
     assert found == []
 
 
+def test_every_decision_is_in_the_list():
+    folder = CHECKOUT / "docs" / "decisions"
+    listed = re.findall(r"^\| \[(\d{4})\]\((\1-[a-z0-9-]+\.md)\) \|", (folder / "README.md").read_text("utf-8"), re.M)
+    assert [page for _, page in listed] == sorted(path.name for path in folder.glob("[0-9]*.md"))
+
+
 def registered() -> list[str]:
     paths = [path for folder in REGISTERED for path in sorted((CHECKOUT / folder).glob("*.py"))]
     return [name_of(path) for path in paths if path.stem != "__init__"]
