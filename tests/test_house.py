@@ -31,7 +31,7 @@ OWNERS = {
         "castile.kernels.triton",
     ),
     "cupyx": ("castile.runtime.comm.nccl", "castile.runtime.backends.cuda", "castile.kernels.triton"),
-    "triton": ("castile.kernels.triton",),
+    "triton": ("castile.kernels.triton", "castile.kernels.estimates"),
     "onnx": ("castile.launch.importers.onnx",),
 }
 # Folders in which a file's name is all the registration there is.

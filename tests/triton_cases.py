@@ -10,6 +10,7 @@ from unittest import mock
 import ml_dtypes  # noqa: F401  (makes "bfloat16" a dtype of NumPy)
 import numpy as np
 
+from castile.kernels.estimates import estimate
 from castile.kernels.table import definitions, forms
 from castile.kernels.triton.launch import Launch, Plan
 from castile.planner.bodies import vocabulary
@@ -91,11 +92,7 @@ def error(got: np.ndarray, want: np.ndarray) -> float:
 def plan(name: str, outs: tuple[Any, ...], case: Case, accumulate: bool = False) -> Plan | None:
     """What a form says of its work, before anything is bound."""
     args, params = case
-    form = forms("triton")[name]
-    extra = {"accumulate": accumulate, "scratch": None}
-    known = inspect.signature(form).parameters
-    words = params | {word: value for word, value in extra.items() if word in known}
-    return inspect.unwrap(form)(outs[0] if len(outs) == 1 else outs, *args, **words)
+    return estimate.plan(name, outs, args, params, accumulate)
 
 
 def fake_plan(name: str, case: Case) -> Plan | None:

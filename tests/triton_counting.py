@@ -19,6 +19,10 @@ from hypothesis import strategies as st
 
 from benchmarks.gpu import cases
 from benchmarks.gpu.calls import calls
+from castile.kernels.estimates.chips import CHIPS, H200
+from castile.kernels.estimates.compiled import Compiled, code, compiled, parameters
+from castile.kernels.estimates.counted import SECTOR, Counted, counted, made
+from castile.kernels.estimates.estimate import estimate, lost, moved_bytes, of_call, of_plan
 from castile.kernels.triton.contract import Tile
 from castile.kernels.triton.launch import Launch, Plan
 from tests import triton_chips
@@ -26,9 +30,8 @@ from tests.kernel_cases import Case
 from tests.test_waves import MEASURED, TILES
 from tests.triton_arrays import array, outermost
 from tests.triton_cases import NAMES, OF_LOGITS, STEPPED, fake_plan, large, launches, plan, results
-from tests.triton_chips import CHIPS, Compiled, code, compiled, parameters
-from tests.triton_counted import SECTOR, Counted, counted, made
-from tests.triton_estimate import estimate, lost, measured, moved_bytes, of_call
+from tests.triton_chips import spills, trades
+from tests.triton_estimate import measured
 from tests.triton_every import Found, Part, by_code, compile_all, faults, kept, parts, resources, table, worth
 
 assert not triton.knobs.runtime.interpret, "these checks compile, which TRITON_INTERPRET forbids"
@@ -156,7 +159,7 @@ def test_a_row_that_is_not_held_is_read_again_and_lost_where_many_run() -> None:
         again = row * (block < 50264)
         far = sum(num for others, num in one.again.items() if others > row // 2)
         assert again <= far <= 1.02 * again and 2 * row <= one.touched <= 2 * row + 2
-        moved = estimate(launch, found).alone["memory"] * CHIPS[90].bytes_per_second / moved_bytes(launch)
+        moved = estimate(launch, found, H200).alone["memory"] * CHIPS[90].bytes_per_second / moved_bytes(launch)
         assert (moved > 1.5) == is_lost, moved
 
 
@@ -176,7 +179,7 @@ def test_logits_whose_classes_are_outermost_are_read_and_written_in_vectors(name
     outs = tuple(outermost(array(one.shape, one.dtype)) for one in results(name, *case))
     made = plan(name, outs, (tuple(map(outermost, case[0])), case[1]))
     assert made is not None
-    found = max((estimate(one, compiled(one, 90)) for one in launches(made)), key=lambda one: one.least)
+    found = max(of_plan(made, H200), key=lambda one: one.least)
     moving, asking, least = found.alone["memory"], found.alone["requests"], found.least
     assert moving < 1.25 * least and asking < least / 8
 
@@ -210,7 +213,7 @@ def test_estimates_are_within_a_factor_of_two_of_what_an_h200_took(name: str) ->
     took = measured()
     for case in cases.streams():
         if case.kernel == name:
-            seconds = sum(one.seconds for call in calls(case) for one in of_call(call))
+            seconds = sum(one.seconds for call in calls(case) for one in of_call(call.named, H200))
             assert 0.5 < seconds / took[case.name] < 2, case.name
 
 
@@ -226,7 +229,7 @@ def test_settings_are_ranked_as_an_h200_ranked_them(case: Any) -> None:
     for tile in TILES:
         # Short sums had memory for as many steps as others then.
         parts = [replace(one, stages=4 if tile[1] == 64 else 3) for one in made.launches(settings[tile])]
-        told.append(sum(estimate(one, compiled(one, 90)).seconds for one in parts))
+        told.append(sum(estimate(one, compiled(one, 90), H200).seconds for one in parts))
     assert np.corrcoef(*(np.argsort(np.argsort(x)) for x in (told, took)))[0, 1] > 0.8
     assert took[int(np.argmin(told))] <= 1.05 * min(took)
     assert all(0.8 < one / other < 1.25 for one, other in zip(told, np.multiply(took, 1e-6), strict=True))
@@ -341,9 +344,9 @@ def test_few_registers_may_be_traded_for_a_program() -> None:
     def one(registers: int, stack: int) -> Compiled:
         return Compiled("one", 90, 100, registers, stack, 0, 8, "")
 
-    assert one(128, 8).trades and one(80, 32).trades
-    assert not one(128, 40).trades, "these are not few"
-    assert not one(136, 8).trades, "no more programs are held than with two registers more"
+    assert trades(one(128, 8)) and trades(one(80, 32))
+    assert not trades(one(128, 40)), "these are not few"
+    assert not trades(one(136, 8)), "no more programs are held than with two registers more"
 
 
 def test_with_the_triton_that_is_named_a_default_leaves_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,4 +354,4 @@ def test_with_the_triton_that_is_named_a_default_leaves_out_nothing(monkeypatch:
         monkeypatch.setattr(triton_chips, "NAMED", named)
         for registers, stack in ((128, 0), (128, 8), (136, 8), (255, 96)):
             made = Compiled("one", 90, 2400, registers, stack, 0, 8, "")
-            assert made.spills == (stack > 0 and (named or (registers, stack) != (128, 8)))
+            assert spills(made) == (stack > 0 and (named or (registers, stack) != (128, 8)))

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from castile.kernels.estimates.chips import CHIPS
+from castile.kernels.estimates.compiled import code, specialised
 from castile.kernels.triton.launch import Launch
 from tests.triton_cases import NAMES, fake_plan, large, launches
-from tests.triton_chips import CHIPS, code, specialised
 from tests.triton_every import asks, numbers
 
 

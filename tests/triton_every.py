@@ -29,9 +29,11 @@ from typing import Any
 import triton
 
 from castile.kernels.choice import setting_text
+from castile.kernels.estimates.chips import CHIPS
+from castile.kernels.estimates.compiled import Compiled, code, compiled
 from castile.kernels.triton.launch import Launch
 from tests.triton_cases import NAMES, STEPPED, asked
-from tests.triton_chips import CHIPS, Compiled, code, compiled
+from tests.triton_chips import spills
 
 DTYPES = ("bfloat16", "float32", "float16")
 _TELL_SECONDS = 20.0
@@ -172,7 +174,7 @@ def faults(wanted: Mapping[str, list[Part]], found: Found) -> list[str]:
             told.append(f"{part.named}: {made.name} wants {made.shared} bytes of shared memory of {limit}")
         elif made.warps_at_once < made.warps:
             told.append(f"{part.named}: {made.name} wants {made.registers} registers for each of {made.warps} warps")
-        elif part.default and made.spills:
+        elif part.default and spills(made):
             told.append(f"{part.named}: {made.name} spills registers: {made.stack} bytes of stack")
     return told
 
