@@ -58,6 +58,11 @@ def dense(shape: tuple[int, ...], dtype: str) -> Array:
     return Array(shape, tuple(reversed(steps)), dtype)
 
 
+def kernel_of(which: str) -> str:
+    """The kernel that the call of that name runs."""
+    return choice.wanted_of(which).kernel
+
+
 def _held(out: Array) -> Array:
     order = choice.inwards(out)
     return dense(tuple(out.shape[dim] for dim in order), out.dtype).transpose([*map(order.index, range(len(order)))])

@@ -9,26 +9,31 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from castile.launch.jobs import checks, jobs
+from castile.launch.here import absent
+from castile.launch.jobs import checks, jobs, offline
 from castile.launch.jobs.jobs import Job
-from castile.launch.measuring import coverage, links, rounds, tables, tuning
+from castile.launch.measuring import coverage, estimated, links, rounds, tables, tuning
 from castile.launch.measuring.isolation import Bench, Isolated
 from castile.launch.measuring.measure import sample_feed
-from castile.launch.measuring.tables import Row
+from castile.launch.measuring.tables import Profiled, Row
 from castile.launch.pictures import roofline
 from castile.launch.processes import interrupts
 from castile.launch.processes.ranks import UserError
 from castile.launch.reports import progress
 from castile.launch.typed import files, options
 from castile.launch.typed.files import Outputs
-from castile.planner.costs.snapshot import Measured, with_rows
+from castile.planner import strategy as strategies
+from castile.planner.costs.snapshot import Measured, snapshot_of, with_rows
 from castile.planner.evaluation.sizes import SIZES
 from castile.planner.known.seeds import seeds
 from castile.planner.strategy import Strategy
+from castile.runtime import machine as machines
+from castile.runtime.machine import Machine
 from castile.runtime.memory import written
 from castile.runtime.task import CostKey, TaskGraph
 
@@ -44,7 +49,8 @@ class Profile:
     """Its name and settings (convnet, mlp, gpt:layers=4,width=128), a Python file with a function build(), or an
     ONNX file."""
     machine: options.Machine = "local"
-    """What to measure: this host, with a processor for each rank; or a TOML file that describes it."""
+    """What to measure: this host, with a processor for each rank; or a TOML file that describes it. Of GPUs that are
+    not here (h200, dgx-h100) it is told from kernels compiled for them what each kind of task would take."""
     plan: options.File = ""
     """The plan file whose tasks are measured; without one, those of the well-known plans (data parallel and others)."""
     all: bool = False
@@ -92,23 +98,63 @@ def run(command: Profile) -> int:
     if command.all and command.plan:
         raise UserError("--all measures more than --plan: give one of them")
     path = command.profile or jobs.default_profile()
+    if absent.is_known(machine := machines.parse(command.machine)):
+        return _foretell(command, machine, path, begun)
     job = jobs.start(command.model, command.machine, command.batch, path, dtype=command.dtype, plan=command.plan)
     given = {command.plan: job.plan_of(command.plan)} if command.plan else {}
     job.measure()
     works = _works(job, command, given)
     known = set() if command.again else {row.key for row in job.snapshot.rows}
-    how = "without --again the same command" if command.again else "the same command"
-    with interrupts.told(f"ended; what was measured until now is kept in {path}, and {how} goes on from there"):
+    with interrupts.told(_kept(command, path)):
         num_tuned = tuning.tune(job, (work.tasks() for work in works), command.again)
         rows = _measure_all(job, works, known)
     if job.leads:
-        facts = tables.facts(job, rows, path, time.perf_counter() - begun, num_tuned)
-        outputs = Outputs()
-        outputs.write("picture", command.picture, lambda path: files.write(path, roofline.picture(facts).encode()))
-        facts["files"] |= outputs.paths
-        tables.tell(facts, command.json)
-        outputs.end()
+        of = Profiled(job.model.text, job.machine, job.graph, job.comm.size)
+        _tell(command, tables.facts(of, rows, path, time.perf_counter() - begun, num_tuned))
     return 0
+
+
+def _foretell(command: Profile, machine: Machine, path: str, begun: float) -> int:
+    """Tell what each kind of task would take on GPUs that are not here; rank 0 alone."""
+    if offline.is_silent(machine):
+        return 0
+    if command.links:
+        raise UserError(f"--links: what transfers take is measured, and {machine.name} is not here: leave it out")
+    given = strategies.read(command.plan) if command.plan else None
+    kind = absent.kind_of(machine)
+    desk = offline.desk(command.model, machine, command.batch, "", (command.dtype,), given)
+    if given is None:
+        # As `castile plan` does.
+        desk, _ = desk.rewritten()
+    else:
+        offline.check_plan(given, command.plan, desk.model.text, desk)
+    lowering = desk.evaluator.lowering
+    plans = {command.plan: given} if given is not None else seeds(lowering)
+    plans |= coverage.plans(lowering) if command.all else {}
+    holds_for, database = absent.environment(kind, jobs.kernels_hash()), jobs.opened(path)
+    known = {} if command.again else {row.key: row for row in database.snapshot(holds_for).rows}
+    with interrupts.told(_kept(command, path)), progress.bar(True, "compiling") as advance:
+        found = estimated.kinds(lowering, plans)
+        rows = estimated.estimate(
+            found, kind, known, partial(advance, "kernels"), lambda row: database.add(snapshot_of(holds_for, [row]))
+        )
+    facts = tables.facts(Profiled(desk.model.text, machine, lowering.graph, 0), rows, path, time.perf_counter() - begun)
+    _tell(command, facts | {"num_untold_keys": len(found.calls) - len(rows)})
+    return 0
+
+
+def _kept(command: Profile, path: str) -> str:
+    """What there is where it is broken off."""
+    how = "without --again the same command" if command.again else "the same command"
+    return f"ended; what was measured until now is kept in {path}, and {how} goes on from there"
+
+
+def _tell(command: Profile, facts: dict[str, Any]) -> None:
+    outputs = Outputs()
+    outputs.write("picture", command.picture, lambda path: files.write(path, roofline.picture(facts).encode()))
+    facts["files"] |= outputs.paths
+    tables.tell(facts, command.json)
+    outputs.end()
 
 
 def _tasks(job: Job, name: str, plan: Strategy) -> TaskGraph:

@@ -40,7 +40,7 @@ Family = tuple[str, str, str, int]
 
 
 class Priced(NamedTuple):
-    """Seconds, and their source: "measured", "interpolated", "learned" or "roofline"."""
+    """Seconds, and their source: "measured", "compiled", "interpolated", "learned" or "roofline"."""
 
     seconds: float
     source: str
@@ -49,14 +49,14 @@ class Priced(NamedTuple):
 class CostModel:
     """Prices cost keys on a machine with what a snapshot holds; a pure function of the two.
 
-    In this order: the key's own measurement; measured neighbours of its family (name, dtype, link, members), between
-    which seconds never fall as the work grows; corrections of the roofline's terms (overhead or latency, flops, bytes)
-    learned for the family, else for its class (a pass, or a transfer form on a link), else for all kernels or all
-    transfers of the level; the roofline itself (Williams et al. 2009), for a transfer by the cheapest of the machine's
-    algorithms. Transfers that begin together cost as much as one of all their bytes, and what each more of them takes
-    in its family, by those that were measured. A kernel that reads in strides and was not measured costs as much as on
-    unbroken arrays, times what strides cost its family. Kernels' prices include the snapshot's overhead a task, which
-    measured spans leave out.
+    In this order: the key's own measurement, or what its compiled kernels tell where none ran; measured neighbours of
+    its family (name, dtype, link, members), between which seconds never fall as the work grows; corrections of the
+    roofline's terms (overhead or latency, flops, bytes) learned for the family, else for its class (a pass, or a
+    transfer form on a link), else for all kernels or all transfers of the level; the roofline itself (Williams et al.
+    2009), for a transfer by the cheapest of the machine's algorithms. Transfers that begin together cost as much as one
+    of all their bytes, and what each more of them takes in its family, by those that were measured. A kernel that reads
+    in strides and was not measured costs as much as on unbroken arrays, times what strides cost its family. Kernels'
+    prices include the snapshot's overhead a task, which measured spans leave out.
 
     Where processors are of several kinds, a kernel's price without a kind is that of the slowest; what was measured
     holds for the kind that the snapshot names as its device, or else for the slowest, and other kinds' prices stand to
@@ -69,6 +69,7 @@ class CostModel:
         self._processors = measured_on or machine.kinds
         self._overhead = snapshot.overhead_seconds if snapshot else 0.0
         self._meeting = snapshot.meeting_seconds if snapshot else 0.0
+        self._known_by = "measured" if snapshot is None or snapshot.environment.was_run else "compiled"
         rows = snapshot.rows if snapshot else ()
         self._measured = {row.key: row.seconds for row in rows}
         self._terms = {row.key: self._basis(row.key) for row in rows if self._is_here(row.key)}
@@ -177,7 +178,7 @@ class CostModel:
     def _span(self, key: CostKey) -> Priced:
         """What would be measured of a task of that key."""
         if key in self._measured:
-            return Priced(self._measured[key], "measured")
+            return Priced(self._measured[key], self._known_by)
         if dense := key.dense:
             seconds, source = self._span(dense)
             slower = self._slower.get(family_of(key), 1.0)

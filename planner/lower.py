@@ -242,9 +242,14 @@ class Lowering:
     def check(self, strategy: Strategy) -> None:
         """Raises ValueError in one sentence where a strategy is none for this graph on this machine."""
         # What holds of two microbatches holds of all.
-        few = self.shortened(2)
-        program, _, numbers = few._checked(strategy)
-        few._step_instances(program, numbers)
+        self.shortened(2).steps(strategy)
+
+    def steps(self, strategy: Strategy) -> list[StepInstance]:
+        """A plan's passes as they are split, by slot, without what brings data from one to the other. Raises ValueError
+        as `check` does.
+        """
+        program, _, numbers = self._checked(strategy)
+        return self._step_instances(program, numbers)
 
     def contracted(self, strategy: Strategy) -> Contracted:
         """The same, and what the tasks of the plan's instances have become in its buckets. Raises ValueError too."""

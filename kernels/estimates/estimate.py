@@ -34,8 +34,8 @@ _ENDING = 1.5
 _PARTLY = 3
 _LAUNCH = 1.5e-6
 _FEW = 8
-# How many programs of a launch are counted: they may differ.
-_PROGRAMS = 3
+# Which programs of a launch are counted, as they may differ: where they lie in so many, and these among all.
+_FIFTHS, _PERIOD = ((1, 2), (2, 4), (3, 1), (4, 3)), 256
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,12 @@ def _grid(launch: Launch, about: Chip) -> tuple[int, int, int]:
 
 
 def _spread(num: int) -> list[int]:
-    """Some of so many programs, none of them at the edge where there are many."""
-    return sorted({(2 * n + 1) * num // (2 * _PROGRAMS) for n in range(_PROGRAMS)})
+    """Some of so many programs, at fifths of all of them and of powers of two: those whose numbers leave the same rest
+    by such a one often do as much, as blocks of causal attention do.
+    """
+    low = min(_PERIOD, 1 << num.bit_length() - 1)
+    # Fifths that are doubled are fifths again, so that rests by smaller powers lie at all of them too.
+    return sorted({num // low * far // 5 * low + low * near // 5 for near, far in _FIFTHS})
 
 
 def _program(launch: Launch, made: Compiled, grid: tuple[int, int, int], number: int) -> Counted:

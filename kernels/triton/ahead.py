@@ -1,24 +1,19 @@
 """Kernels compiled ahead, side by side: processes of their own fill Triton's cache on disk before anything is bound.
 
-Triton keeps Python's lock while it compiles, so threads would wait for each other. A call is known by its name and a
-setting, which is all that a process is told. What none has compiled is compiled when it is bound, where what is wrong
-with it is told too. It knows no kernel.
+A call is known by its name and a setting, which is all that a process is told. What none has compiled is compiled when
+it is bound, where what is wrong with it is told too. It knows no kernel.
 """
 
-import json
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from os import sched_getaffinity
-from queue import SimpleQueue
 from typing import Any
 
 from triton import knobs
 
-from castile.kernels import choice
+from castile.kernels import choice, side_by_side
 from castile.kernels.choice import Array, Choice
 from castile.kernels.table import Table
 from castile.kernels.triton import chip
@@ -54,43 +49,9 @@ def compile_all(wanted: Sequence[Launched], capability: int, tell: Callable[[int
     num_processes = min(MOST_PROCESSES, len(sched_getaffinity(0)), len(rest) // LEAST_CALLS)
     if num_processes < 2:
         return
-    with ExitStack() as stack:
-        idle: SimpleQueue[Any] = SimpleQueue()
-        for _ in range(num_processes):
-            idle.put(stack.enter_context(_process(capability)))
-
-        def compile_(one: Launched) -> None:
-            process = idle.get()
-            # One that has died answers nothing, at once.
-            with suppress(OSError):
-                process.stdin.write(json.dumps(one) + "\n")
-                process.stdin.flush()
-                process.stdout.readline()
-            idle.put(process)
-
-        pool = stack.enter_context(ThreadPoolExecutor(num_processes))
-        for number, _ in enumerate(pool.map(compile_, rest), done + 2):
+    with side_by_side.crew([__name__, str(capability)], num_processes) as ask:
+        for number, _ in enumerate(ask(rest), done + 2):
             tell(number, len(calls))
-
-
-@contextmanager
-def _process(capability: int) -> Iterator[Any]:
-    """A process that compiles what is written to it, line by line, and answers each with a line."""
-    words = [sys.executable, "-m", __name__, str(capability)]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def _serve(capability: int) -> None:
-    chip.use(capability)
-    for line in sys.stdin:
-        _compile(*json.loads(line))
-        print(flush=True)
 
 
 def _compile(name: str, setting: str) -> None:
@@ -121,4 +82,5 @@ def _table() -> Table:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]))
+    chip.use(int(sys.argv[1]))
+    side_by_side.serve(lambda one: _compile(*one))

@@ -319,11 +319,12 @@ def kept(profile: str | None) -> Iterator[None]:
 
 def _database(profile: str | None) -> Database | None:
     with kept(profile):
-        return _opened(default_profile() if profile is None else profile)
+        return opened(default_profile() if profile is None else profile)
     return None
 
 
-def _opened(profile: str) -> Database:
+def opened(profile: str) -> Database:
+    """The profile database of that path, made if there is none. Raises UserError where that cannot be."""
     try:
         Path(profile).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

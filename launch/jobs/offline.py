@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from castile.launch import models
-from castile.launch.here import compiling, gpus, hosts
+from castile.launch.here import absent, compiling, gpus, hosts
 from castile.launch.jobs import checks, jobs
 from castile.launch.models import DTYPES, Model
 from castile.launch.processes import ranks
@@ -45,13 +45,14 @@ class Desk:
 
         Cores take as long for products whatever stands beside them: rewrites were not seen to save them anything.
         """
-        is_said = self.model.rewrite is not None or self.snapshot is not None
+        is_measured = self.snapshot is not None and self.snapshot.environment.was_run
+        is_said = self.model.rewrite is not None or is_measured
         if is_said or all(processor.kind == CPU for processor in self.machine.processors):
             return self, 0.0
         names, lowering, saved = least_work(self.evaluator.lowering)
         if not names:
             return self, 0.0
-        evaluator = Evaluator(lowering, CostModel(self.machine))
+        evaluator = Evaluator(lowering, CostModel(self.machine, self.snapshot), self.snapshot)
         return replace(self, model=self.model.rewritten(names), evaluator=evaluator), saved
 
     def measured(self) -> Desk:
@@ -156,13 +157,23 @@ def check_plan(plan: Strategy, path: str, model: str, desk: Desk) -> None:
 
 
 def known(profile: str, machine: Machine) -> Snapshot:
-    """What a profile database knows of this host with a rank at work for each processor of the machine.
+    """What a profile database knows of this host with a rank at work for each processor of the machine; of GPUs that
+    are not here, what it was told of these.
 
-    Raises UserError where there is no such file, and where nothing in it was measured here with so many ranks.
+    Raises UserError where there is no such file, and where it knows nothing of that.
     """
     if not Path(profile).is_file():
         raise UserError(f"profile database {profile}: no such file; `castile train` and `castile profile` make one")
     database = Database(profile)
+    if absent.is_known(machine):
+        kind = absent.kind_of(machine)
+        found = database.snapshot(absent.environment(kind, jobs.kernels_hash()))
+        if not found.rows:
+            raise UserError(
+                f"profile database {profile}: nothing in it was told of kernels compiled for {kind}, these and by this "
+                f"Triton: castile profile MODEL --machine {machine.name} --profile {profile}, or leave --profile out"
+            )
+        return found
     environment = jobs.environment(machine)
     if machine.num_procs > 1 and environment.threads == 0 and not gpus.is_on(machine):
         # Ranks that share a host have one thread each, unless the user says otherwise.

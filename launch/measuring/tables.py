@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from castile.launch.jobs.jobs import Job
 from castile.launch.measuring.tuning import Taken
 from castile.launch.reports import report
 from castile.planner.cost import CostModel
 from castile.planner.costs.snapshot import Measured
-from castile.runtime.machine import CPU
+from castile.planner.graph import Graph
+from castile.runtime.machine import CPU, Machine
 from castile.runtime.memory import written
 
 MOST_ROWS = 30
@@ -48,22 +48,32 @@ class Row:
     kernels: tuple[Taken, ...]
 
 
-def facts(job: Job, rows: Sequence[Row], path: str, elapsed_seconds: float, num_tuned: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Profiled:
+    """Of what rows tell; num_ranks is 0 where none ran, and all is told from compiled kernels."""
+
+    model: str
+    machine: Machine
+    graph: Graph
+    num_ranks: int
+
+
+def facts(of: Profiled, rows: Sequence[Row], path: str, elapsed_seconds: float, num_tuned: int = 0) -> dict[str, Any]:
     """Every figure; num_tuned: kernel calls of which several ways were timed."""
-    cost, processor = CostModel(job.machine), job.machine.processors[0]
+    cost, processor = CostModel(of.machine), of.machine.processors[0]
     ordered = sorted(rows, key=lambda row: -row.share)
     return {
-        "model": job.model.text,
-        "machine": job.machine.name,
-        "num_ranks": job.comm.size,
-        "batch_samples": job.graph.batch,
+        "model": of.model,
+        "machine": of.machine.name,
+        "num_ranks": of.num_ranks,
+        "batch_samples": of.graph.batch,
         "plans": list(dict.fromkeys(row.plan for row in rows)),
         "num_keys": len(rows),
         "num_new_keys": sum(row.is_new for row in rows),
         "num_tuned_calls": num_tuned,
         "processor": {
             "kind": processor.kind,
-            "flops_per_second": processor.flops_rate(job.graph.dtype),
+            "flops_per_second": processor.flops_rate(of.graph.dtype),
             "bytes_per_second": processor.bytes_per_second,
         },
         "keys": [_fact(cost, row) for row in ordered],
@@ -102,7 +112,8 @@ def _fact(cost: CostModel, row: Row) -> dict[str, Any]:
 
 def _kernel(taken: Taken) -> dict[str, Any]:
     timed = [{"form": way.form, "setting": way.setting, "seconds": way.seconds} for way in taken.ways]
-    return {"kernel": taken.kernel, "form": taken.form, "setting": taken.setting, "ways": timed}
+    told = {"kernel": taken.kernel, "form": taken.form, "setting": taken.setting, "ways": timed}
+    return told | ({"binds": taken.binds} if taken.binds else {})
 
 
 def tell(facts: Mapping[str, Any], as_json: bool) -> None:
@@ -124,21 +135,31 @@ def tell(facts: Mapping[str, Any], as_json: bool) -> None:
     new, path = facts["num_new_keys"], facts["files"]["profile"]
     if facts["num_tuned_calls"]:
         print(f"\nof {facts['num_tuned_calls']} kernel calls several ways were timed, and the fastest is taken")
-    print(f"\n{new} measured now, {len(keys) - new} known before, in {facts['total_seconds']:.1f} s; kept in {path}")
-    if doubt := _doubt(facts):
-        print(doubt)
+    how = "measured" if facts["num_ranks"] else "told"
+    print(f"\n{new} {how} now, {len(keys) - new} known before, in {facts['total_seconds']:.1f} s; kept in {path}")
+    for line in _doubts(facts) if facts["num_ranks"] else _told(facts):
+        print(line)
 
 
-def _doubt(facts: Mapping[str, Any]) -> str:
+def _told(facts: Mapping[str, Any]) -> list[str]:
+    """How it is known though nothing ran, and who takes it."""
+    kind, num_untold = facts["processor"]["kind"], facts["num_untold_keys"]
+    left = f"; of {report.counted(num_untold, 'kind')} nothing can be told" if num_untold else ""
+    plan = f"castile plan {facts['model']} --machine {facts['machine']} --profile {facts['files']['profile']}"
+    told = f"nothing ran: it is told from kernels compiled for {kind}, those told now with what binds them{left}"
+    return [told, f"plan with it: {plan}"]
+
+
+def _doubts(facts: Mapping[str, Any]) -> list[str]:
     """Where a kernel outdoes the rate that is kept of this host, what to do about it; else nothing."""
     rate, most = facts["processor"]["flops_per_second"], max(key["flops_per_second"] for key in facts["keys"])
     is_measured = facts["machine"].startswith("local:") and facts["processor"]["kind"] == CPU
     if not is_measured or most < TOO_FAST * rate:
-        return ""
-    return (
+        return []
+    return [
         f"kernels reach {_giga(most)} GFLOP/s where this host's rate is kept as {_giga(rate)}: that is out of date, "
         "`castile doctor --measure-again`"
-    )
+    ]
 
 
 def _table(keys: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -168,7 +189,8 @@ def _cells(key: Mapping[str, Any]) -> tuple[str, ...]:
 def _taken(kernel: Mapping[str, Any]) -> str:
     """A kernel, and how it is run where there was a choice."""
     how = f" {kernel['form']} {kernel['setting']}".rstrip() if kernel["ways"] else ""
-    return f"{kernel['kernel']}{how}"
+    binds = f" ({kernel['binds']})" if "binds" in kernel else ""
+    return f"{kernel['kernel']}{how}{binds}"
 
 
 def _shortened(text: str, widest: int = WIDEST_SHAPES) -> str:

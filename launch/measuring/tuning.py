@@ -27,12 +27,14 @@ class Taken:
     """A kernel call of a task, and by which form it is run; `setting` as text, "" where that leaves nothing to choose.
 
     ways   all that were timed, the fastest first; none where there was nothing to choose
+    binds  what it would wait for most, where that is told from what was compiled
     """
 
     kernel: str
     form: str
     setting: str
     ways: tuple[Way, ...]
+    binds: str = ""
 
 
 @cache
@@ -112,11 +114,12 @@ def names(table: Table, graph: TaskGraph, tasks: Iterable[int]) -> Iterator[str]
         views = tuple(_seen(graph, view) for view in task.views)
         which = (id(task.body), views)
         if which not in known:
-            known[which] = task.body, [*_names(table, task.body, views)]
+            known[which] = task.body, [*called(table, task.body, views)]
         yield from known[which][1]
 
 
-def _names(table: Table, body: Body, views: Sequence[tuning.Array]) -> Iterator[str]:
+def called(table: Table, body: Body, views: Sequence[tuning.Array]) -> Iterator[str]:
+    """The same of one body, upon these arrays."""
     arrays = {"view": views, "temp": [tuning.dense(temp.shape, temp.dtype) for temp in body.temps]}
 
     def operand(arg: object) -> object:

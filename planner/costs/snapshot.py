@@ -17,8 +17,9 @@ from castile.runtime.task import CostKey
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a measurement depends on besides its cost key: another one's figures are not comparable.
 
-    device: the processor's model. threads: of each rank (0: not limited). active_ranks: those that share its memory.
-    kernels: a hash of the kernels' sources. libraries: names and versions of what the kernels call.
+    device: the processor's model. threads: of each rank (0: not limited). active_ranks: those that share its memory, 0
+    where none ran, and what tasks would take is told from their compiled kernels. kernels: a hash of the kernels'
+    sources. libraries: names and versions of what the kernels call.
     """
 
     device: str
@@ -26,6 +27,11 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     active_ranks: int = 1
     kernels: str = ""
     libraries: str = ""
+
+    @property
+    def was_run(self) -> bool:
+        """Whether what it holds was measured."""
+        return self.active_ranks > 0
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,37 @@
+"""GPUs that are not here: of which of them it can be told what kernels would take, and in what name that is kept.
+
+It does not know kernels, nor what is done with what is told.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from importlib.util import find_spec
+
+import castile
+from castile.kernels.estimates.chips import KINDS
+from castile.launch.processes.ranks import UserError
+from castile.planner.costs.snapshot import Environment
+from castile.runtime.machine import Machine
+
+
+def is_known(machine: Machine) -> bool:
+    """Whether kernels can be compiled for all its processors, none of which is taken to be here."""
+    return all(processor.kind in KINDS for processor in machine.kinds)
+
+
+def kind_of(machine: Machine) -> str:
+    """What its processors are. Raises UserError where they are of several kinds, or nothing can be compiled here."""
+    if len(machine.kinds) > 1:
+        raise UserError(f"--machine {machine.name}: its processors are of several kinds, and what kernels take is told "
+                        "of one: name a machine that has only these")  # fmt: skip
+    if find_spec("triton") is None:
+        raise UserError(f"--machine {machine.name}: what kernels would take there is told from what Triton compiles, "
+                        "which is not installed: pip install triton==3.6.0")  # fmt: skip
+    return machine.kinds[0].kind
+
+
+def environment(kind: str, kernels: str) -> Environment:
+    """What estimates for a kind of processor belong to; `kernels` is the hash of their sources."""
+    libraries = f"triton {version('triton')}, castile {castile.__version__}"
+    return Environment(kind, threads=0, active_ranks=0, kernels=kernels, libraries=libraries)

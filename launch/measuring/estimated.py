@@ -1,0 +1,126 @@
+"""Estimated: what each kind of task of a model would take on GPUs that are not here, told from compiled kernels.
+
+It does not know how a kernel's time is told, nor which plans are any good.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from castile.kernels import tuning
+from castile.kernels.estimates.calls import Told, tell_all
+from castile.kernels.table import Table
+from castile.launch.measuring.tables import Row
+from castile.launch.measuring.tuning import Taken, called
+from castile.planner.costs.snapshot import Measured
+from castile.planner.lower import Lowering
+from castile.planner.lowering.instances import StepInstance
+from castile.planner.strategy import Strategy
+from castile.runtime.region import Box
+from castile.runtime.task import CostKey
+
+
+class Kinds(NamedTuple):
+    """Kinds of tasks that compute.
+
+    calls   of each the kernel calls
+    steps   by plan how many tasks of each kind a step has
+    """
+
+    calls: dict[CostKey, tuple[str, ...]]
+    steps: dict[str, Counter[CostKey]]
+
+
+def kinds(lowering: Lowering, plans: Mapping[str, Strategy]) -> Kinds:
+    """Those in the steps of these plans. Raises ValueError for one that is none."""
+    found, table = Kinds({}, {}), Table("triton")
+    for name, plan in plans.items():
+        dtypes, counts = lowering.program(plan).dtypes, found.steps.setdefault(name, Counter())
+        for step in lowering.steps(plan):
+            for key, part, count in _parts(step):
+                counts[key] += count
+                if key not in found.calls:
+                    found.calls[key] = tuple(_calls(table, step, part, dtypes))
+    return found
+
+
+def estimate(
+    kinds: Kinds, kind: str, known: Mapping[CostKey, Measured], tell: Callable[[int, int], object],
+    keep: Callable[[Measured], object],
+) -> list[Row]:  # fmt: skip
+    """A row for each kind of task of which something can be told: no kernel of it is left to its definition.
+
+    kind    of processor that they would run on
+    known   what was told before, of which no kernel is compiled again
+    tell    hears how many of how many kernel calls are done
+    keep    is given what is new as soon as it is told
+    """
+    waiting = {key: set(calls) for key, calls in kinds.calls.items() if key not in known}
+    users: dict[str, list[CostKey]] = {}
+    for key, calls in waiting.items():
+        for call in calls:
+            users.setdefault(call, []).append(key)
+    told: dict[str, Told | None] = {}
+    rows = {key: row for key, row in known.items() if key in kinds.calls}
+    tell(0, len(users))
+    for call, found in tell_all(list(users), kind):
+        told[call] = found
+        tell(len(told), len(users))
+        for key in users[call]:
+            waiting[key].discard(call)
+            if not waiting[key] and (made := _sum(key, [told[each] for each in kinds.calls[key]])):
+                rows[key] = made
+                keep(made)
+    return [*_rows(kinds, rows, told, waiting.keys())]
+
+
+def _rows(
+    kinds: Kinds, rows: Mapping[CostKey, Measured], told: Mapping[str, Told | None], new: Container[CostKey]
+) -> Iterator[Row]:
+    """What is told, each kind as of the first plan that has it."""
+    seen: set[CostKey] = set()
+    for plan, counts in kinds.steps.items():
+        spent = {key: rows[key].seconds * count for key, count in counts.items() if key in rows}
+        total = sum(spent.values())
+        for key in spent.keys() - seen:
+            kernels = _taken(kinds.calls[key], told)
+            yield Row(rows[key], plan, counts[key], spent[key] / total, key in new, "same", kernels)
+        seen |= spent.keys()
+
+
+def _parts(step: StepInstance) -> Iterator[tuple[CostKey, int, int]]:
+    """The kinds of a pass's tasks: what each costs, one of its parts, and how many tasks it has."""
+    does = step.template.does
+    firsts, counts = np.unique(does.number, return_index=True, return_counts=True)[1:]
+    for part, count in zip(firsts.tolist(), counts.tolist(), strict=True):
+        yield does.of(part).key, part, count * step.config.replicas
+
+
+def _calls(table: Table, step: StepInstance, part: int, dtypes: Mapping[str, str]) -> Iterable[str]:
+    """The kernel calls of a part, upon arrays that lie dense and are written, not added to."""
+    piece, ports = step.template.part(part), (*step.step.inputs, *step.step.outputs)
+    boxes: tuple[Box | None, ...] = (*piece.inputs, *piece.outputs)
+    views = [
+        tuning.dense(box.shape, dtypes[port.region]) for box, port in zip(boxes, ports, strict=True) if box is not None
+    ]
+    return called(table, piece.body((False,) * len(step.step.outputs)), views)
+
+
+def _sum(key: CostKey, parts: Iterable[Told | None]) -> Measured | None:
+    """What a task takes whose calls take these; None where of some nothing is told, or where it has none."""
+    each = [part.seconds if part else None for part in parts]
+    seconds = [one for one in each if one is not None]
+    return Measured(key, sum(seconds)) if seconds and len(seconds) == len(each) else None
+
+
+def _taken(calls: Iterable[str], told: Mapping[str, Told | None]) -> tuple[Taken, ...]:
+    """Which kernels are called, each once, and what they wait for most, where that was told now."""
+    found: dict[str, Taken] = {}
+    for call in calls:
+        one, kernel = told.get(call), tuning.kernel_of(call)
+        found.setdefault(kernel, Taken(kernel, "triton", "", (), one.binds if one else ""))
+    return tuple(found.values())
