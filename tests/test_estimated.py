@@ -5,6 +5,7 @@ with.
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from castile.planner.op import find
 from castile.runtime import machine as machines
 from castile.runtime.task import Kind
 
+MODELS = ["mlp", "convnet", "resnet", "lstm", "moe:layers=2", "dlrm", "gpt:layers=1,width=32,heads=4,seq=16"]
 TOLD = Told(3e-6, 1e-6, "memory")
 SMALL = ["mlp:layers=1,width=64", "--machine", "h200", "--dtype", "bfloat16"]
 
@@ -58,12 +60,10 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    "model", ["mlp", "convnet", "resnet", "lstm", "gpt:layers=1,width=32,heads=4,seq=16", "moe:layers=2", "dlrm"]
-)
-def test_a_kind_has_the_calls_that_its_tasks_make(model: str) -> None:
+@pytest.mark.parametrize(("model", "microbatches"), [*product(MODELS, [1]), *product(["mlp", MODELS[-1]], [4])])
+def test_a_kind_has_the_calls_that_its_tasks_make(model: str, microbatches: int) -> None:
     named, table = models.parse(model), Table("triton")
-    lowering = Lowering(named.graph(8, "bfloat16"), machines.local(4), Updates(find("adamw")()))
+    lowering = Lowering(named.graph(8, "bfloat16"), machines.local(4), Updates(find("adamw")()), "train", microbatches)
     plans = seeds(lowering)
     found, seen = estimated.kinds(lowering, plans), set()
     for name, plan in plans.items():

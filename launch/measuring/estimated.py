@@ -37,12 +37,13 @@ class Kinds(NamedTuple):
 
 def kinds(lowering: Lowering, plans: Mapping[str, Strategy]) -> Kinds:
     """Those in the steps of these plans. Raises ValueError for one that is none."""
-    found, table = Kinds({}, {}), Table("triton")
+    # What one microbatch computes all do.
+    found, table, few = Kinds({}, {}), Table("triton"), lowering.shortened(2)
     for name, plan in plans.items():
-        dtypes, counts = lowering.program(plan).dtypes, found.steps.setdefault(name, Counter())
-        for step in lowering.steps(plan):
+        dtypes, counts = few.program(plan).dtypes, found.steps.setdefault(name, Counter())
+        for step in few.steps(plan):
             for key, part, count in _parts(step):
-                counts[key] += count
+                counts[key] += count * step.step.micro.times
                 if key not in found.calls:
                     found.calls[key] = tuple(_calls(table, step, part, dtypes))
     return found
