@@ -30,7 +30,7 @@ from castile.planner import strategy as strategies
 from castile.planner.bounds.lower_bound import Bound, lower_bound
 from castile.planner.choices.pins import Pins
 from castile.planner.choices.spaces import Spaces
-from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.evaluation.evaluator import Evaluated, Evaluator
 from castile.planner.known.seeds import seeds
 from castile.planner.lowering.stages import num_stages
 from castile.planner.search import Found, budget_of
@@ -63,7 +63,7 @@ class Plan:
     pin: Pin = ()
     """What nodes must have, by name or pattern: 'h.*.attn: {h: 8}', 'head: {b: 4, procs: 0-3}'; give it as often."""
     without: Procs = ""
-    """Processors that are to do nothing (3,5 or 0-3,8)."""
+    """Processors that are to do nothing (3,5 or 0-3,8); what the host reads, as the loss, is still sent to 0."""
     seeds: Seeds = ""
     """The known plans to start from (data_parallel,megatron); all by default."""
     from_: From = ""
@@ -124,7 +124,8 @@ def run(command: Plan) -> int:
     facts["rewrite"], facts["work_saved_share"] = desk.model.rewrite, saved
     facts["microbatches"] = plan.microbatches
     facts["num_stages"] = num_stages(plan, desk.evaluator.lowering.graph.nodes)
-    facts["is_cut_to_fit"] = plan.microbatches > looking.microbatches and facts["num_stages"] == 1
+    is_cut = plan.microbatches > looking.microbatches and facts["num_stages"] == 1
+    facts["is_cut_to_fit"] = is_cut and not _fits_whole(found, looking.microbatches)
     facts["num_nodes"] = len(desk.evaluator.lowering.graph.nodes)
     facts["num_recomputed"] = report.num_recomputed(evaluator, plan)
     facts["is_recomputed_to_fit"] = {*plan.recompute} != {*looking.recompute}
@@ -168,6 +169,11 @@ def _task_facts(evaluator: Evaluator, plan: Strategy) -> dict[str, Any]:
         "order": report.order(evaluator, plan),
         "ahead": report.ahead(evaluator, plan),
     }
+
+
+def _fits_whole(found: Found, microbatches: int) -> bool:
+    """Whether a known plan fits in so many microbatches, or fewer."""
+    return any(seed.fits and seed.strategy.microbatches <= microbatches for seed in found.seeds.values())
 
 
 def _nearer_prices(command: Plan, desk: Desk) -> str | None:
@@ -259,9 +265,15 @@ def _facts(command: Plan, desk: Desk, found: Found) -> dict[str, Any]:
         "elapsed_seconds": found.elapsed_seconds,
         "equals": found.equals,
         "found": report.facts(found.evaluated, base) | {"arena_bytes": list(found.arena_bytes)},
-        "seeds": {name: report.facts(worth, base) for name, worth in found.seeds.items()},
+        "seeds": {name: _seed_facts(worth, found) for name, worth in found.seeds.items()},
         "layouts": [{"config": row.config, "nodes": row.nodes} for row in report.layouts(found.strategy)],
     }
+
+
+def _seed_facts(worth: Evaluated, found: Found) -> dict[str, Any]:
+    """What a known plan is worth; one that comes before what was found fits by its live bytes only, not once packed."""
+    facts = report.facts(worth, found.seeds["data_parallel"])
+    return facts | {"fits": worth.fits and (found.is_insisted or worth.rank >= found.evaluated.rank)}
 
 
 def _picture(facts: Mapping[str, Any], evaluator: Evaluator, plan: Strategy) -> str:

@@ -64,7 +64,7 @@ class CostModel:
     """
 
     def __init__(self, machine: Machine, snapshot: Snapshot | None = None) -> None:
-        self.machine = machine
+        self.machine, self._snapshot = machine, snapshot
         measured_on = tuple(p for p in machine.kinds if snapshot and p.kind == snapshot.environment.device)
         self._processors = measured_on or machine.kinds
         self._overhead = snapshot.overhead_seconds if snapshot else 0.0
@@ -87,6 +87,10 @@ class CostModel:
         self._memo: dict[CostKey, Priced] = {}
         self._by_kind: dict[int | None, dict[CostKey, Priced]] = defaultdict(dict)
         self._slower = {family: self._stride_factor(of) for family, of in families.items() if of[0].key.dense}
+
+    def on(self, machine: Machine) -> CostModel:
+        """What the same snapshot says of another machine."""
+        return CostModel(machine, self._snapshot)
 
     def seconds(self, key: CostKey, kind: int | None = None) -> Priced:
         """What a task of that key takes, on the machine's kind of processor of that number or on the slowest.

@@ -18,6 +18,8 @@ from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
 
 FORMS = ("auto", "numba", "plain")
+# Picoseconds of all tasks of a step together that 64 bits surely tell.
+LONGEST = 2**62
 COMPUTE = int(Lane.COMPUTE)
 
 
@@ -60,13 +62,15 @@ def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], fo
     processors of the buffers that it uses.
 
     `form` "numba" compiles the body, "plain" interprets it, "auto" compiles it where numba is installed. Raises
-    ValueError for an unknown form, and for "numba" where it is missing.
+    ValueError for an unknown form, for "numba" where it is missing, and where all tasks together take longer than can
+    be told.
     """
     if form not in FORMS:
         raise ValueError(f"simulator form {form!r} is unknown; choose one of {', '.join(FORMS)}")
     if form == "numba" and not can_compile():
         raise ValueError("simulator form 'numba' needs numba, which is not installed; choose 'auto' or 'plain'")
     assert len(durations) == len(graph.cost_keys) and len(engines) == NUM_LANES
+    _check_length(graph, durations)
     follow, serve = serving.BODIES if form == "plain" else serving.compiled_bodies()
     book, sweep = BODIES if form == "plain" else map(compiled, BODIES)
     tasks, num_tasks = _flat(graph, durations, engines), graph.num_tasks
@@ -88,6 +92,15 @@ def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], fo
     )  # fmt: skip
     peak = sweep(persistent, queue_ptr, queue, delta, start, end)
     return Simulated(Timeline(np.arange(num_tasks), start, end), persistent, peak, busy)
+
+
+def _check_length(graph: TaskGraph, durations: np.ndarray) -> None:
+    most = int(durations.max(initial=0)) * graph.num_tasks
+    if most >= LONGEST and (total := float(durations[graph.cost].sum(dtype=np.float64))) >= LONGEST:
+        raise ValueError(
+            f"the tasks of a step would take {total / PICOSECONDS:.3g} s in all, and what takes more than "
+            f"{LONGEST / PICOSECONDS:.3g} s is not simulated: look at the machine's figures, which are of a second"
+        )
 
 
 def _flat(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int]) -> Tasks:

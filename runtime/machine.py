@@ -380,6 +380,8 @@ def _check_processor(name: str, p: Processor) -> None:
     if not (math.isfinite(p.task_overhead_seconds) and p.task_overhead_seconds >= 0):
         raise ValueError(f"machine {name!r}: processor.task_overhead_seconds must be at least 0 and finite, not "
                          f"{p.task_overhead_seconds}")  # fmt: skip
+    if p.memory_bytes < 1:
+        raise ValueError(f"machine {name!r}: processor.memory_bytes must be at least 1, not {p.memory_bytes}")
     if not 0 <= p.reserved_bytes < p.memory_bytes:
         raise ValueError(f"machine {name!r}: processor.reserved_bytes must be at least 0 and below memory_bytes "
                          f"{p.memory_bytes}, not {p.reserved_bytes}")  # fmt: skip

@@ -194,9 +194,9 @@ def refuse(
     proc = int(excess.argmax())
     if excess[proc] > 0:
         owners = ", ".join(f"{name} ({written(size)})" for name, size in largest(graph, timeline, [proc])[0])
-        need, have = written(int(packing.peak_bytes[proc])), written(int(capacities[proc]))
+        told = _apart(int(packing.peak_bytes[proc]), int(capacities[proc]))
         raise ValueError(
-            f"processor {names[proc] if names else proc} needs {need} but has {have}; most of it is {owners}: "
+            f"processor {names[proc] if names else proc} needs {told}; most of it is {owners}: "
             "split these over more processors or take a smaller batch"
         )
 
@@ -207,6 +207,13 @@ def written(nbytes: int) -> str:
         if nbytes >= size:
             return f"{nbytes / size:.1f} {unit}"
     return f"{nbytes} bytes"
+
+
+def _apart(need: int, have: int) -> str:
+    """That this is needed where there is that, in bytes where both read alike otherwise."""
+    words = written(need), written(have)
+    needed, there = words if words[0] != words[1] else (f"{need:,} bytes", f"{have:,}")
+    return f"{needed} but has {there}"
 
 
 def _aligned(nbytes: np.ndarray) -> np.ndarray:

@@ -1,21 +1,26 @@
-"""Fewer processors: on a cluster nothing is found that is behind what the same search finds on its first node."""
+"""Fewer processors: on a cluster nothing is found that is behind what the same search finds on its first node, nor,
+where its processors are of several kinds, on the faster ones.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
 from castile.launch import models
+from castile.launch.__main__ import main
 from castile.launch.reports import report
 from castile.launch.typed import optimizers
 from castile.planner.choices.pins import Pin, Pins
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.families.updates import Updates
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import Found, search
-from castile.planner.searching.fewer import nodes, on_fewer, within
+from castile.planner.searching.fewer import faster, nodes, on_fewer, within
 from castile.planner.strategy import Names
 from castile.runtime import machine as machines
 from tests.test_models import scaled
@@ -57,7 +62,7 @@ def test_nothing_is_behind_what_is_found_on_fewer_of_the_nodes(model: str, on: s
     look = looking(same)
     plain = look(None)
     found = on_fewer(same, plain, look)
-    parts = [look(within(same, size)) for size in nodes(same.lowering.machine)]
+    parts = [look(within(same, range(size))) for size in nodes(same.lowering.machine)]
     assert found.evaluated.rank <= min(one.evaluated.rank for one in (plain, *parts))
     assert found.seeds == plain.seeds
 
@@ -102,3 +107,53 @@ def test_a_plan_tells_which_processors_it_leaves_idle(size: int) -> None:
     plan = search(f"data_parallel_{size}" if size < 8 else "data_parallel", same).strategy
     told = [line for line in report.plan_lines(plan) if "nothing to do" in line]
     assert told == {2: ["nothing to do for 2-7"], 4: ["nothing to do for 4-7"], 8: []}[size]
+
+
+def unlike(*kinds: str) -> str:
+    """The text of a machine's file: processors in this order, "fast" ones 50 times as fast as "slow" ones."""
+    rates = {"slow": (1e12, 1e11), "fast": (5e13, 5e12)}
+    processors = "".join(
+        f'[[processor]]\nkind = "{kind}"\nflops_per_second = {rates[kind][0]}\nbytes_per_second = {rates[kind][1]}\n'
+        "memory_bytes = 1_000_000_000\ntask_overhead_seconds = 4e-6\n"
+        for kind in kinds
+    )
+    return processors + '[[level]]\nname = "net"\nlatency_seconds = 5e-5\nbytes_per_second = 2e8\n'
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    assert main(["plan", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("kinds", ["slow slow fast fast", "slow fast", "fast slow fast"])
+@pytest.mark.parametrize("model", ["gpt:layers=2,width=64,heads=4,seq=32,vocab=64", "mlp:width=512"])
+def test_nothing_is_behind_what_is_found_on_the_faster_processors(kinds: str, model: str, tmp_path, capsys) -> None:
+    path = tmp_path / "unlike.toml"
+    path.write_text(unlike(*kinds.split()))
+    slow = ",".join(str(p) for p, kind in enumerate(kinds.split()) if kind == "slow")
+    given = [model, "--machine", str(path), "--batch", "16", "--budget", "500"]
+    every, fast = planned(capsys, *given), planned(capsys, *given, "--without", slow)
+    assert every["found"]["step_seconds"] <= fast["found"]["step_seconds"] * (1 + 1e-9)
+    assert every["pinned"] == [], "nobody pinned anything"
+    assert set(fast["seeds"]) - {"given"}, "known plans are told of the processors that may be used"
+    if every["microbatches"] > 1 and every["num_stages"] == 1:
+        assert not every["is_cut_to_fit"], "known plans of a whole batch fit"
+
+
+@pytest.mark.parametrize("without", [0, 1, 2, 3])
+@pytest.mark.parametrize("kinds", [("slow", "fast", "fast", "slow"), ("fast", "slow", "slow", "fast")])
+def test_known_plans_of_few_lie_on_the_fastest_that_may_be_used(kinds: tuple[str, ...], without: int, tmp_path) -> None:
+    path = tmp_path / "unlike.toml"
+    path.write_text(unlike(*kinds))
+    same = evaluator("mlp", str(path))
+    names = Names(same.lowering.piece.nodes, same.lowering.names.optional)
+    left = [p for p in range(4) if p != without]
+    pins = Pins([Pin("*", procs=frozenset(left), everywhere=True)], names, 4)
+    known = seeds(same.lowering, None, same.cost, pins)
+    (proc,) = {p for config in known["one_processor"].configs.values() for p in config.procs}
+    assert proc == next(p for p in left if kinds[p] == "fast")
+    assert all({p for c in plan.configs.values() for p in c.procs} <= set(left) for plan in known.values())
+
+
+def test_processors_of_one_speed_are_all_taken() -> None:
+    assert list(faster(evaluator("mlp", "dgx-h100"), range(8))) == []

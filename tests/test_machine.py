@@ -95,6 +95,7 @@ def test_file_of_unequal_processors(tmp_path):
         ("nodes = 2", "nodes = 2\nnodes = 3", ["TOML", "line 3"]),
         ("nodes = 2", "nodes = '2'", ["nodes", "expected a whole number"]),
         ("nodes = 2", "nodes = 0", ["nodes", "at least 1"]),
+        ("memory_bytes = 1000", "memory_bytes = 0", ["processor.memory_bytes must be at least 1, not 0"]),
         ("memory_bytes = 1000", "memory_bytes = 'x'", ["processor[0].memory_bytes", "expected a whole number"]),
         ("flops_per_second = 1e12", "flops_per_second = inf", ["flops_per_second", "finite"]),
         *(

@@ -292,6 +292,8 @@ def test_refusal_names_processor_sizes_and_owners():
         refuse(graph, timeline, packing, [2**30, 2**23])
     assert "bias (128 bytes)" in str(refusal.value)
     refuse(graph, timeline, packing, [0, 2**24])
+    with pytest.raises(ValueError, match=r"^processor 1 needs 12,58[\d,]+ bytes but has 12,582,912; "):
+        refuse(graph, timeline, packing, [2**30, 12 * 2**20])
 
 
 def test_sizes_are_written_for_people():

@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass
 from math import prod
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import Budget, search
 from castile.planner.searching import fronts
-from castile.planner.searching.fronts import search_front
+from castile.planner.searching.fronts import Point, front_of, search_front
 from castile.planner.searching.settling import settled
 from castile.planner.strategy import Config, decode, encode
 from castile.runtime import machine as machines
@@ -149,6 +150,29 @@ def test_a_thinned_frontier_keeps_its_ends(seen, gain):
     if kept:
         assert (kept[0], kept[-1]) == (frontier.points[0], frontier.points[-1])
     assert frontier.thinned(0.0) == frontier.points
+    for point in frontier.points:
+        # What is left out is hardly smaller than one that is faster.
+        faster = [max(one.peak_bytes) for one in kept if one.seconds <= point.seconds]
+        assert (1 - gain) * min(faster) <= max(point.peak_bytes)
+
+
+arenas = st.lists(st.tuples(st.integers(1, 12).map(float), st.integers(90, 110)), min_size=1, max_size=12)
+
+
+@given(arenas, st.tuples(st.integers(1, 12).map(float), st.integers(90, 110)))
+def test_what_was_found_is_in_the_front_unless_it_is_beaten(seen, last):
+    def point(seconds, nbytes):
+        return Point(None, Worth(seconds, (0,)), (nbytes, 1))
+
+    def told(points):
+        return [(one.evaluated.seconds, max(one.arena_bytes)) for one in points]
+
+    found = SimpleNamespace(strategy=None, evaluated=Worth(last[0], (0,)), arena_bytes=(last[1], 1))
+    front = told(front_of([point(*one) for one in seen], found))
+    every = [*seen, last]
+    assert front[0] == min(every)
+    assert not [a for a in front for b in every if b != a and b[0] <= a[0] and b[1] <= a[1]]
+    assert front[-1][1] == min(nbytes for _, nbytes in every)
 
 
 @pytest.mark.parametrize("objective", ["time", "memory"])

@@ -164,6 +164,17 @@ def test_long_times_stay_exact():
     assert simulate(draft.graph(), np.array([day // 1000]), tuple(Lane)).timeline.end[-1] == day // 1000 * 1000
 
 
+def test_a_step_that_is_too_long_to_be_told_is_refused():
+    draft = Draft(1)
+    for _ in range(10):
+        draft.task([(0, Lane.COMPUTE)])
+    graph = draft.graph()
+    durations = np.full(len(graph.cost_keys), 2**59)
+    with pytest.raises(ValueError, match=r"^the tasks of a step would take 5\.76e\+06 s in all"):
+        simulate(graph, durations, range(NUM_LANES))
+    assert simulate(graph, durations // 2, range(NUM_LANES)).seconds == pytest.approx(2.88e6, rel=1e-3)
+
+
 def test_unknown_form_is_refused():
     with pytest.raises(ValueError, match="'cuda'"):
         simulate(Draft(1).graph(), np.array([]), tuple(Lane), "cuda")

@@ -25,9 +25,9 @@ from castile.planner.lower import Lowering
 from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating
 from castile.planner.searching.accumulating import Chosen, Foreseen
-from castile.planner.searching.fewer import FURTHER, on_fewer
+from castile.planner.searching.fewer import FURTHER, could_gain, faster, on_fewer, only
 from castile.planner.searching.filling import Others, cut_for, filled, instead, sooner
-from castile.planner.searching.fronts import Point, search_front
+from castile.planner.searching.fronts import Point, front_of, search_front
 from castile.planner.searching.settling import SETTLING, settled, settled_known
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.step.recompute import FULL, NOTHING, SELECTIVE
@@ -42,6 +42,8 @@ LEAST_SECONDS = 1e-3
 DOUBTED = 0.5
 
 Dropped = tuple[str, ...]
+# In how many microbatches a plan was found, the plan, and the plans of a front.
+Looked = tuple[Chosen, Found, list[Point]]
 IsOver = Callable[[], bool]
 Enough = Callable[[Dropped, Iterable[int]], Chosen | None]
 
@@ -78,11 +80,15 @@ def mode_of(objective: str) -> str:
 
 @dataclass(frozen=True)
 class Looking:
-    """What was asked for, and the plan to start from, if one is given, by the name "given"."""
+    """What was asked for, and the plan to start from, if one is given, by the name "given".
+
+    only   the processors on which all is to stay; empty for all that may be used
+    """
 
     command: Asked
     desk: Desk
     start: dict[str, Strategy]
+    only: tuple[int, ...] = ()
 
     @property
     def mode(self) -> str:
@@ -133,10 +139,51 @@ class Looking:
         found = [pins.parse(text) for text in self.command.pin]
         if self.command.without:
             found.append(pins.without(self.command.without, lowering.machine.num_procs))
+        if self.only:
+            found.append(only(self.only))
         names = Names(lowering.piece.nodes, lowering.names.optional)
         return Pins(found, names, lowering.machine.num_procs) if found else None
 
-    def look(self, limits: Budget, progress: Progress | None) -> tuple[Chosen, Found, list[Point]]:
+    def look(self, limits: Budget, progress: Progress | None) -> Looked:
+        """What is found on all processors that may be used, or, where these are of several speeds, the better plan that
+        is found on the faster of them alone: known plans that cut layers, and pipelines, are seldom good on both.
+
+        Of a time a twentieth more goes into each of these. Raises NoPlanFits where none is found anywhere.
+        """
+        began, refused, best = clock(), None, None
+        try:
+            best = self._looked(limits, progress)
+        except NoPlanFits as error:
+            refused = error
+        num_proposals = best[1].num_proposals if best else refused.num_proposals if refused else 0
+        for procs in self._faster(best):
+            if limits.is_over():
+                break
+            part = limits if limits.seconds is None else replace(limits, seconds=FURTHER * limits.seconds)
+            try:
+                other = replace(self, only=procs)._looked(part, progress)
+            except ValueError:  # no plan fits there, or a pin asks for more
+                continue
+            num_proposals += other[1].num_proposals
+            best = other if best is None else _better(best, other)
+        if best is None:
+            assert refused is not None
+            raise refused
+        chosen, found, points = best
+        found = replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals)
+        return replace(chosen, pins=self.pins(chosen.evaluator.lowering)), found, points
+
+    def _faster(self, best: Looked | None) -> Iterator[tuple[int, ...]]:
+        """On which processors alone to look too: none where a known plan, a front or little memory is asked for."""
+        if self.names or self.command.front or self.command.objective == "memory":
+            return
+        evaluator, pinned = self._at(self.recompute, self.microbatches)
+        every = range(evaluator.lowering.machine.num_procs) if pinned is None else pinned.procs
+        for procs in faster(evaluator, every):
+            if best is None or could_gain(evaluator, len(procs), best[1].evaluated.seconds):
+                yield procs
+
+    def _looked(self, limits: Budget, progress: Progress | None) -> Looked:
         """Search, and where no plan fits in more and more microbatches, then with more and more computed again, as far
         as neither was said.
 
@@ -272,7 +319,8 @@ class Looking:
         if self.command.front:
             more = [self.dropped(way) for way in self._ways]
             found, points = search_front(self.command.search, evaluator, limits, pins=pinned, dropping=more, **given)
-            return settled(evaluator, found, sizes, is_settled, pins=pinned), points
+            found = settled(evaluator, found, sizes, is_settled, pins=pinned)
+            return found, front_of(points, found)
 
         def look(within: Pins | None, share: float = 1.0) -> Found:
             part = limits if limits.seconds is None else replace(limits, seconds=share * limits.seconds)
@@ -280,6 +328,13 @@ class Looking:
 
         found = on_fewer(evaluator, look(pinned), partial(look, share=FURTHER), pinned, is_settled)
         return settled(evaluator, found, sizes, is_settled, pins=pinned), []
+
+
+def _better(one: Looked, other: Looked) -> Looked:
+    """The better of two, with the known plans of the first."""
+    if one[1].evaluated.rank <= other[1].evaluated.rank:
+        return one
+    return other[0], replace(other[1], seeds=one[1].seeds), other[2]
 
 
 def _left(limits: Budget, passed: float, share: float = 1.0) -> Budget:

@@ -39,7 +39,9 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
         out.say(f"\n{_bound_words(facts)}")
     if facts.get("front"):
         out.say("\nplans that none other beats in both time and memory:")
-        out.print(report.plan_table({row.get("file", f"{n}"): row for n, row in enumerate(facts["front"], 1)}, what))
+        # Of a plan of the front it is known what its fullest arena takes.
+        rows = [row | {"live_bytes": max(row["arena_bytes"])} for row in facts["front"]]
+        out.print(report.plan_table({row.get("file", f"{n}"): row for n, row in enumerate(rows, 1)}, what))
     looked = f"after {report.counted(facts['num_proposals'], 'proposal')} in {facts['elapsed_seconds']:.1f} s"
     same = f"; it equals {facts['equals']}" if facts["equals"] else ""
     out.say(f"\nthe plan, {looked}{same}:")

@@ -6,6 +6,7 @@ It does not know plans, nor who sees them.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -22,6 +23,7 @@ class Worth(Protocol):
     def peak_bytes(self) -> tuple[int, ...]: ...
 
 
+P = TypeVar("P")
 W = TypeVar("W", bound=Worth)
 
 
@@ -52,14 +54,19 @@ class Frontier(Generic[W]):
         self.points[at:beaten] = [worth]
 
     def thinned(self, gain: float) -> list[W]:
-        """From the fastest on those that need a share of `gain` less memory than the one before; always the least."""
-        kept = self.points[:1]
-        for point in self.points[1:]:
-            if max(point.peak_bytes) <= (1 - gain) * max(kept[-1].peak_bytes):
-                kept.append(point)
-        if self.points and kept[-1] is not self.points[-1]:
-            kept[-1:] = [self.points[-1]] if len(kept) > 1 else [kept[-1], self.points[-1]]
-        return kept
+        """What is left of the points by `thinned`."""
+        return thinned(self.points, lambda point: max(point.peak_bytes), gain)
+
+
+def thinned(points: Sequence[P], nbytes: Callable[[P], int], gain: float) -> list[P]:
+    """From the fastest on those that need a share of `gain` less memory than the one before; always the smallest."""
+    kept, smallest = list(points[:1]), points[:1]
+    for point in points[1:]:
+        if nbytes(point) <= (1 - gain) * nbytes(kept[-1]):
+            kept.append(point)
+        if nbytes(point) < nbytes(smallest[0]):
+            smallest = [point]
+    return [*kept, *(one for one in smallest if nbytes(one) < nbytes(kept[-1]))]
 
 
 def _bytes_and_seconds(worth: Worth) -> tuple[int, float]:

@@ -101,10 +101,10 @@ def _makers_within(lowering: Lowering, cost: CostModel | None, pins: Pins | None
     """How known plans are made for a machine of the processors that may be used, if they are one; else as for all."""
     machine = lowering.machine
     procs = range(machine.num_procs) if pins is None else pins.procs
-    part = machine.part(procs) if len(procs) < machine.num_procs and len(machine.kinds) == 1 else None
+    part = machine.part(procs) if len(procs) < machine.num_procs else None
     if part is None:
-        return _makers(lowering, cost)
-    made = _makers(lowering.remade(machine=part), cost)
+        return _makers(lowering, cost, procs)
+    made = _makers(lowering.remade(machine=part), cost and cost.on(part))
     return {name: partial(_made_on, procs, make) for name, make in made.items()}
 
 
@@ -112,16 +112,22 @@ def _made_on(procs: Sequence[int], make: Callable[[], Configs]) -> Configs:
     return _moved(make(), procs)
 
 
-def _makers(lowering: Lowering, cost: CostModel | None) -> dict[str, Callable[[], Configs]]:
-    """How each known plan is made: those of everyone, then those that do with fewer processors or narrower cuts."""
+def _makers(
+    lowering: Lowering, cost: CostModel | None, procs: Sequence[int] | None = None
+) -> dict[str, Callable[[], Configs]]:
+    """How each known plan is made: those of everyone, then those that do with fewer processors or narrower cuts.
+
+    procs   on which those of few lie, as far as these are enough; all by default
+    """
     graph, num_procs = lowering.piece, lowering.machine.num_procs
+    on_fastest = partial(_on_fastest, lowering, cost, frozenset(range(num_procs) if procs is None else procs))
     cuts = TensorCuts(graph)
     # What is cut within a layer talks at every layer, so it stays within a node: all levels but the farthest.
     near = lowering.machine.levels[-2:][0].group if lowering.machine.levels else 1
     made: dict[str, Callable[[], Configs]] = {
         "data_parallel": partial(data_parallel, graph, num_procs),
         "balanced": partial(balanced, lowering, cost),
-        "one_processor": partial(_on_fastest, partial(one_processor, graph), lowering, cost),
+        "one_processor": partial(on_fastest, partial(one_processor, graph)),
         "one_weird_trick": partial(one_weird_trick, graph, num_procs),
         "fsdp": partial(fsdp, lowering),
         "megatron": partial(megatron, cuts, num_procs, near),
@@ -130,7 +136,7 @@ def _makers(lowering: Lowering, cost: CostModel | None) -> dict[str, Callable[[]
         made["context_parallel"] = make = partial(context_parallel, cuts, num_procs)
         made["context_parallel_zero"] = partial(_in_pieces, lowering, make)
     for fewer in _halves(num_procs):
-        made[f"data_parallel_{fewer}"] = partial(_on_fastest, partial(data_parallel, graph, fewer), lowering, cost)
+        made[f"data_parallel_{fewer}"] = partial(on_fastest, partial(data_parallel, graph, fewer))
     for fewer in _halves(near):
         made[f"megatron_{fewer}"] = partial(megatron, cuts, num_procs, fewer)
     for name, laid in _with_experts(cuts, num_procs, near).items():
@@ -237,13 +243,15 @@ def _cuts_evenly(cuts: TensorCuts, near: int, width: int) -> bool:
     return cuts.of(width) == found and all(-(-n // width) * width <= n * (1 + UNEVEN) for n in extents)
 
 
-def _on_fastest(make: Callable[[], Configs], lowering: Lowering, cost: CostModel | None) -> Configs:
-    """What is made, on the fastest processors instead of the first; of equal ones these are the first."""
+def _on_fastest(
+    lowering: Lowering, cost: CostModel | None, procs: frozenset[int], make: Callable[[], Configs]
+) -> Configs:
+    """What is made, on the fastest of these processors, then on others, instead of the first; equal ones in order."""
     configs = make()
     speeds = shares.speeds(lowering, cost or CostModel(lowering.machine))
     different = {*configs.values()}
     count = 1 + max(max(config.procs) for config in different)
-    return _moved(configs, sorted(sorted(range(len(speeds)), key=lambda p: -speeds[p])[:count]))
+    return _moved(configs, sorted(sorted(range(len(speeds)), key=lambda p: (p not in procs, -speeds[p]))[:count]))
 
 
 def _moved(configs: Configs, procs: Sequence[int]) -> Configs:

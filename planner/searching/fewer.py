@@ -7,11 +7,12 @@ a machine. It does not know how a search moves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from castile.planner.bounds.lower_bound import lower_bound
+from castile.planner.choices import shares
 from castile.planner.choices.pins import Pin, Pins
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.seeds import has_many_parts
@@ -30,7 +31,7 @@ def on_fewer(
     pins: Pins | None = None,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Found:
-    """What was found, or a better plan that is found on the first of a machine's equal nodes; the other is a finalist.
+    """What was found, or a better plan that is found on the first of equal nodes; the other is a finalist.
 
     look      the same search with other pins
     pins      those with which it was made
@@ -40,9 +41,11 @@ def on_fewer(
     takes.
     """
     machine = evaluator.lowering.machine
+    procs = range(machine.num_procs) if pins is None else pins.procs
+    part = machine if len(procs) == machine.num_procs else machine.part(procs)
     # Where there are many parts a search may take half a minute, and as long again on half of the nodes.
-    is_quick = not has_many_parts(evaluator.lowering) and len(machine.kinds) == 1
-    sizes = list(nodes(machine)) if is_quick and not found.is_insisted and evaluator.objective != "memory" else []
+    is_quick = not (has_many_parts(evaluator.lowering) or found.is_insisted or evaluator.objective == "memory")
+    sizes = list(nodes(part)) if is_quick and part is not None and len(part.kinds) == 1 else []
     bound = lower_bound(evaluator) if sizes else None
     if bound is None:
         return found
@@ -51,7 +54,7 @@ def on_fewer(
         if least >= found.evaluated.seconds or is_over():
             break
         try:
-            other = look(within(evaluator, num_procs, pins))
+            other = look(within(evaluator, procs[:num_procs], pins))
         except ValueError:  # a plan does not fit there, or a pin asks for more
             break
         num_proposals = found.num_proposals + other.num_proposals
@@ -73,9 +76,29 @@ def nodes(machine: Machine) -> Iterator[int]:
             yield inner * count
 
 
-def within(evaluator: Evaluator, num_procs: int, pins: Pins | None = None) -> Pins:
-    """These pins, and that all stays on the first processors. Raises ValueError where they contradict that."""
+def within(evaluator: Evaluator, procs: Iterable[int], pins: Pins | None = None) -> Pins:
+    """These pins, and that all stays on these processors. Raises ValueError where they contradict that."""
     lowering = evaluator.lowering
     names = Names(lowering.piece.nodes, lowering.names.optional)
-    first = Pin("*", procs=frozenset(range(num_procs)), everywhere=True)
-    return Pins([*(pins.pins if pins is not None else ()), first], names, lowering.machine.num_procs)
+    return Pins([*(pins.pins if pins is not None else ()), only(procs)], names, lowering.machine.num_procs)
+
+
+def only(procs: Iterable[int]) -> Pin:
+    """That all stays on these processors."""
+    return Pin("*", procs=frozenset(procs), everywhere=True)
+
+
+def faster(evaluator: Evaluator, procs: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Of these processors ever fewer, where they are of several speeds: without the slowest, then without the slowest
+    of the others, down to the fastest.
+    """
+    speeds = shares.speeds(evaluator.lowering, evaluator.cost)
+    for least in sorted({speeds[p] for p in procs})[1:]:
+        yield tuple([p for p in procs if speeds[p] >= least])
+
+
+def could_gain(evaluator: Evaluator, num_procs: int, seconds: float) -> bool:
+    """Whether so few processors could do a step's work in less than so many seconds; where no bound is known too."""
+    bound = lower_bound(evaluator)
+    least = 0.0 if bound is None else bound.work_seconds * evaluator.lowering.machine.num_procs / num_procs
+    return least < seconds

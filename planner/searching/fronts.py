@@ -15,7 +15,7 @@ import msgspec
 from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.budget import Budget
 from castile.planner.evaluation.evaluator import Evaluated, Evaluator
-from castile.planner.evaluation.frontier import Frontier
+from castile.planner.evaluation.frontier import Frontier, thinned
 from castile.planner.evaluation.sizes import SIZES, variants
 from castile.planner.search import Found, NoPlanFits, Progress, budget_of, finished, search
 from castile.planner.searching.settling import SETTLING, pieced
@@ -138,6 +138,20 @@ def _limits(frontier: Frontier[Evaluated]) -> list[int]:
         return []
     most, least = (max(frontier.points[n].peak_bytes) for n in (0, -1))
     return [round(least * (most / least) ** (n / (NUM_LIMITS + 1))) for n in range(1, NUM_LIMITS + 1)]
+
+
+def front_of(points: Sequence[Point], found: Found) -> list[Point]:
+    """Of these plans and what was found those that none beats in both seconds and bytes of the fullest arena, from the
+    fastest on; of those that are near each other in memory the fastest, and the smallest.
+    """
+
+    def nbytes(point: Point) -> int:
+        return max(point.arena_bytes)
+
+    every = [*points, Point(found.strategy, found.evaluated, found.arena_bytes)]
+    ordered = sorted(every, key=lambda point: (point.evaluated.seconds, nbytes(point)))
+    unbeaten = [one for n, one in enumerate(ordered) if all(nbytes(one) < nbytes(other) for other in ordered[:n])]
+    return thinned(unbeaten, nbytes, GAIN)
 
 
 def _packed(evaluator: Evaluator, frontier: Frontier[Evaluated], name: str, seed: int) -> list[Point]:
