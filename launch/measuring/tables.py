@@ -6,6 +6,7 @@ It does not know how they were measured.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +68,7 @@ def facts(of: Profiled, rows: Sequence[Row], path: str, elapsed_seconds: float, 
         "machine": of.machine.name,
         "num_ranks": of.num_ranks,
         "batch_samples": of.graph.batch,
+        "dtype": of.graph.dtype,
         "plans": list(dict.fromkeys(row.plan for row in rows)),
         "num_keys": len(rows),
         "num_new_keys": sum(row.is_new for row in rows),
@@ -145,7 +147,9 @@ def _told(facts: Mapping[str, Any]) -> list[str]:
     """How it is known though nothing ran, and who takes it."""
     kind, num_untold = facts["processor"]["kind"], facts["num_untold_keys"]
     left = f"; of {report.counted(num_untold, 'kind')} nothing can be told" if num_untold else ""
-    plan = f"castile plan {facts['model']} --machine {facts['machine']} --profile {facts['files']['profile']}"
+    given = {"machine": "machine", "dtype": "dtype", "batch": "batch_samples"}
+    words = [word for name, fact in given.items() for word in (f"--{name}", str(facts[fact]))]
+    plan = shlex.join(["castile", "plan", facts["model"], *words, "--profile", facts["files"]["profile"]])
     told = f"nothing ran: it is told from kernels compiled for {kind}, those told now with what binds them{left}"
     return [told, f"plan with it: {plan}"]
 
