@@ -208,7 +208,7 @@ def _passed() -> tuple[signal.Signals, ...]:
     if threading.current_thread() is not threading.main_thread():
         return ()
     # What this process is to ignore (nohup; Ctrl-C for what a script starts in the background) stays ignored.
-    known = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    known = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     return tuple(number for number in known if signal.getsignal(number) is not signal.SIG_IGN)
 
 

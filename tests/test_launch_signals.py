@@ -32,7 +32,7 @@ def begun(program, **more):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGKILL])
 def test_a_signal_ends_the_ranks_too(number):
     """Ranks that have not met in MPI yet, and so see nothing of each other's end."""
     process = begun(SLEEPER)

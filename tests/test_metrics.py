@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from castile.launch.processes.ranks import UserError
 from castile.launch.training import events, metrics
 from tests.mpi import CHECKOUT
 
@@ -42,6 +43,19 @@ def test_what_is_recorded_is_read_again(tmp_path_factory, facts):
     path = tmp_path_factory.mktemp("metrics") / "a.jsonl"
     write(path, facts)
     assert [record["facts"] for record in read(path)] == [as_json(fact) for fact in facts]
+
+
+def test_two_runs_do_not_write_one_file(tmp_path):
+    path = tmp_path / "a.jsonl"
+    with metrics.start(str(path), "", False) as log:
+        log.record("step", step=1)
+        for resume in (False, True):
+            with pytest.raises(UserError, match=r"--metrics .*a.jsonl: another run writes there; wait for its end or"):
+                metrics.start(str(path), "", resume)
+        log.record("step", step=2)
+    assert [record["step"] for record in read(path)] == [1, 2]
+    write(path, [{}])
+    assert [record["step"] for record in read(path)] == [0]
 
 
 @given(records, records, st.data())

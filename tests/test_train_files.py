@@ -3,14 +3,19 @@
 import errno
 import json
 import os
+import shutil
+import signal
 import sqlite3
+import threading
+import time
 
 import pytest
 
 from castile.launch.__main__ import main
 from castile.launch.checkpoints.disk import Disk
 from castile.launch.checkpoints.folder import latest
-from tests.runs import MLP, losses, told
+from castile.launch.training.training import Training
+from tests.runs import MLP, losses, records, told
 
 
 def everything(folder):
@@ -69,6 +74,38 @@ def test_what_was_measured_stays_where_the_training_ends(alone, capsys, monkeypa
     assert main([*words, "--picture", "step.svg"]) == 2
     out, err = capsys.readouterr()
     assert json.loads(out)["num_steps"] == 3 and "castile: step.svg: " in err and measured("profile.db") != before
+
+
+def test_who_is_asked_to_stop_tries_no_longer(alone, capsys, monkeypatch):
+    def write(disk, descriptor, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    told(capsys, "--steps", "2", "--checkpoint", "run")
+    monkeypatch.setattr(Disk, "write", write)
+    threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    begun = time.monotonic()
+    status = main([*MLP, "--steps", "4", "--checkpoint", "run", "--checkpoint-every", "9", "--resume", "--json"])
+    out, err = capsys.readouterr()
+    assert time.monotonic() - begun < 5 and err.count("make room: it is tried again in 5 s") == 1
+    assert (status, json.loads(out)["stopped_by"], latest("run").step) == (2, "SIGTERM", 2)
+    assert "castile: what was trained since is lost: the checkpoint of step 4, " in err
+
+
+def test_a_folder_that_is_gone_ends_no_training(alone, capsys, monkeypatch):
+    real = Training._save
+
+    def save(training, step):
+        if step == 4:
+            shutil.rmtree("run")
+        return real(training, step)
+
+    monkeypatch.setattr(Training, "_save", save)
+    words = ("--steps", "8", "--checkpoint", "run", "--checkpoint-every", "2", "--metrics", "a.jsonl")
+    status = main([*MLP, *words, "--json"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["num_steps"] == 8 and status == 2
+    assert "the checkpoint of step 4, " in err and "No such file or directory; there is none yet, and training" in err
+    assert len(records(alone / "a.jsonl", "step")) == 8
 
 
 @pytest.mark.parametrize("stops", [False, True], ids=["to its end", "asked to stop"])

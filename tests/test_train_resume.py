@@ -1,5 +1,6 @@
 """Training that stops and goes on: signals, checkpoints, the same samples and rates, records of all of it."""
 
+import gc
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from castile.launch.checkpoints.folder import checkpoints, latest
 from castile.launch.jobs.execution import initial
 from castile.launch.models import parse
 from castile.launch.processes.stopping import Stopping
+from castile.launch.training import evaluate
 from castile.planner import strategy as strategies
 from castile.planner.families.updates import Updates
 from castile.planner.known.seeds import seeds
@@ -379,3 +381,36 @@ def test_a_run_goes_on_in_any_dtype_that_keeps_parameters_alike(kept, others, al
     capsys.readouterr()
     assert main([*words, "--steps", "9", "--dtype", "float32" if kept == "float64" else "float64"]) == 2
     assert f"keeps its parameters in {kept}" in capsys.readouterr().err
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_launch_that_is_asked_to_stop_saves(number, alone):
+    """Of steps that take longer than the quarter of a second that mpirun gives ranks which it ends."""
+    words = ["train", "mlp:layers=8,width=1024", "--search", "data_parallel", "--batch", "1024", "--steps", "10000"]
+    files = ["--checkpoint", "run", "--metrics", "run.jsonl", "--json"]
+    program = [sys.executable, "-m", "castile", "launch", "-n", "2", *words, *files]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    with subprocess.Popen(
+        program, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        when_trained(alone / "run.jsonl", 2, lambda: process.send_signal(number)).join()
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert latest("run").step == json.loads(out)["num_steps"] >= 2
+    assert records(alone / "run.jsonl", "end")[0]["reason"] == "SIGUSR1"
+
+
+def test_evaluations_leave_nothing_behind(alone, capsys, monkeypatch):
+    seen = []
+    real = evaluate.judge
+
+    def judge(*args):
+        seen.append(len(gc.get_objects()))
+        return real(*args)
+
+    monkeypatch.setattr(evaluate, "judge", judge)
+    assert main([*MLP, "--steps", "60", "--evaluate-every", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_steps"] == 60
+    # Of each a few objects, and not all that its plan is lowered to.
+    assert seen[-1] - seen[20] < 60 * 40, seen

@@ -265,8 +265,11 @@ class Checkpointer:
         )
 
     def _refusal(self, error: OSError) -> str:
-        free = written(free_bytes(self.folder))
-        return f"rank {self.comm.rank} on {self.comm.host}: {error.strerror or error}, {free} are free"
+        told = f"rank {self.comm.rank} on {self.comm.host}: {error.strerror or error}"
+        # Of a folder that is gone it is not known what is free.
+        with contextlib.suppress(OSError):
+            told += f", {written(free_bytes(self.folder))} are free"
+        return told
 
     def _open(self, begin_step: int) -> int | None:
         """Make the folder, lock it and clean it on rank 0; see on all ranks that it is the same one."""

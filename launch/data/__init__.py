@@ -221,7 +221,8 @@ def split(seed: int, name: str, num_samples: int, share: float) -> tuple[np.ndar
     if not 0 < share < 1:
         raise ValueError(f"data set {name}: the share that is held out should lie between 0 and 1, got {share}")
     if num_samples < 2:
-        raise ValueError(f"data set {name}: {num_samples} samples are too few to hold one out")
+        many = "1 sample is" if num_samples == 1 else f"{num_samples} samples are"
+        raise ValueError(f"data set {name}: {many} too few to hold one out")
     order = rng.permutation(seed, f"{name} split", num_samples)
     num_train = min(max(num_samples - round(num_samples * share), 1), num_samples - 1)
     return order[:num_train], order[num_train:]

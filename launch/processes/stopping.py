@@ -59,6 +59,12 @@ class Stopping:
         self._round_step = step + int(answer)
         return False
 
+    def now(self) -> bool:
+        """Whether any rank was asked to stop until now; every rank calls it."""
+        told = self._comm.gather_bytes(self.name.encode())
+        self.name = self._comm.bcast_bytes(next(filter(None, told), b"") if told is not None else None).decode()
+        return bool(self.name)
+
     def _answer(self, step: int, told: list[bytes]) -> bytes:
         """Rank 0's: the signal that any rank was given, or in how many steps the ranks ask again."""
         asked = next(filter(None, told), None)

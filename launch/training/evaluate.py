@@ -6,7 +6,7 @@ trained, nor what becomes of what it says.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import expit, logsumexp
 
 from castile.launch.data import Dataset, Samples, full_batch
-from castile.launch.jobs.execution import Execution, feed_from
+from castile.launch.jobs.execution import Execution, Prepared, feed_from
 from castile.launch.jobs.jobs import Job
 from castile.launch.reports.progress import Advance
 from castile.planner.graph import Graph, Node
@@ -49,21 +49,23 @@ def truth(job: Job, samples: Samples) -> str | None:
     return name if name in samples.shapes else None
 
 
+def prepared(job: Job, plan: Strategy) -> Prepared:
+    """What a plan that the model is trained with is in a forward pass over held-out samples; all ranks call it."""
+    return job.prepare(adapted(plan, job.lowering, job.evaluation), forward(job))
+
+
 def held_out(
-    job: Job, plan: Strategy, dataset: Dataset, state: State, advance: Advance = lambda *_: None
+    job: Job, passing: Callable[[], Prepared], dataset: Dataset, state: State, advance: Advance = lambda *_: None
 ) -> HeldOut | None:
     """Evaluate on all held-out samples; rank 0 gets the figures. None where there is nothing to judge (`truth`).
 
-    plan      one that the model is trained with
+    passing   what `prepared` gives for the plan that the model is trained with
     advance   is told, on all ranks, how many of how many samples are done
     """
     labels = truth(job, dataset.held_out)
     if labels is None:
         return None
-    lowering = forward(job)
-    execution = job.execute(
-        job.prepare(adapted(plan, job.lowering, job.evaluation), lowering), 0, state, job.evaluation
-    )
+    execution = job.execute(passing(), 0, state, job.evaluation)
     told = says(execution, dataset.held_out, [labels], advance)
     pieces = ((outputs[execution.graph.outputs[0]], given[labels]) for outputs, given in told)
     return judge(execution.graph, pieces, dataset.num_held_out)

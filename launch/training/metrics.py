@@ -5,6 +5,7 @@ It does not know what is measured; who trains says what happened.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -26,14 +27,24 @@ _NO_CURVE = ("kind", "step", "samples")
 class Sink:
     """A file where records go, one after another. Each is in the system's hands once written: a kill loses none."""
 
-    def __init__(self, path: Path, option: str, flag: int) -> None:
-        """Open for records to come. Raises UserError where that cannot be."""
+    def __init__(self, path: Path, option: str) -> None:
+        """Open for records to come, after those that are there. Raises UserError where that cannot be, as where another
+        run writes there.
+        """
         self.option = option
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o666)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             raise UserError(f"{option}: {error.strerror}; make room or choose another path") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._file)
+            raise UserError(f"{option}: another run writes there; wait for its end or choose another path") from error
+        except OSError:
+            # Not every file system knows of such locks.
+            pass
 
     def record(self, record: Mapping[str, Any]) -> None:
         raise NotImplementedError
@@ -49,7 +60,6 @@ class Sink:
             # what is no file on a disk is not cut
             with suppress(OSError):
                 os.ftruncate(self._file, size)
-                os.lseek(self._file, size, os.SEEK_SET)
             raise
 
     @property
@@ -66,9 +76,13 @@ class Lines(Sink):
 
     def __init__(self, path: str, resume: bool) -> None:
         """After those lines that are there when resuming, in place of them otherwise."""
+        super().__init__(Path(path), f"--metrics {path}")
         if resume:
             mend(path)
-        super().__init__(Path(path), f"--metrics {path}", os.O_APPEND if resume else os.O_TRUNC)
+            return
+        # What is no file on a disk has nothing to cut.
+        with suppress(OSError):
+            os.ftruncate(self._file, 0)
 
     def record(self, record: Mapping[str, Any]) -> None:
         self.write(json.dumps(_without_nan(record), allow_nan=False).encode() + b"\n")
@@ -115,7 +129,7 @@ class Events(Sink):
     def __init__(self, folder: str) -> None:
         # as TensorBoard calls them: it reads all whose names hold the third word, in the order of the fourth
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-        super().__init__(Path(folder) / name, f"--tensorboard {folder}", os.O_TRUNC)
+        super().__init__(Path(folder) / name, f"--tensorboard {folder}")
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Every number of the record is a point of the curve KIND/NAME."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ NUM_SAMPLED = 20
 LEAST_BETWEEN = 4
 # When the last save is tried again: ten minutes in all.
 AGAIN_SECONDS = (5, 15, 40, 60, 120, 180, 180)
+# Meanwhile it is asked so often whether the job is to stop.
+TICK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Training:
                     self.progress.stopped_by = stopping.name
                     break
             if course.saver is not None:
-                self._save_last(first + self.progress.num_steps, course.saver)
+                self._save_last(first + self.progress.num_steps, course.saver, stopping)
                 course.saver.close()
         self.progress.remarks = course.execution.runner.remarks
         self.progress.workspace_bytes = course.execution.runner.workspace_bytes
@@ -193,9 +195,14 @@ class Training:
         if course.evaluate_every and step % course.evaluate_every == 0 and step < last:
             self._evaluate(step)
 
+    @cached_property
+    def _passing(self) -> Prepared:
+        """What held-out samples go through, made once."""
+        return evaluate.prepared(self.job, self.course.plan)
+
     def _evaluate(self, step: int, advance: Advance = lambda *_: None) -> None:
         course = self.course
-        judged = evaluate.held_out(self.job, course.plan, course.dataset, course.execution.state, advance)
+        judged = evaluate.held_out(self.job, lambda: self._passing, course.dataset, course.execution.state, advance)
         if judged is None:
             return
         facts = telling.evaluation(step, judged)
@@ -213,9 +220,9 @@ class Training:
             copied = course.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(course.plan))
         self.progress.copied_seconds += copied.seconds + copied.waited_seconds
 
-    def _save_last(self, step: int, saver: Checkpointer) -> None:
+    def _save_last(self, step: int, saver: Checkpointer, stopping: Stopping) -> None:
         """Save what has come of it all: where the disk is full, again and again while somebody may make room, unless
-        the job was asked to stop and has little time left."""
+        the job was asked to stop, before or meanwhile, and has little time left."""
         self._told(self._ended(saver))
         outcome = None
         for seconds in (*AGAIN_SECONDS, None):
@@ -224,11 +231,23 @@ class Training:
             lacks_room = outcome is not None and outcome.lacks_room
             is_last = seconds is None or not lacks_room or bool(self.progress.stopped_by)
             self._told(outcome, "" if is_last else f"; make room: it is tried again in {seconds} s")
-            if is_last:
+            if is_last or self._is_stopped_within(seconds or 0, stopping):
                 break
-            time.sleep(seconds or 0)
         if self.job.leads and outcome is not None and not outcome.complete:
             self.progress.unsaved = f"what was trained since is lost: {outcome.warning}"
+
+    def _is_stopped_within(self, seconds: float, stopping: Stopping) -> bool:
+        """Wait for so long, or until the job is asked to stop, which all ranks learn together."""
+        end = time.perf_counter() + seconds
+        while True:
+            with self.course.execution.runner.prompt():
+                is_asked = stopping.now()
+                is_over = self.job.agree(lambda: b"over" if time.perf_counter() >= end else b"") == b"over"
+            if is_asked or is_over:
+                break
+            time.sleep(min(TICK_SECONDS, seconds))
+        self.progress.stopped_by = stopping.name
+        return is_asked
 
     def _ended(self, saver: Checkpointer) -> Outcome | None:
         """What became of the save that is under way."""
