@@ -208,7 +208,7 @@ class Training:
     def _save(self, step: int) -> None:
         course, carried = self.course, self.course.execution.saved()
         assert course.saver is not None
-        _check_finite(carried, step)
+        _check_finite({key: array for key, array in carried.items() if key[0] not in self._constants}, step)
         with course.execution.runner.prompt():
             copied = course.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(course.plan))
         self.progress.copied_seconds += copied.seconds + copied.waited_seconds
@@ -234,6 +234,12 @@ class Training:
         """What became of the save that is under way."""
         with self.course.execution.runner.prompt():
             return saver.wait()
+
+    @property
+    def _constants(self) -> set[str]:
+        """What is carried and never changes: a mask may come with infinities, and is saved with them."""
+        graph = self.job.graph
+        return set(graph.states) - set(graph.updates)
 
     @property
     def _left(self) -> str:
