@@ -194,6 +194,11 @@ class Dataset:
         chosen = self.indices(step, size)
         return self.train.take({name: chosen[places] for name, places in wanted.items()})
 
+    def place(self, number: int) -> str:
+        """Which sample the one of such a number is, in words, for people who look for it in the data."""
+        epoch, within = divmod(number, self.num_samples)
+        return f"sample {rows_of(self.train)[within]}" if self.shuffled else f"sample {within} of epoch {epoch}"
+
     def batch(self, step: int, size: int, samples: tuple[int, int] | None = None) -> dict[str, np.ndarray]:
         """The inputs of a step of `size` samples; of these only numbers lo <= n < hi where `samples` is (lo, hi).
 

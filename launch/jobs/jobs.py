@@ -92,7 +92,7 @@ class Job:
         fitting.check(self.model, self.graph, found, needed)
         if needed is None:
             found.steps_per_epoch(self.graph.batch)
-        numbers.check(self.graph, found)
+        numbers.check(self.graph, found, trained=needed is None)
         return found
 
     @cached_property
