@@ -70,6 +70,11 @@ def test_what_cannot_be_meant_is_refused_at_the_start(changed, words: str, alone
     assert not Path("a.jsonl").exists()
 
 
+def test_arrays_that_the_model_does_not_take_may_hold_anything(alone: Path, capsys) -> None:
+    stored(user=LABELS + 10**12, weight=LABELS * np.nan)
+    assert told(capsys, *NUMPY)["num_steps"] == 3
+
+
 def test_one_sample_may_be_held_out(alone: Path, capsys) -> None:
     stored()
     stored("one.npz", image=IMAGES[:1], label=LABELS[:1].astype(float))

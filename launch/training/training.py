@@ -155,7 +155,7 @@ class Training:
             rows = feeder.again(fed, [name for name in self.job.graph.inputs if name in dataset.shapes])
             if found := numbers.unreal(rows.rows):
                 place = dataset.place(int(dataset.indices(fed, batch)[rows.places[found.name][found.row]]))
-                instead = f", or where it is meant {mend}" if math.isinf(found.value) else ""
+                instead = f", or where it is meant {mend}" if step and math.isinf(found.value) else ""
                 return f"{place}, counted from 0, has {found.words}: {numbers.MEND}{instead}"
         return mend
 
