@@ -322,7 +322,9 @@ def _choose(command: Train, job: Job, dataset: Dataset, given: tuple[Strategy, s
     if given is not None:
         return explore.given(job, *given)
     assert command.lr is not None
-    feed = feed_from(dataset.batch(0, job.graph.batch))
+    batch = job.graph.batch
+    # arrays that the model does not take may hold what none could
+    feed = feed_from(dataset.take(0, batch, dict.fromkeys(job.graph.inputs, np.arange(batch))))
     return explore.choose(job, command.search, command.budget, command.seed, feed, command.lr, say.note)
 
 

@@ -248,8 +248,9 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(alone, capsys):
 
 
 def test_a_loss_that_is_no_number_before_the_first_update_is_blamed_on_no_rate(alone, capsys):
-    np.savez("nan.npz", image=np.full((100, 1, 8, 8), np.nan, "float32"), label=np.zeros(100, "int32"))
-    assert main([*MLP, "--steps", "10", "--data", "numpy:file=nan.npz"]) == 2
+    weights = {t.name: np.full(t.shape, np.nan, "float32") for t in parse(MLP[1]).graph().params}
+    save_file(weights, "nan.safetensors")
+    assert main([*MLP, "--steps", "10", "--weights", "nan.safetensors"]) == 2
     assert capsys.readouterr().err.endswith(
         "castile: step 1: the loss is not a finite number: look for such numbers in samples and parameters, "
         "and for labels out of range\n"

@@ -39,7 +39,7 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, wanted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """For each input named, its rows [n, ...] of the n samples of these numbers; integers as int32."""
+        """For each input named, its rows [n, ...] of the n samples of these numbers, as `as_input` has them."""
 
 
 class Taken(NamedTuple):
@@ -61,11 +61,13 @@ class Arrays:
     columns   an array for each input, all of one length
     rows      the numbers in the arrays of the samples that are meant, in order; all by default
     convert   what is done to an input's rows when they are taken, and only then
+    whole     the inputs of which whole numbers are taken, however they are stored
     """
 
     columns: Mapping[str, np.ndarray]
     rows: np.ndarray | None = None
     convert: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(default_factory=dict)
+    whole: frozenset[str] = frozenset()
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -76,13 +78,33 @@ class Arrays:
         return len(next(iter(self.columns.values()), ())) if self.rows is None else len(self.rows)
 
     def take(self, wanted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Rows of the samples of these numbers, converted. Raises ValueError for integers that int32 cannot hold."""
+        """Rows of the samples of these numbers, converted. Raises ValueError as `as_input` does."""
         return {name: self._rows(name, numbers) for name, numbers in wanted.items()}
 
     def _rows(self, name: str, numbers: np.ndarray) -> np.ndarray:
         # np.take lets other threads run meanwhile
         rows = np.take(self.columns[name], numbers if self.rows is None else self.rows[numbers], axis=0)
-        return as_input(name, self.convert[name](rows) if name in self.convert else rows)
+        return as_input(name, self.convert[name](rows) if name in self.convert else rows, name in self.whole)
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """Samples of any kind, of some inputs of which whole numbers are taken, however they come."""
+
+    samples: Samples
+    names: frozenset[str]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of one sample of each input."""
+        return self.samples.shapes
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def take(self, wanted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Rows of the samples of these numbers. Raises ValueError as `as_input` does."""
+        return {name: as_input(name, rows, name in self.names) for name, rows in self.samples.take(wanted).items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,12 +145,20 @@ def full_batch(samples: Samples, start: int, size: int, names: Iterable[str]) ->
     return samples.take(dict.fromkeys(names, chosen))
 
 
-def as_input(name: str, array: np.ndarray) -> np.ndarray:
-    """Integers as int32, the rest as it is. Raises ValueError in one sentence for integers that int32 cannot hold."""
-    if array.dtype.kind not in "iu" or array.dtype == np.int32:
+def as_input(name: str, array: np.ndarray, whole: bool = False) -> np.ndarray:
+    """Integers as int32, the rest as it is; where whole numbers are taken, all as int32.
+
+    Raises ValueError in one sentence for integers that int32 cannot hold, and for numbers that should be whole.
+    """
+    if array.dtype == np.int32 or not (whole or array.dtype.kind in "iu"):
         return array
+    if array.dtype.kind == "f" and (odd := array[~(np.isfinite(array) & (np.trunc(array) == array))]).size:
+        raise ValueError(
+            f"data: input {name!r} has {odd.flat[0]} where the model takes whole numbers: number classes, tokens and "
+            "categories from 0 on"
+        )
     bounds = np.iinfo(np.int32)
-    for number in (array.min(initial=0), array.max(initial=0)):
+    for number in (int(array.min(initial=0)), int(array.max(initial=0))):
         if not bounds.min <= number <= bounds.max:
             raise ValueError(
                 f"data: input {name!r} has the whole number {number}; int32 goes from {bounds.min} to {bounds.max}"
@@ -194,6 +224,11 @@ class Dataset:
         chosen = self.indices(step, size)
         return self.train.take({name: chosen[places] for name, places in wanted.items()})
 
+    def place(self, number: int) -> str:
+        """Which sample the one of such a number is, in words, for people who look for it in the data."""
+        epoch, within = divmod(number, self.num_samples)
+        return f"sample {rows_of(self.train)[within]}" if self.shuffled else f"sample {within} of epoch {epoch}"
+
     def batch(self, step: int, size: int, samples: tuple[int, int] | None = None) -> dict[str, np.ndarray]:
         """The inputs of a step of `size` samples; of these only numbers lo <= n < hi where `samples` is (lo, hi).
 
@@ -250,7 +285,14 @@ def load(text: str, seed: int, takes: Mapping[str, Taken] | None = None) -> Data
         raise ValueError(f"no data set {name!r}{near}; there are {among}")
     module = importlib.import_module(f"castile.launch.data.{name}")
     values = settings.typed(module.load, given, f"data set {name}", RESERVED)
-    return module.load(seed, **{**_fitting(module, takes or {}), **values})
+    found: Dataset = module.load(seed, **{**_fitting(module, takes or {}), **values})
+    whole = frozenset(name for name, taken in (takes or {}).items() if taken.whole)
+    return replace(found, train=_whole(found.train, whole), held_out=_whole(found.held_out, whole)) if whole else found
+
+
+def _whole(samples: Samples, names: frozenset[str]) -> Samples:
+    """Samples of whose inputs these are taken as whole numbers."""
+    return replace(samples, whole=names) if isinstance(samples, Arrays) else Whole(samples, names)
 
 
 def _fitting(module: Any, takes: Mapping[str, Taken]) -> dict[str, Any]:

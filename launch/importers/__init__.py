@@ -24,11 +24,15 @@ class Imported:
 
     values   from a graph and its model's settings to the numbers that the file has for the graph's parameters and
              states; each is read when it is asked for
+    inputs   what the file calls its inputs; the setting `inputs` calls them otherwise, with + between
+    losses   what the setting `loss` may be
     """
 
     build: Callable[..., Graph]
     RECIPE: Any
     values: Callable[[Graph, Mapping[str, Any]], Mapping[str, np.ndarray]]
+    inputs: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
 
 
 def of(path: str) -> ModuleType | None:

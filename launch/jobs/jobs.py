@@ -20,7 +20,7 @@ import numpy as np
 from castile.launch import data, models
 from castile.launch.data import Dataset
 from castile.launch.here import alike, compiling, gpus, hosts, probe
-from castile.launch.jobs import checks, numbers, ways
+from castile.launch.jobs import checks, fitting, numbers, ways
 from castile.launch.jobs.execution import Execution, Prepared, prepare
 from castile.launch.models import Model, Recipe
 from castile.launch.processes.ranks import UserError, this_world
@@ -88,18 +88,11 @@ class Job:
         needed   the inputs that they have to have where nothing is trained, and where they may be fewer than a batch
         Raises ValueError or UserError in one sentence where they are not.
         """
-        takes = numbers.taken(self.graph)
-        found = data.load(text or self.model.recipe.data, seed, takes)
-        for name, (shape, *_) in takes.items():
-            is_needed = needed is None or name in needed
-            if (is_needed or name in found.shapes) and found.shapes.get(name) != shape:
-                there = ", ".join(f"{other!r} of shape {of}" for other, of in found.shapes.items())
-                words = f"model {self.model.name} takes {name!r} of shape {shape}, data set {found.name} has {there}"
-                mend = "let names and shapes agree, or choose another with --data (synthetic fits any model)"
-                raise UserError(f"{words}: {mend}")
+        found = data.load(text or self.model.recipe.data, seed, numbers.taken(self.graph))
+        fitting.check(self.model, self.graph, found, needed)
         if needed is None:
             found.steps_per_epoch(self.graph.batch)
-        numbers.check(self.graph, found)
+        numbers.check(self.graph, found, trained=needed is None)
         return found
 
     @cached_property

@@ -1,4 +1,5 @@
-"""Whole numbers among samples: labels, tokens and categories stand for classes and rows, of which there are so many.
+"""Numbers among samples: labels, tokens and categories stand for classes and rows, of which there are so many, and what
+is no number at all teaches nothing.
 
 Samples are looked through before anything is measured; what comes later than that is told by the step that meets it.
 It does not know where samples come from.
@@ -6,13 +7,14 @@ It does not know where samples come from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 
-from castile.launch.data import Dataset, Samples, Taken
+from castile.launch.data import Dataset, Samples, Taken, rows_of
 from castile.launch.processes.ranks import UserError
 from castile.planner.graph import Graph, Node
 from castile.planner.op import PASSES
@@ -20,6 +22,13 @@ from castile.runtime.region import slices
 
 # Of so many batches whole numbers are looked at before a run: a few hundredths of a second.
 MOST_BATCHES = 1000
+# Of numbers that are not whole so many bytes are: a few hundredths of a second, too.
+MOST_BYTES = 2**26
+MEND = "mend such samples or leave them out"
+NONE_IGNORED = (
+    "no number is ignored, as -100 is elsewhere: leave such samples out, or number such places as a class or token of "
+    "their own"
+)
 # More than anything has numbers for.
 UNKNOWN = 2**62
 
@@ -50,33 +59,69 @@ def _below(graph: Graph, name: str) -> np.ndarray | None:
     return None if (below == UNKNOWN).any() else below.reshape(tensor.shape[1:])
 
 
-def check(graph: Graph, dataset: Dataset) -> None:
-    """Raises UserError, with what the model takes, for a sample with a number that stands for nothing there.
+def check(graph: Graph, dataset: Dataset, trained: bool = True) -> None:
+    """Raises UserError, with what the model takes, for a sample with a number that stands for nothing there, or where
+    the model is trained, with what is no number at all.
 
     Looked at are the first samples for training and of those held out; of samples that come one after another, the
     first batch.
     """
-    known = dataset.shapes
-    asked = [n for n in graph.inputs if n in known and np.issubdtype(graph.tensors[n].dtype, np.integer)]
-    nodes = _nodes(graph, asked)
-    if not any(node.op.numbering for node in nodes):
-        return
+    known = [name for name in graph.inputs if name in dataset.shapes]
+    whole = [name for name in known if np.issubdtype(graph.tensors[name].dtype, np.integer)]
+    real = [name for name in known if trained and name not in whole]
+    nodes, most = _nodes(graph, whole), MOST_BYTES // max(sum(4 * prod(graph.tensors[name].shape) for name in real), 1)
     parts: list[tuple[str, Samples]] = [("", dataset.train), ("held-out ", dataset.held_out)]
     for which, samples in parts:
-        num_batches = -(-len(samples) // graph.batch) if dataset.shuffled or which else 1
-        for n in range(min(num_batches, MOST_BATCHES)):
+        any_order = bool(which) or dataset.shuffled
+        for n in range(min(-(-len(samples) // graph.batch), MOST_BATCHES) if any_order else 1):
             numbers = np.arange(n * graph.batch, (n + 1) * graph.batch)
-            if dataset.shuffled or which:
+            if any_order:
                 numbers = np.minimum(numbers, len(samples) - 1)
+            arrays = samples.take(dict.fromkeys([*whole, *(real if n <= most else [])], numbers))
             try:
-                look(nodes, samples.take(dict.fromkeys(asked, numbers)))
+                look(nodes, arrays)
             except OutOfPlace as error:
                 told = f"data set {dataset.name}: {which}samples {numbers[0] + 1} to {numbers[-1] + 1}"
-                raise UserError(f"{told} have {error}: number them so, or let the model have more") from None
+                raise UserError(f"{told} have {error}: {error.mend}") from None
+            if found := unreal(arrays, (np.isnan,)):
+                place = f"{which}sample {rows_of(samples)[numbers[found.row] % len(samples)]}"
+                raise UserError(f"data set {dataset.name}: {place}, counted from 0, has {found.words}: {MEND}")
 
 
 class OutOfPlace(ValueError):
-    """A number stands for nothing; the words go on after "have"."""
+    """A number stands for nothing; the words go on after "have". mend: what to do about it."""
+
+    def __init__(self, number: int, words: str) -> None:
+        super().__init__(f"{number} {words}")
+        self.mend = "number them so, or let the model have more" if number >= 0 else NONE_IGNORED
+
+
+class Unreal(NamedTuple):
+    """What is no finite number in a batch: of which input, in which row, and what."""
+
+    name: str
+    row: int
+    value: float
+
+    @property
+    def words(self) -> str:
+        return f"{self.value} in {self.name!r}"
+
+
+def unreal(arrays: Mapping[str, np.ndarray], kinds: Sequence[np.ufunc] = (np.isnan, np.isinf)) -> Unreal | None:
+    """The first of a batch that is of one of these kinds, of the first kind if there are any; None where none is."""
+    strange = {name: rows for name, rows in arrays.items() if not is_finite(rows)}
+    for kind in kinds:
+        for name, rows in strange.items():
+            if (found := np.argwhere(kind(rows))).size:
+                return Unreal(name, int(found[0][0]), float(rows[tuple(found[0])]))
+    return None
+
+
+def is_finite(array: np.ndarray) -> bool:
+    """Whether an array holds no infinity and no NaN."""
+    # the extremes of an array are finite where all of it is, and no second array is made
+    return array.dtype.kind != "f" or not array.size or bool(np.isfinite(array.min()) and np.isfinite(array.max()))
 
 
 def look(nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> None:
@@ -84,7 +129,7 @@ def look(nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> None:
     for node, operand, met, length in _numbered(nodes, arrays):
         if met.size and not 0 <= met.min() <= met.max() < length:
             wrong = int(met.min() if met.min() < 0 else met.max())
-            raise OutOfPlace(f"{wrong} in {node.inputs[operand]!r}, where {node.told} takes 0 to {length - 1}")
+            raise OutOfPlace(wrong, f"in {node.inputs[operand]!r}, where {node.told} takes 0 to {length - 1}")
 
 
 def _numbered(nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[Node, int, np.ndarray, int]]:

@@ -122,7 +122,13 @@ def says(
         advance("", begin + count, total)
         outputs = {name: execution.output(name) for name in graph.outputs}
         if held := {name: array[:count] for name, array in outputs.items() if array is not None}:
-            yield held, {name: arrays[name][:count] for name in besides}
+            yield held, {name: _as_taken(graph.tensors[name], arrays[name][:count]) for name in besides}
+
+
+def _as_taken(tensor: Tensor, rows: np.ndarray) -> np.ndarray:
+    """An input's rows as numbers of the kind that the graph takes: 3 may be a class, or how much there is."""
+    is_class = np.dtype(tensor.dtype).kind in "iu"
+    return rows if is_class or rows.dtype.kind == "f" else rows.astype(np.float64)
 
 
 def needed(graph: Graph) -> set[str]:

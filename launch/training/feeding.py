@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +19,9 @@ from castile.launch.data import Dataset
 from castile.runtime.region import Box, slices
 
 AHEAD = 2
+# Of so many steps what was fed is kept, where it is not had again: of the one that runs, one that is fed meanwhile, and
+# one before.
+KEPT = 3
 
 
 def places(inputs: Sequence[tuple[str, Box]]) -> dict[str, np.ndarray]:
@@ -67,6 +70,7 @@ class Feeder(Iterator[Rows]):
         self._steps = iter(range(first_step, first_step + num_steps))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="castile samples")
         self._ahead: deque[tuple[int, Future[Rows]]] = deque()
+        self._given: deque[tuple[int, Rows]] = deque(maxlen=0 if dataset.shuffled else KEPT)
         self._look_ahead(AHEAD)
 
     def __next__(self) -> Rows:
@@ -84,8 +88,17 @@ class Feeder(Iterator[Rows]):
             said = str(error) if kind is ValueError else f"{type(error).__name__}: {error}"
             raise kind(f"samples of step {step + 1}: {said}") from error
         self.waited_seconds += time.perf_counter() - begun
+        self._given.append((step, rows))
         self._look_ahead(1)
         return rows
+
+    def again(self, step: int, names: Collection[str]) -> Rows:
+        """These inputs of a step that was fed: its whole batch, or of samples that come one after another what this
+        rank was given of the last few steps."""
+        if self._dataset.shuffled:
+            whole = dict.fromkeys(names, np.arange(self._batch))
+            return Rows(whole, self._dataset.take(step, self._batch, whole))
+        return dict(self._given).get(step, Rows({}, {}))
 
     def __enter__(self) -> Feeder:
         return self

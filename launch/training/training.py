@@ -18,6 +18,7 @@ import numpy as np
 
 from castile.launch.checkpoints.checkpointer import Checkpointer, Outcome
 from castile.launch.data import Dataset
+from castile.launch.jobs import numbers
 from castile.launch.jobs.execution import Execution, Prepared
 from castile.launch.jobs.jobs import Job
 from castile.launch.processes import last_words
@@ -39,6 +40,7 @@ from castile.runtime.timeline import Timeline
 NUM_SAMPLED = 20
 # On a GPU a step that is measured whole is put there task by task, and costs more than others.
 LEAST_BETWEEN = 4
+SMALLER = "train again with a smaller --lr"
 # When the last save is tried again: ten minutes in all.
 AGAIN_SECONDS = (5, 15, 40, 60, 120, 180, 180)
 # Meanwhile it is asked so often whether the job is to stop.
@@ -140,12 +142,24 @@ class Training:
         self._record(step + 1, rate)
         if loss is not None and not math.isfinite(progress.losses[-1]):
             self.log.record("end", step=step + 1, reason="the loss is not a finite number")
-            # Before the first update no rate is to blame.
-            at_once = "look for such numbers in samples and parameters, and for labels out of range"
-            mend = "train again with a smaller --lr" if step else at_once
-            raise UserError(f"step {step + 1}: the loss is not a finite number: {mend}")
+            raise UserError(f"step {step + 1}: the loss is not a finite number: {self._to_blame(step, feeder)}")
         if timeline is not None:
             self._sample(step + 1, timeline)
+
+    def _to_blame(self, step: int, feeder: Feeder) -> str:
+        """What may have made the loss of a step no finite number, and what to do: samples of it or of the one before,
+        of which an update may have been, or the rate."""
+        dataset, batch = self.course.dataset, self.job.graph.batch
+        # Before the first update no rate is to blame.
+        at_once = "look for such numbers in samples and parameters, and for labels out of range"
+        mend = SMALLER if step else at_once
+        for fed in range(step, max(step - 2, self.course.first_step - 1), -1):
+            rows = feeder.again(fed, [name for name in self.job.graph.inputs if name in dataset.shapes])
+            if found := numbers.unreal(rows.rows):
+                place = dataset.place(int(dataset.indices(fed, batch)[rows.places[found.name][found.row]]))
+                instead = f", or where it is meant {mend}" if step and math.isinf(found.value) else ""
+                return f"{place}, counted from 0, has {found.words}: {numbers.MEND}{instead}"
+        return mend
 
     def _feed(self, step: int, feeder: Feeder) -> None:
         self.course.execution.feed(next(feeder), self.course.rates(step), step)
@@ -215,7 +229,7 @@ class Training:
     def _save(self, step: int) -> None:
         course, carried = self.course, self.course.execution.saved()
         assert course.saver is not None
-        _check_finite(carried, step)
+        _check_finite({key: array for key, array in carried.items() if key[0] not in self._constants}, step)
         with course.execution.runner.prompt():
             copied = course.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(course.plan))
         self.progress.copied_seconds += copied.seconds + copied.waited_seconds
@@ -255,6 +269,12 @@ class Training:
             return saver.wait()
 
     @property
+    def _constants(self) -> set[str]:
+        """What is carried and never changes: a mask may come with infinities, and is saved with them."""
+        graph = self.job.graph
+        return set(graph.states) - set(graph.updates)
+
+    @property
     def _left(self) -> str:
         """What there is to go on from, should the training end now."""
         saver = self.course.saver
@@ -279,9 +299,5 @@ class Training:
 def _check_finite(carried: Mapping[Any, np.ndarray], step: int) -> None:
     """Raises UserError for a state that no run could go on from: the loss of its own step may still look well."""
     for (region, _, _), array in carried.items():
-        # the extremes of an array are finite where all of it is, and no second array is made
-        if array.size and array.dtype.kind == "f" and not (np.isfinite(array.min()) and np.isfinite(array.max())):
-            raise UserError(
-                f"step {step}: {region} holds numbers that are not finite, which are not saved: train again with a "
-                "smaller --lr"
-            )
+        if not numbers.is_finite(array):
+            raise UserError(f"step {step}: {region} holds numbers that are not finite, which are not saved: {SMALLER}")

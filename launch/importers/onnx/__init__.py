@@ -43,7 +43,7 @@ def load(path: str) -> Imported:
     # its settings are those of the file: lengths that it leaves open
     build.__signature__ = _signature(file)  # type: ignore[attr-defined]
     build.__annotations__ = {p.name: p.annotation for p in _signature(file).parameters.values()}
-    return Imported(build, Recipe("noise", file.usual, 0.01), file.values)
+    return Imported(build, Recipe("noise", file.usual, 0.01), file.values, tuple(file.inputs), tuple(trained.LOSSES))
 
 
 def _signature(file: File) -> inspect.Signature:
