@@ -6,6 +6,7 @@ It does not know how to run a plan.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from castile.launch.here import absent
 from castile.launch.jobs import checks, offline
 from castile.launch.jobs.looking import Looking, mode_of
 from castile.launch.jobs.offline import Desk
@@ -129,6 +131,7 @@ def run(command: Plan) -> int:
     facts["pinned"] = [str(pin) for pin in pinned.pins] if pinned is not None else []
     facts |= _bound_facts(_bound(evaluator, pinned, found), found)
     facts |= _task_facts(evaluator, plan)
+    facts["nearer_prices"] = _nearer_prices(command, desk)
     outputs = Outputs()
     if command.front:
         facts["front"] = _front_facts(command, desk, found, points, outputs)
@@ -165,6 +168,15 @@ def _task_facts(evaluator: Evaluator, plan: Strategy) -> dict[str, Any]:
         "order": report.order(evaluator, plan),
         "ahead": report.ahead(evaluator, plan),
     }
+
+
+def _nearer_prices(command: Plan, desk: Desk) -> str | None:
+    """The command that tells prices from compiled kernels, where a plan went by data sheets and these could be told."""
+    if desk.snapshot is not None or not absent.is_known(desk.machine) or len(desk.machine.kinds) > 1:
+        return None
+    words = ["castile", "profile", command.model, "--machine", command.machine, "--dtype", command.dtype]
+    words += [] if command.batch is None else ["--batch", str(command.batch)]
+    return shlex.join([*words, "--profile", "FILE"])
 
 
 def _start(command: Plan, desk: Desk, given: Strategy | None) -> dict[str, Strategy]:

@@ -3,6 +3,7 @@ with.
 """
 
 import json
+import shlex
 import subprocess
 import sys
 from itertools import product
@@ -104,6 +105,8 @@ def test_plans_are_priced_by_it(compiling, capsys) -> None:
     before = told(capsys, "plan", *SMALL, "--budget", "20")
     after = told(capsys, "plan", *SMALL, "--budget", "20", "--profile", "some.db")
     assert set(before["prices"]) == {"roofline"} and after["prices"]["compiled"] > 0
+    command = shlex.join(["castile", "profile", *SMALL, "--profile", "FILE"])
+    assert (before["nearer_prices"], after["nearer_prices"]) == (command, None)
     assert before["rewrite"] == after["rewrite"], "nothing ran, so rewrites are looked for as without it"
     # What was told of one kind of chip says nothing of another.
     other = [word.replace("h200", "dgx-a100") for word in SMALL]
@@ -161,6 +164,7 @@ def test_presets_of_chips_that_kernels_are_compiled_for_are_known(preset: str) -
     assert 0.6 < processor.bytes_per_second / chip.bytes_per_second < 0.9
     assert 0.6 < processor.flops_rate("bfloat16") / chip.bf16_flops_per_second < 0.9
     assert 0.6 < processor.flops_rate("float32") / chip.tf32_flops_per_second < 0.9
+    assert set(absent.KINDS) == set(KINDS)
     assert not absent.is_known(machines.local(2)) and not absent.is_known(machines.parse("flexflow-k80"))
 
 

@@ -134,7 +134,7 @@ def test_only_the_backends_use_kernels():
     # The launcher shows kernels' sources, which it takes from the table, and has the ways to run their calls timed, or
     # told of chips that are not here.
     def is_seen(name, other):
-        rooms = ("table", "tuning", "estimates.calls", "estimates.chips")
+        rooms = ("table", "tuning", "estimates.calls")
         return inside(name, "castile.launch") and other in [f"castile.kernels.{room}" for room in rooms]
 
     assert offences(lambda name, other: is_wrong(name, other) and not is_seen(name, other)) == []

@@ -45,6 +45,8 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
     out.say(f"\nthe plan, {looked}{same}:")
     for line in lines:
         out.say(f"  {line}")
+    if facts["nearer_prices"]:
+        out.say(f"\nprices nearer than data sheets', told from kernels compiled here: {facts['nearer_prices']}")
     out.say_files(facts)
 
 

@@ -123,7 +123,7 @@ class File:
     def _weights(self) -> dict[str, Known]:
         """The numbers that the file holds; a matrix that is a turned parameter is that parameter."""
         tensors = self.proto.graph.initializer
-        found = {t.name: numbers(t, self.path, self._notes.is_learned(t)) for t in tensors}
+        found = {t.name: numbers(t, self.path, self._notes.is_learned(t), self._notes.is_sure(t)) for t in tensors}
         whose = {t.name: self._notes.turned_from(t) for t in tensors}
         return {n: _named(one, whose[n], found, n in self._tied) if whose[n] else one for n, one in found.items()}
 
@@ -145,7 +145,7 @@ class File:
         opsets = {one.domain.replace("ai.onnx", ""): one.version for one in self.proto.opset_import}
         net = Network(
             self.path, Graph(Path(self.path).stem, dtype), batch or self.usual,
-            self.batch, training, opsets, lambda name: any(fnmatchcase(name, pattern) for pattern in frozen),
+            self.batch, training, self._notes.are_there, opsets, lambda name: any(fnmatchcase(name, pattern) for pattern in frozen),
         )  # fmt: skip
         net.values.update(self._weights())
         for name, called in zip(self.inputs, self._called(settings.get("inputs", "")), strict=True):

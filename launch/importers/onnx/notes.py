@@ -33,13 +33,22 @@ class Notes:
 
     def is_learned(self, tensor: Any) -> bool:
         """Whether numbers are trained: all where a file has no notes, else without one all but single numbers."""
-        if not self.parameters:
+        if not self.are_there:
             return True
         if tensor.name in self.kinds:
             return self.kinds[tensor.name] == "PARAMETER"
         if tensor.name in self.sources:
             return not self.parameters.isdisjoint(self.sources[tensor.name])
         return list(tensor.dims) not in ([], [1])
+
+    def is_sure(self, tensor: Any) -> bool:
+        """Whether the file says of just these numbers that they are trained."""
+        return self.kinds.get(tensor.name) == "PARAMETER"
+
+    @property
+    def are_there(self) -> bool:
+        """Whether the file says what is trained."""
+        return bool(self.parameters)
 
     def turned_from(self, tensor: Any) -> str:
         """The parameter that a matrix is, turned, if no other numbers were made of it; "" for none.
