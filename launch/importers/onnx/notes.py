@@ -71,15 +71,15 @@ def read(graph: Any) -> Notes:
         for note in value.metadata_props:
             if note.key == KIND:
                 kinds[value.name] = note.value
-            elif note.key == SOURCES:
-                sources[value.name] = _names(note.value)
+            elif note.key == SOURCES and (names := _names(note.value)) is not None:
+                sources[value.name] = names
     return Notes(frozenset(re.findall(r": PARAMETER target='([^']+)'", whole)), kinds, sources)
 
 
-def _names(text: str) -> frozenset[str]:
-    """The names that a list in Python's notation holds; none where it is something else."""
+def _names(text: str) -> frozenset[str] | None:
+    """The names that a list in Python's notation holds; None where it is something else."""
     try:
         found = literal_eval(text)
     except (SyntaxError, ValueError):
-        return frozenset()
-    return frozenset(one for one in found if isinstance(one, str)) if isinstance(found, list | tuple) else frozenset()
+        return None
+    return frozenset(one for one in found if isinstance(one, str)) if isinstance(found, list | tuple) else None
