@@ -144,8 +144,8 @@ class File:
         frozen = [pattern for pattern in settings.get("frozen", "").split("+") if pattern]
         opsets = {one.domain.replace("ai.onnx", ""): one.version for one in self.proto.opset_import}
         net = Network(
-            self.path, Graph(Path(self.path).stem, dtype), batch or self.usual, self.batch, training,
-            self._notes.are_there, opsets, lambda name: any(fnmatchcase(name, pattern) for pattern in frozen),
+            self.path, Graph(Path(self.path).stem, dtype), batch or self.usual, self.batch, training, opsets,
+            lambda name: any(fnmatchcase(name, pattern) for pattern in frozen), self._notes.are_there,
         )  # fmt: skip
         net.values.update(self._weights())
         for name, called in zip(self.inputs, self._called(settings.get("inputs", "")), strict=True):

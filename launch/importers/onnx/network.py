@@ -17,7 +17,7 @@ from castile.launch.importers.onnx import operators, shaping
 from castile.launch.importers.onnx.bodies import attributes, body
 from castile.launch.importers.onnx.file import numbers, package
 from castile.launch.importers.onnx.folding import MOVES, Folding
-from castile.launch.importers.onnx.values import Erf, Known, Several, Step, Uncomputed, Unsupported, Value, known
+from castile.launch.importers.onnx.values import Erf, Form, Known, Several, Uncomputed, Unsupported, Value, known, steps
 from castile.planner.graph import Graph
 from castile.planner.op import Init, Tensor
 
@@ -126,8 +126,8 @@ class Network:
     path        of the file
     batch       samples a step, and `told`, how many the file itself says, 0 where it leaves that open
     training    whether it is to be trained, or evaluated
-    noted       whether the file says what is trained
     frozen      says whether the weight of a name is not trained
+    noted       whether the file says what is trained
     values      by their names in the file; None for what is not supported or depends on such
     sources     where the numbers of parameters and states are, by castile's names
     lacking     what is not supported: an operator, in which way, and the first node of it
@@ -138,14 +138,14 @@ class Network:
     batch: int
     told: int
     training: bool
-    noted: bool
     opsets: Mapping[str, int]
     frozen: Callable[[str], bool] = lambda name: False
+    noted: bool = False
     values: dict[str, Value | None] = field(default_factory=dict)
     sources: dict[str, Known] = field(default_factory=dict)
     lacking: dict[tuple[str, str], str] = field(default_factory=dict)
     _params: dict[str, Known] = field(default_factory=dict)
-    _moved: dict[tuple[str, tuple[Step, ...], tuple[Step, ...]], Tensor] = field(default_factory=dict)
+    _moved: dict[tuple[str, Form], Tensor] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)
     _taken: set[str] = field(default_factory=set)
     _read: set[str] = field(default_factory=set)
@@ -244,12 +244,18 @@ class Network:
     def _computed(self, node: Any, named: str, args: tuple[Value | None, ...], weights: Sequence[str]) -> Any:
         """What a node makes of weights. Raises Uncomputed where castile cannot."""
         try:
-            return self._made(node, named, args)
+            return self._made(node, named, tuple(map(self._as_they_are, args)))
         except Uncomputed:
             raise
         except ValueError as error:
             what = f"of the weight {', '.join(map(repr, weights))}"
             raise Uncomputed(node, f"{error}, {what}" if str(error) else what) from error
+
+    def _as_they_are(self, value: Value | None) -> Value | None:
+        """Weights that are moved first, so that the parameter is as the file has it."""
+        if not isinstance(value, Known) or value.follow is not None or not value.form or not self.is_trained(value):
+            return value
+        return replace(value, follow=partial(self.operand, value.unmoved), weights=(value.name,))
 
     def _handle(self, node: Any, named: str, args: tuple[Value | None, ...]) -> None:
         try:
@@ -323,7 +329,7 @@ class Network:
             return self.constant(value, axes)
         if self.is_other(value):
             there = self._params[value.name]
-            if there.whole != value.whole:
+            if there.unmoved.shape != value.unmoved.shape:
                 raise Unsupported(f"with the weight {value.name!r} in another form than elsewhere")
             return self._in_form(self.graph.tensors[self._names[value.name]], there.form, value)
         self._params[value.name] = value
@@ -340,28 +346,12 @@ class Network:
         there = self._params.get(value.name)
         return there is not None and (there.form, there.shape) != (value.form, value.shape)
 
-    def _in_form(self, x: Tensor, form: tuple[Step, ...], value: Known) -> Tensor:
+    def _in_form(self, x: Tensor, form: Form, value: Known) -> Tensor:
         """x, the numbers of a value with its dims moved as `form` says, with them moved as the value has them."""
-        back, forth = list(form), list(value.form)
-        while back and back[:1] == forth[:1]:
-            del back[0], forth[0]
-        key = x.name, tuple(back), tuple(forth)
-        if key in self._moved:
-            return self._moved[key]
-        found = x
-        for kind, how, before in reversed(back):
-            turned = tuple(how.index(dim) for dim in range(len(how))) if kind == "turned" else ()
-            found = self._step(found, (kind, turned or before, before), value.name)
-        for step in forth:
-            found = self._step(found, step, value.name)
-        self._moved[key] = found
-        return found
-
-    def _step(self, x: Tensor, step: Step, name: str) -> Tensor:
-        """x with its dims moved."""
-        kind, how, _ = step
-        move = shaping.permuted if kind == "turned" else shaping.reshaped
-        return move(self.graph, self.name(f"{name}.{kind}"), x, how)
+        key = x.name, steps(form, value.form)
+        if key not in self._moved:
+            self._moved[key] = shaping.moved(self.graph, self.name(f"{value.name}.moved"), x, key[1])
+        return self._moved[key]
 
     def indices(self, name: str, places: np.ndarray) -> Tensor:
         """Whole numbers that tell rows of a table, carried from step to step as they are."""

@@ -52,6 +52,13 @@ def reshaped(g: Graph, name: str, x: Tensor, shape: Shape) -> Tensor:
     return g.apply(find("reshape")(line, tuple(sorted(sizes.items()))), name, x)
 
 
+def moved(g: Graph, name: str, x: Tensor, steps: Iterable[tuple[str, Shape, Shape]]) -> Tensor:
+    """x with its dims in other orders and under others, one after another."""
+    for number, (kind, how, _) in enumerate(steps):
+        x = (permuted if kind == "turned" else reshaped)(g, f"{name}.{number}", x, how)
+    return x
+
+
 def sliced(g: Graph, name: str, x: Tensor, dim: int, start: int, stop: int) -> Tensor:
     """A range of a dim, of what x is itself a range of, or of the one of several side by side that it lies in."""
     dim %= len(x.shape)

@@ -18,6 +18,7 @@ from castile.planner.op import Tensor
 Shape = tuple[int, ...]
 # "turned" by an order of dims or "reshaped" to a shape, that, and the shape before.
 Step = tuple[str, Shape, Shape]
+Form = tuple[Step, ...]
 
 
 class Unsupported(ValueError):
@@ -51,7 +52,7 @@ class Known:
     make: Callable[[], np.ndarray]
     learned: bool = False
     sure: bool = False
-    form: tuple[Step, ...] = ()
+    form: Form = ()
     follow: Callable[[], Tensor] | None = None
     weights: tuple[str, ...] = ()
 
@@ -80,9 +81,12 @@ class Known:
         return prod(self.shape)
 
     @property
-    def whole(self) -> Shape:
-        """The shape before dims were moved."""
-        return self.form[0][2] if self.form else self.shape
+    def unmoved(self) -> Known:
+        """The same as it was before its dims were moved."""
+        found = self
+        for kind, how, _ in steps(self.form, ()):
+            found = found.turned(how) if kind == "turned" else found.reshaped(how)
+        return found
 
     def turned(self, dims: Shape) -> Known:
         """The same with its dims in another order."""
@@ -117,6 +121,17 @@ class Known:
             raise Unsupported(f"of parts of {self.name!r}, which is computed of weights")
         name = f"{self.name}.{label}" if label else self.name
         return replace(self, name=name, shape=shape, dtype=dtype or self.dtype, make=lambda: make(self.array))
+
+
+def steps(one: Form, other: Form) -> Form:
+    """How dims are moved from one form to another."""
+    alike = 0
+    while alike < min(len(one), len(other)) and one[alike] == other[alike]:
+        alike += 1
+    undone = list[Step]()
+    for kind, how, before in reversed(one[alike:]):
+        undone.append((kind, tuple(how.index(n) for n in range(len(how))) if kind == "turned" else before, how))
+    return (*undone, *other[alike:])
 
 
 def known(name: str, array: np.ndarray, learned: bool = False) -> Known:

@@ -269,6 +269,17 @@ def gather_nd(c: Call) -> Tensor:
     return shaping.reshaped(c.g, c.name, found, (*places.shape[:-1], *rest))
 
 
+@handles("GatherElements")
+def gather_elements(c: Call) -> Tensor:
+    x, places = c.tensor(0), c.known(1)
+    dim = c.get("axis", 0) % len(x.shape)
+    at = np.indices(places.shape)
+    at[dim] = places % x.shape[dim]
+    rows = np.ravel_multi_index(tuple(at), x.shape)
+    flat = shaping.reshaped(c.g, c.inner("flat"), x, (prod(x.shape),))
+    return shaping.reshaped(c.g, c.name, _looked_up(c, flat, 0, [int(n) for n in rows.reshape(-1)]), places.shape)
+
+
 @handles("Expand")
 def expand(c: Call) -> Tensor:
     x, told = c.tensor(0), listed(c, 1, "") or []
