@@ -24,11 +24,13 @@ class Imported:
 
     values   from a graph and its model's settings to the numbers that the file has for the graph's parameters and
              states; each is read when it is asked for
+    remark   from the same to what is worth knowing before it is trained, "" for nothing
     """
 
     build: Callable[..., Graph]
     RECIPE: Any
     values: Callable[[Graph, Mapping[str, Any]], Mapping[str, np.ndarray]]
+    remark: Callable[[Graph, Mapping[str, Any]], str]
 
 
 def of(path: str) -> ModuleType | None:

@@ -43,7 +43,7 @@ def load(path: str) -> Imported:
     # its settings are those of the file: lengths that it leaves open
     build.__signature__ = _signature(file)  # type: ignore[attr-defined]
     build.__annotations__ = {p.name: p.annotation for p in _signature(file).parameters.values()}
-    return Imported(build, Recipe("noise", file.usual, 0.01), file.values)
+    return Imported(build, Recipe("noise", file.usual, 0.01), file.values, file.remark)
 
 
 def _signature(file: File) -> inspect.Signature:
@@ -238,6 +238,16 @@ class File:
                 there = f"its {name!r} has shape {sources[name].shape}"
                 raise ValueError(f"{self.who}: {there}, it should have {graph.tensors[name].shape}")
         return Numbers({name: sources[name] for name in wanted})
+
+    def remark(self, graph: Graph, settings: Mapping[str, Any]) -> str:
+        """That single numbers are not trained where the file does not say of them that they are."""
+        net = self.network(graph.batch, graph.dtype, True, settings)
+        trained = {net.sources[t.name].name for t in net.graph.params}
+        weights = [one for one in self._weights().values() if one.learned and one.is_floating and not one.is_weight]
+        kept = [one.name for one in weights if one.name not in trained and not net.frozen(one.name)]
+        more = f" and {len(kept) - MOST_TOLD} more" if len(kept) > MOST_TOLD else ""
+        told = f"{', '.join(kept[:MOST_TOLD])}{more}: {self.path} does not say whether these single numbers are trained"
+        return f"not trained: {told}" if kept else ""
 
 
 def _named(one: Known, name: str, there: Mapping[str, Known], is_tied: bool) -> Known:
