@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -240,14 +240,26 @@ class File:
         return Numbers({name: sources[name] for name in wanted})
 
     def remark(self, graph: Graph, settings: Mapping[str, Any]) -> str:
-        """That single numbers are not trained where the file does not say of them that they are."""
-        net = self.network(graph.batch, graph.dtype, True, settings)
+        """What is not trained as in PyTorch, as the file does not say enough, in a line each."""
+        net, weights = self.network(graph.batch, graph.dtype, True, settings), self._weights().values()
         trained = {net.sources[t.name].name for t in net.graph.params}
-        weights = [one for one in self._weights().values() if one.learned and one.is_floating and not one.is_weight]
-        kept = [one.name for one in weights if one.name not in trained and not net.frozen(one.name)]
-        more = f" and {len(kept) - MOST_TOLD} more" if len(kept) > MOST_TOLD else ""
-        told = f"{', '.join(kept[:MOST_TOLD])}{more}: {self.path} does not say whether these single numbers are trained"
-        return f"not trained: {told}" if kept else ""
+        single = [one.name for one in weights if one.learned and one.is_floating and not one.is_weight]
+        kept = [name for name in single if name not in trained and not net.frozen(name)]
+        folded = [
+            one.name for one in self.proto.graph.initializer if self._notes.is_folded(one) and one.name in trained
+        ]
+        lines = {
+            "are not trained: the file does not say whether these single numbers are": kept,
+            "are weights of their own: PyTorch computed them of others, which torch.onnx.export(..., optimize=False) "
+            "leaves to the network": folded,
+        }
+        return "\n".join(f"{_listed(names)} of {self.path} {what}" for what, names in lines.items() if names)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names, but no more than most people read."""
+    more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
+    return ", ".join(names[:MOST_TOLD]) + more
 
 
 def _named(one: Known, name: str, there: Mapping[str, Known], is_tied: bool) -> Known:

@@ -45,8 +45,9 @@ class Folding:
         if node.op_type == "ConstantOfShape":
             value = next((package().numpy_helper.to_array(a.t) for a in node.attribute), np.zeros(1, np.float32))
             full = np.broadcast_to(value.reshape(()), tuple(int(n) for n in given[0].array))
-            # weights that were left out of a file may be told so
-            return [known(node.output[0], full, not self.noted and full.size > 1 and full.dtype.kind == "f")]
+            # files that left out their weights hold the shapes of these instead
+            is_weight = given[0].learned and full.size > 1 and full.dtype.kind == "f"
+            return [known(node.output[0], full, is_weight)]
         if node.op_type in MOVES and first is not None and first.learned and first.is_floating:
             return [_moved(node, first, partial(self._evaluated, node), inputs[1:])]
         if node.op_type == "Expand":

@@ -50,6 +50,10 @@ class Notes:
         """Whether the file says what is trained."""
         return bool(self.parameters)
 
+    def is_folded(self, tensor: Any) -> bool:
+        """Whether numbers were made of parameters, and are none of these, turned."""
+        return not self.parameters.isdisjoint(self.sources.get(tensor.name, ())) and not self.turned_from(tensor)
+
     def turned_from(self, tensor: Any) -> str:
         """The parameter that a matrix is, turned, if no other numbers were made of it; "" for none.
 

@@ -94,9 +94,10 @@ def gemm(c: Call) -> Tensor:
     turned, bias = (bool(c.get("transA", 0)), bool(c.get("transB", 0))), c.value(2) if c.has(2) else None
     b = c.value(1)
     features = b.shape[0 if turned[1] else 1]
-    own = bias if isinstance(bias, Known) and bias.size == features and alpha == beta == 1 else None
+    is_dense = isinstance(b, Known) and not c.net.is_trained(c.value(0))
+    own = bias if is_dense and isinstance(bias, Known) and bias.size == features and alpha == beta == 1 else None
     name = c.name if own is not None or (bias is None and alpha == 1) else c.inner("product")
-    if isinstance(b, Known) and not isinstance(c.value(0), Known):
+    if isinstance(b, Known) and is_dense:
         x = shaping.permuted(c.g, c.inner("turned"), c.tensor(0), (1, 0)) if turned[0] else c.tensor(0)
         y = dense(c, name, x, b, own.reshaped((features,)) if own is not None else None, not turned[1])
         if own is not None:

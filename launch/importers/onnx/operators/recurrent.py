@@ -85,7 +85,7 @@ class Layer:
         if not self.c.has(source):
             return None
         found, dim = self.c.value(source), 1 if self.c.get("layout", 0) else 0
-        if isinstance(found, Known):
+        if isinstance(found, Known) and not self.c.net.is_trained(found):
             if found.array.any():
                 raise Unsupported("that begins with a state of numbers that are no zeros")
             return None
