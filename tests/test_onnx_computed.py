@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from castile.launch import models
 from castile.launch.arrays import weights
@@ -18,6 +19,8 @@ from castile.planner.ops.sgd import Sgd
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine
 from tests.op_laws import relative
+from tests.test_models import forward
+from tests.test_onnx import asked
 from tests.test_onnx_torch import export
 from tests.training import train
 
@@ -122,6 +125,19 @@ def recurrent() -> Net:
     )  # fmt: skip
 
 
+def cells() -> Net:
+    """States that are weights, or zeros, at the beginning."""
+
+    def forward(s: Net, x: torch.Tensor) -> torch.Tensor:
+        begun = s.begin.expand(1, x.shape[0], 4).contiguous()
+        y = s.layer(x, (begun, 2 * begun))[0][:, -1]
+        return s.gru(y, s.gru(x[:, 0])) + s.lstm(y)[0]
+
+    return Net(
+        forward, layer=n.LSTM(4, 4, batch_first=True), gru=n.GRUCell(4, 4), lstm=n.LSTMCell(4, 4), begin=weight(1, 1, 4)
+    )
+
+
 def fixed() -> Net:
     """Buffers, also where weights might stand, and what is computed of them alone."""
     return Net(
@@ -146,8 +162,8 @@ def stacked() -> Net:
 
 CASES: dict[str, tuple[Callable[[], n.Module], tuple[int, ...]]] = {
     "lora": (lora, (6,)), "tied": (tied, (3,)), "standardised": (standardised, (2, 5, 5)), "normed": (normed, (6,)),
-    "gains": (gains, (6,)), "rows": (rows, (3, 3)), "recurrent": (recurrent, (5, 3)), "fixed": (fixed, (6,)),
-    "stacked": (stacked, (3, 4)),
+    "gains": (gains, (6,)), "rows": (rows, (3, 3)), "recurrent": (recurrent, (3, 3)), "cells": (cells, (2, 4)),
+    "fixed": (fixed, (6,)), "stacked": (stacked, (3, 4)),
 }  # fmt: skip
 
 
@@ -203,7 +219,7 @@ def plans(graph: Graph) -> list[Strategy]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["lora", "tied", "standardised", "recurrent", "stacked"])
+@pytest.mark.parametrize("name", ["lora", "tied", "standardised", "recurrent", "cells", "stacked"])
 def test_the_older_exporter_tells_as_much(name: str, tmp_path: Path) -> None:
     path = str(tmp_path / "net.onnx")
     net, given, wanted = made(name, path, "older")
@@ -236,3 +252,28 @@ def test_what_cannot_be_computed_of_weights_is_refused(name: str, tmp_path: Path
         with pytest.raises(ValueError) as error:
             models.parse(f"{path}:loss=mse").graph(BATCH, training=training)
         assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_file_does_not_tell_is_told(tmp_path: Path) -> None:
+    path = str(tmp_path / "net.onnx")
+    made("gains", path, "older")
+    told = models.parse(path).remark(models.parse(path).graph(BATCH))
+    assert told == f"gate, t of {path} are not trained: the file does not say whether these single numbers are"
+    made("gains", path)
+    assert models.parse(path).remark(models.parse(path).graph(BATCH)) == ""
+    torch.onnx.export(lora(), (torch.randn(2, 6),), path, input_names=["x"])
+    told = models.parse(path).remark(models.parse(path).graph(BATCH))
+    assert told.startswith(f"add of {path} are weights of their own: PyTorch computed them of others")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rows_that_are_known_go_back_as_weights(tmp_path: Path) -> None:
+    path, saved = str(tmp_path / "net.onnx"), str(tmp_path / "net.safetensors")
+    net, given, _ = made("rows", path)
+    graph = models.parse(path).graph(BATCH, "float64", training=False)
+    save_file(dict(weights.load(path, models.parse(path), graph)), saved)
+    values = weights.load(saved, models.parse(path), graph)
+    assert {"I32"} == {values[name].dtype.name.replace("int", "I") for name in graph.states}
+    found = forward(graph, {**values, **asked(graph, {"x": given[0].numpy()})})[graph.outputs[0]]
+    assert relative(found, net(given[0]).detach().numpy()) < 1e-6
