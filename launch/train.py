@@ -162,6 +162,8 @@ def run(command: Train) -> int:
     searches.find(command.search, job.lowering)
     checks.some_match("undecayed", undecayed, [param.name for param in job.graph.params])
     say = Speaker(job.leads, command.json)
+    if line := job.model.remark(job.graph):
+        say.line(line)
     dataset = job.dataset(command.data, command.seed)
     alike.check_data(job.comm, dataset)
     alike.check_file(job.comm, "--weights", command.weights)

@@ -27,6 +27,7 @@ from castile.runtime.strict import suggestion
 Sources = dict[str, tuple[str, Piece]]
 
 _FLOATING = ("F16", "F32", "F64")
+_WHOLE = ("I32", "I64")
 
 
 def families(model: Model) -> tuple[StandardNames, ...]:
@@ -108,11 +109,11 @@ class File:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._file.get_slice(name).get_shape())
 
-    def check_floating(self, name: str) -> None:
-        """Raises ValueError where a tensor does not hold floating-point numbers that NumPy can read."""
-        kind = self._file.get_slice(name).get_dtype()
-        if kind not in _FLOATING:
-            raise ValueError(f"weights {self.path}: {name!r} holds {kind}; it should be one of {', '.join(_FLOATING)}")
+    def check_kind(self, name: str, floating: bool) -> None:
+        """Raises ValueError where a tensor does not hold numbers that NumPy can read, floating-point or whole ones."""
+        kind, kinds = self._file.get_slice(name).get_dtype(), _FLOATING if floating else _WHOLE
+        if kind not in kinds:
+            raise ValueError(f"weights {self.path}: {name!r} holds {kind}; it should be one of {', '.join(kinds)}")
 
     def read(self, name: str, cut: tuple[slice, ...] = ()) -> np.ndarray:
         """A tensor, or a part of it."""
@@ -182,7 +183,7 @@ class Weights(Mapping[str, np.ndarray]):
             there, wanted = self._file.shape(tensor), piece.shape_of(tensors[param].shape)
             if there != wanted:
                 raise ValueError(f"weights {path}: {tensor!r} has shape {there}, it should have {wanted}{of}")
-            self._file.check_floating(tensor)
+            self._file.check_kind(tensor, tensors[param].floating)
         if self._strange is not None:
             near = suggestion(self._strange, [tensor for tensor, _ in self._sources.values()])
             raise ValueError(f"weights {path}: model {self._graph.name} has no use for {self._strange!r}{near}")

@@ -24,6 +24,7 @@ class Imported:
 
     values   from a graph and its model's settings to the numbers that the file has for the graph's parameters and
              states; each is read when it is asked for
+    remark   from the same to what is worth knowing before it is trained, "" for nothing
     inputs   what the file calls its inputs; the setting `inputs` calls them otherwise, with + between
     losses   what the setting `loss` may be
     """
@@ -31,6 +32,7 @@ class Imported:
     build: Callable[..., Graph]
     RECIPE: Any
     values: Callable[[Graph, Mapping[str, Any]], Mapping[str, np.ndarray]]
+    remark: Callable[[Graph, Mapping[str, Any]], str]
     inputs: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()
 

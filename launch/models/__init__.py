@@ -67,6 +67,7 @@ class Model:
 
     text      the name with its settings, as the user wrote it
     rewrite   the rewrites, "" for none; None where the user leaves that open, which is none until one is chosen
+    telling   what a file tells that is worth knowing before it is trained, of its graph and settings
     """
 
     name: str
@@ -75,6 +76,7 @@ class Model:
     settings: Mapping[str, Any] = field(default_factory=dict)
     rewrite: str | None = None
     text: str = ""
+    telling: Callable[[Graph, Mapping[str, Any]], str] | None = None
 
     @property
     def is_theirs(self) -> bool:
@@ -103,6 +105,10 @@ class Model:
     def takes(self, setting: str) -> bool:
         """Whether the model's function has a parameter of that name."""
         return setting in inspect.signature(self.build).parameters
+
+    def remark(self, graph: Graph) -> str:
+        """What is worth knowing before its graph is trained; "" for nothing."""
+        return self.telling(graph, self.settings) if self.telling is not None else ""
 
     def graph(self, batch: int | None = None, dtype: str = "float32", training: bool = True) -> Graph:
         """The operator graph for that many samples a step (by default the recipe's), for training or evaluation."""
@@ -168,7 +174,8 @@ def parse(text: str) -> Model:
         rewrites.check(rewrite)
     module = _found(name)
     values = settings.typed(module.build, given, f"model {name}", reserved=("batch", "dtype", "training"))
-    return Model(name, module.build, getattr(module, "RECIPE", Recipe("digits", 32, 0.1)), values, rewrite, text)
+    recipe = getattr(module, "RECIPE", Recipe("digits", 32, 0.1))
+    return Model(name, module.build, recipe, values, rewrite, text, getattr(module, "remark", None))
 
 
 def _found(name: str) -> ModuleType | Imported:

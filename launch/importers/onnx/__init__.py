@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -43,7 +43,8 @@ def load(path: str) -> Imported:
     # its settings are those of the file: lengths that it leaves open
     build.__signature__ = _signature(file)  # type: ignore[attr-defined]
     build.__annotations__ = {p.name: p.annotation for p in _signature(file).parameters.values()}
-    return Imported(build, Recipe("noise", file.usual, 0.01), file.values, tuple(file.inputs), tuple(trained.LOSSES))
+    inputs, losses = tuple(file.inputs), tuple(trained.LOSSES)
+    return Imported(build, Recipe("noise", file.usual, 0.01), file.values, file.remark, inputs, losses)
 
 
 def _signature(file: File) -> inspect.Signature:
@@ -123,7 +124,7 @@ class File:
     def _weights(self) -> dict[str, Known]:
         """The numbers that the file holds; a matrix that is a turned parameter is that parameter."""
         tensors = self.proto.graph.initializer
-        found = {t.name: numbers(t, self.path, self._notes.is_learned(t)) for t in tensors}
+        found = {t.name: numbers(t, self.path, self._notes.is_learned(t), self._notes.is_sure(t)) for t in tensors}
         whose = {t.name: self._notes.turned_from(t) for t in tensors}
         return {n: _named(one, whose[n], found, n in self._tied) if whose[n] else one for n, one in found.items()}
 
@@ -144,8 +145,8 @@ class File:
         frozen = [pattern for pattern in settings.get("frozen", "").split("+") if pattern]
         opsets = {one.domain.replace("ai.onnx", ""): one.version for one in self.proto.opset_import}
         net = Network(
-            self.path, Graph(Path(self.path).stem, dtype), batch or self.usual,
-            self.batch, training, opsets, lambda name: any(fnmatchcase(name, pattern) for pattern in frozen),
+            self.path, Graph(Path(self.path).stem, dtype), batch or self.usual, self.batch, training, opsets,
+            lambda name: any(fnmatchcase(name, pattern) for pattern in frozen), self._notes.are_there,
         )  # fmt: skip
         net.values.update(self._weights())
         for name, called in zip(self.inputs, self._called(settings.get("inputs", "")), strict=True):
@@ -238,6 +239,28 @@ class File:
                 there = f"its {name!r} has shape {sources[name].shape}"
                 raise ValueError(f"{self.who}: {there}, it should have {graph.tensors[name].shape}")
         return Numbers({name: sources[name] for name in wanted})
+
+    def remark(self, graph: Graph, settings: Mapping[str, Any]) -> str:
+        """What is not trained as in PyTorch, as the file does not say enough, in a line each."""
+        net, weights = self.network(graph.batch, graph.dtype, True, settings), self._weights().values()
+        trained = {net.sources[t.name].name for t in net.graph.params}
+        single = [one.name for one in weights if one.learned and one.is_floating and not one.is_weight]
+        kept = [name for name in single if name not in trained and not net.frozen(name)]
+        folded = [
+            one.name for one in self.proto.graph.initializer if self._notes.is_folded(one) and one.name in trained
+        ]
+        lines = {
+            "are not trained: the file does not say whether these single numbers are": kept,
+            "are weights of their own: PyTorch computed them of others, which torch.onnx.export(..., optimize=False) "
+            "leaves to the network": folded,
+        }
+        return "\n".join(f"{_listed(names)} of {self.path} {what}" for what, names in lines.items() if names)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names, but no more than most people read."""
+    more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
+    return ", ".join(names[:MOST_TOLD]) + more
 
 
 def _named(one: Known, name: str, there: Mapping[str, Known], is_tied: bool) -> Known:

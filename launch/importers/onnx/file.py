@@ -86,7 +86,7 @@ def _check_place(tensor: Any, path: str) -> None:
         raise ValueError(f"{who} should be bytes {offset} to {offset + length} of {found}, which has {status.st_size}")
 
 
-def numbers(tensor: Any, path: str, learned: bool = False) -> Known:
+def numbers(tensor: Any, path: str, learned: bool = False, sure: bool = False) -> Known:
     """What a TensorProto holds, read when it is asked for."""
     onnx = package()
 
@@ -99,4 +99,4 @@ def numbers(tensor: Any, path: str, learned: bool = False) -> Known:
         return onnx.numpy_helper.to_array(tensor)
 
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-    return Known(tensor.name, tuple(tensor.dims), dtype, make, learned)
+    return Known(tensor.name, tuple(tensor.dims), dtype, make, learned, sure)

@@ -1,4 +1,4 @@
-"""What nodes make of known numbers: by ONNX's own evaluator, but for weights, which are moved and not looked at.
+"""What nodes make of known numbers: by ONNX's own evaluator, but where weights are only moved, and not looked at.
 
 It does not know what becomes of the numbers.
 """
@@ -21,36 +21,39 @@ MOVES = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 @dataclass(frozen=True)
 class Folding:
-    """Computes nodes of a file; batch, told: samples a step, and how many the file itself says."""
+    """Computes nodes of a file.
+
+    batch, told   samples a step, and how many the file itself says
+    noted         whether the file says what is trained
+    """
 
     path: str
     opsets: Mapping[str, int]
     batch: int
     told: int
+    noted: bool
 
     def folded(self, node: Any, inputs: Sequence[Any]) -> list[Known]:
         """What a node makes of known numbers is known."""
         given = [one for one in inputs if one is not None]
         first = given[0] if given else None
         if node.op_type == "Identity" and first is not None and first.learned:
-            # weights that begin alike are written once by PyTorch, and named so
-            return [replace(first, name=node.output[0])]
+            # weights that begin alike PyTorch writes once, and names so, where it does not note what is trained
+            return [first if self.noted else replace(first, name=node.output[0])]
         if node.op_type == "Constant" and (tensor := _tensor(node)) is not None:
             return [numbers(tensor, self.path).derived("", tuple(tensor.dims), lambda a: a)]
         if node.op_type == "ConstantOfShape":
             value = next((package().numpy_helper.to_array(a.t) for a in node.attribute), np.zeros(1, np.float32))
             full = np.broadcast_to(value.reshape(()), tuple(int(n) for n in given[0].array))
-            return [known(node.output[0], full, full.size > 1 and full.dtype.kind == "f")]
+            # files that left out their weights hold the shapes of these instead
+            is_weight = given[0].learned and full.size > 1 and full.dtype.kind == "f"
+            return [known(node.output[0], full, is_weight)]
         if node.op_type in MOVES and first is not None and first.learned and first.is_floating:
             return [_moved(node, first, partial(self._evaluated, node), inputs[1:])]
         if node.op_type == "Expand":
-            return [known(node.output[0], self._stretched(*(one.array for one in given)), given[0].learned)]
+            return [known(node.output[0], self._stretched(*(one.array for one in given)))]
         made = self._evaluated(node, [one if one is None else one.array for one in inputs])
-        learned = any(one.learned for one in given)
-        return [
-            known(name, array, learned and array.dtype.kind == "f")
-            for name, array in zip(node.output, made, strict=False)
-        ]
+        return [known(name, array) for name, array in zip(node.output, made, strict=False)]
 
     def _stretched(self, array: np.ndarray, told: np.ndarray) -> np.ndarray:
         """Known numbers as long as a file says, where the batch that it was written for stands for the one there is."""

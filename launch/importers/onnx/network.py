@@ -13,19 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from castile.launch.importers.onnx import operators
+from castile.launch.importers.onnx import operators, shaping
+from castile.launch.importers.onnx.bodies import attributes, body
 from castile.launch.importers.onnx.file import numbers, package
-from castile.launch.importers.onnx.folding import Folding
-from castile.launch.importers.onnx.values import Erf, Known, Several, Unsupported, Value
+from castile.launch.importers.onnx.folding import MOVES, Folding
+from castile.launch.importers.onnx.values import Erf, Form, Known, Several, Uncomputed, Unsupported, Value, known, steps
 from castile.planner.graph import Graph
 from castile.planner.op import Init, Tensor
 
-# What makes other arrays of a weight, with the same numbers: they follow the weight while it is trained.
-PICKS = ("Expand", "Gather", "Slice", "Split", "Concat", "Tile")
 # What gives other numbers each time.
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 # What gives no array, or holds a graph that may read what depends on samples.
 NOT_FOLDED = (*RANDOM, "SplitToSequence", "Loop", "Scan")
+# What tells of a weight what does not change in training.
+TELLING = ("Shape", "Size")
 
 
 @dataclass
@@ -76,18 +77,22 @@ class Call:
         return self.net.operand(self.value(number))
 
     def known(self, number: int, default: Any = None) -> Any:
-        """The numbers of an input. Raises Unsupported where they depend on samples."""
+        """The numbers of an input. Raises Unsupported where they depend on samples, or are trained."""
         if not self.has(number):
             return default
         found = self.value(number)
         if not isinstance(found, Known):
             raise Unsupported(f"with an input {number + 1} that depends on samples")
+        if self.net.noted and self.net.is_trained(found):
+            raise Unsupported(f"with an input {number + 1}, {found.name!r}, that is trained")
         return found.array
 
     def scalar(self, number: int) -> float | None:
-        """The one number of an input that is known and has no more; None for others."""
+        """The one number of an input that is known, has no more and stays as it is; None for others."""
         found = self.value(number)
-        return float(found.array.reshape(())) if isinstance(found, Known) and found.size == 1 else None
+        if not isinstance(found, Known) or found.size != 1 or self.net.is_trained(found):
+            return None
+        return float(found.array.reshape(()))
 
     def weight(self, number: int, axes: str, init: Init, form: Callable[[Known], Known] = lambda w: w) -> Tensor:
         """An input as a parameter, its dims so named, or a constant where it is a filler.
@@ -122,6 +127,7 @@ class Network:
     batch       samples a step, and `told`, how many the file itself says, 0 where it leaves that open
     training    whether it is to be trained, or evaluated
     frozen      says whether the weight of a name is not trained
+    noted       whether the file says what is trained
     values      by their names in the file; None for what is not supported or depends on such
     sources     where the numbers of parameters and states are, by castile's names
     lacking     what is not supported: an operator, in which way, and the first node of it
@@ -134,10 +140,12 @@ class Network:
     training: bool
     opsets: Mapping[str, int]
     frozen: Callable[[str], bool] = lambda name: False
+    noted: bool = False
     values: dict[str, Value | None] = field(default_factory=dict)
     sources: dict[str, Known] = field(default_factory=dict)
     lacking: dict[tuple[str, str], str] = field(default_factory=dict)
     _params: dict[str, Known] = field(default_factory=dict)
+    _moved: dict[tuple[str, Form], Tensor] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)
     _taken: set[str] = field(default_factory=set)
     _read: set[str] = field(default_factory=set)
@@ -171,11 +179,11 @@ class Network:
         elif node.op_type == "If" and isinstance(inputs[0], Known):
             self._branch(node, bool(inputs[0].array))
         elif all(isinstance(one, Known) for one in inputs if one is not None) and node.op_type not in NOT_FOLDED:
-            fold = Folding(self.path, self.opsets, self.batch, self.told)
+            fold = Folding(self.path, self.opsets, self.batch, self.told, self.noted)
             try:
                 self._give(node, self._followed(node, named, inputs, fold.folded(node, inputs)))
             except Unsupported as error:
-                self._lack(node, str(error))
+                self._lack(node, error)
         else:
             self._handle(node, named, tuple(inputs))
 
@@ -210,44 +218,82 @@ class Network:
         """The version of a node's operator."""
         return self.opsets.get(node.domain, self.opsets.get("", 1))
 
+    def is_trained(self, value: Value) -> bool:
+        """Whether known numbers are trained, or computed of such."""
+        return isinstance(value, Known) and value.is_weight and not self.frozen(value.name)
+
     def _followed(self, node: Any, named: str, inputs: Sequence[Any], made: list[Known]) -> list[Known]:
-        """Known numbers that, where they are used as weights, follow the weight that a node takes them from."""
-        if node.op_type not in PICKS or not any(one is not None and one.learned for one in inputs):
+        """Known numbers that, where they are used, are computed in the graph of the weights that a node takes."""
+        # of the array that others are to be like only the kind matters
+        trained = [one for one in (inputs[:1] if node.op_type == "CastLike" else inputs) if self.is_trained(one)]
+        if not trained or node.op_type in (*MOVES, "Identity", *TELLING):
             return made
-        results = cache(partial(self._handled, node, named, tuple(inputs)))
+        weights = tuple(dict.fromkeys(name for one in trained for name in one.weights or (one.name,)))
+        if self.noted and not all(one.is_floating for one in made):
+            raise Unsupported(f"of the weight {', '.join(map(repr, weights))}, which is trained, to whole numbers")
+        results = cache(partial(self._computed, node, named, tuple(inputs), weights))
 
         def tensor(number: int) -> Tensor:
             return self.operand(results()[number])
 
-        return [replace(one, follow=partial(tensor, n)) for n, one in enumerate(made)]
+        return [
+            replace(one, learned=True, follow=partial(tensor, n), weights=weights) if one.is_floating else one
+            for n, one in enumerate(made)
+        ]
+
+    def _computed(self, node: Any, named: str, args: tuple[Value | None, ...], weights: Sequence[str]) -> Any:
+        """What a node makes of weights. Raises Uncomputed where castile cannot."""
+        try:
+            return self._made(node, named, tuple(map(self._as_they_are, args)))
+        except Uncomputed:
+            raise
+        except ValueError as error:
+            what = f"of the weight {', '.join(map(repr, weights))}"
+            raise Uncomputed(node, f"{error}, {what}" if str(error) else what) from error
+
+    def _as_they_are(self, value: Value | None) -> Value | None:
+        """Weights that are moved first, so that the parameter is as the file has it."""
+        if not isinstance(value, Known) or value.follow is not None or not value.form or not self.is_trained(value):
+            return value
+        return replace(value, follow=partial(self.operand, value.unmoved), weights=(value.name,))
 
     def _handle(self, node: Any, named: str, args: tuple[Value | None, ...]) -> None:
-        """A node by what handles it, or else by others with which the rules of ONNX write it."""
         try:
-            self._give(node, self._handled(node, named, args))
-            return
+            self._give(node, self._made(node, named, args))
         except ValueError as error:
-            how = str(error)
-        body, before = _body(node, self._version(node), args), dict(self.lacking)
-        if body is not None:
-            self._expand(node, named, body)
-        if body is None or self.lacking != before:
-            self.lacking = before
-            self._lack(node, how)
+            self._lack(node, error)
 
-    def _lack(self, node: Any, how: str) -> None:
-        self.lacking.setdefault((node.op_type, how), node.name or node.output[0])
+    def _made(self, node: Any, named: str, args: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
+        """What handles a node makes of it, or else what others make with which the rules of ONNX write it.
+
+        Raises ValueError where neither can.
+        """
+        try:
+            return self._handled(node, named, args)
+        except ValueError:
+            written, before = body(node, self._version(node), args), dict(self.lacking)
+            if written is None:
+                raise
+            self._expand(node, named, written)
+            if self.lacking != before:
+                self.lacking = before
+                raise
+            return tuple(self.values[name] if name else None for name in node.output)
+
+    def _lack(self, node: Any, error: ValueError) -> None:
+        at = error.node if isinstance(error, Uncomputed) else node
+        self.lacking.setdefault((at.op_type, str(error)), at.name or at.output[0])
         self._give(node, None)
 
-    def _expand(self, node: Any, named: str, body: Any) -> None:
+    def _expand(self, node: Any, named: str, written: Any) -> None:
         """A node whose operator the rules of ONNX write with others."""
         inside = {"": ""}
-        for formal, actual in zip(body.input, [*node.input, *[""] * len(body.input)], strict=False):
+        for formal, actual in zip(written.input, [*node.input, *[""] * len(written.input)], strict=False):
             inside[formal] = actual
-        inside.update(zip(body.output, node.output, strict=False))
+        inside.update(zip(written.output, node.output, strict=False))
         given = {a.name: a for a in node.attribute}
-        self._read.update(f"{named}.{name}" for part in body.node for name in part.input)
-        for part in body.node:
+        self._read.update(f"{named}.{name}" for part in written.node for name in part.input)
+        for part in written.node:
             for name in part.output:
                 inside.setdefault(name, f"{named}.{name}")
             copy = type(part)()
@@ -255,8 +301,8 @@ class Network:
             del copy.input[:], copy.output[:], copy.attribute[:]
             copy.input.extend(inside[name] for name in part.input)
             copy.output.extend(inside[name] for name in part.output)
-            copy.attribute.extend(_attributes(part, given))
-            self._add(copy, named if set(part.output) & set(body.output) else f"{named}.{part.output[0]}")
+            copy.attribute.extend(attributes(part, given))
+            self._add(copy, named if set(part.output) & set(written.output) else f"{named}.{part.output[0]}")
 
     def operand(self, value: Value) -> Tensor:
         """A value as a tensor: weights are parameters, other known numbers are carried and never change."""
@@ -267,20 +313,25 @@ class Network:
         if isinstance(value, Several):
             raise Unsupported("of a sequence")
         axes = tuple(f"d{n}" for n in range(len(value.shape)))
-        if value.learned and value.is_floating and value.size > 1 and not self.frozen(value.name):
-            if value.follow is not None:
-                return value.follow()
+        if self.is_trained(value):
             wide = sum(length > 1 for length in value.shape)
             return self.parameter(value, axes, Init("normal", 0.02) if wide > 1 else Init("zeros"))
         return self.constant(value, axes)
 
     def parameter(self, value: Known, axes: tuple[str, ...], init: Init) -> Tensor:
-        """The parameter of known numbers; the same for the same.
+        """The parameter of known numbers, the same for the same, or what is computed of others.
 
-        Raises Unsupported where they are one already in another form.
+        Raises Unsupported where they are one already, of other elements.
         """
+        if value.follow is not None:
+            return self._in_form(value.follow(), (), value)
+        if self.noted and not value.learned:
+            return self.constant(value, axes)
         if self.is_other(value):
-            raise Unsupported(f"with the weight {value.name!r} in another form than elsewhere")
+            there = self._params[value.name]
+            if there.unmoved.shape != value.unmoved.shape:
+                raise Unsupported(f"with the weight {value.name!r} in another form than elsewhere")
+            return self._in_form(self.graph.tensors[self._names[value.name]], there.form, value)
         self._params[value.name] = value
         if value.name not in self._names:
             self._names[value.name] = self.name(value.name)
@@ -289,9 +340,25 @@ class Network:
         return self.graph.param(name, value.shape, axes, init)
 
     def is_other(self, value: Known) -> bool:
-        """Whether the numbers are a parameter already, in another form."""
+        """Whether the numbers are there already, in another form."""
+        if value.follow is not None:
+            return value.form != ()
         there = self._params.get(value.name)
         return there is not None and (there.form, there.shape) != (value.form, value.shape)
+
+    def _in_form(self, x: Tensor, form: Form, value: Known) -> Tensor:
+        """x, the numbers of a value with its dims moved as `form` says, with them moved as the value has them."""
+        key = x.name, steps(form, value.form)
+        if key not in self._moved:
+            self._moved[key] = shaping.moved(self.graph, self.name(f"{value.name}.moved"), x, key[1])
+        return self._moved[key]
+
+    def indices(self, name: str, places: np.ndarray) -> Tensor:
+        """Whole numbers that tell rows of a table, carried from step to step as they are."""
+        found, axes = self.name(name), tuple(f"d{n}" for n in range(places.ndim))
+        self.sources[found] = known(found, places.astype(np.int32))
+        given = Init("given", values=self.sources[found].array)
+        return self.graph.state(found, places.shape, axes, given, dtype="int32")
 
     def kept(self, value: Known) -> str:
         """A name for running statistics that begin otherwise than in the file."""
@@ -310,50 +377,3 @@ class Network:
         found = self.graph.state(name, value.shape, axes, Init("given", values=value.array))
         self._names[value.name + "="], self.sources[name] = name, value
         return found
-
-
-def _body(node: Any, version: int, args: Sequence[Value | None]) -> Any:
-    """How the rules of ONNX write an operator with others; None where they do not."""
-    onnx = package()
-    try:
-        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
-    except onnx.defs.SchemaError:
-        return None
-    if schema.has_function:
-        return _plain(schema.function_body)
-    if not schema.has_context_dependent_function:
-        return None
-    types = [_type(one).SerializeToString() if one is not None else b"" for one in args]
-    try:
-        made = schema.get_context_dependent_function(node.SerializeToString(), types)
-    except Exception:
-        return None
-    body = onnx.FunctionProto()
-    body.ParseFromString(made)
-    return _plain(body)
-
-
-def _plain(body: Any) -> Any:
-    """A body without graphs within its nodes, which see names from outside; None for others."""
-    inside = any(attribute.HasField("g") for node in body.node for attribute in node.attribute)
-    return body if body.node and not inside else None
-
-
-def _type(value: Value) -> Any:
-    onnx = package()
-    code = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype))
-    return onnx.helper.make_tensor_type_proto(code, value.shape)
-
-
-def _attributes(part: Any, given: Mapping[str, Any]) -> list[Any]:
-    """The attributes of a node of a function's body, where some are the function's own."""
-    found = []
-    for attribute in part.attribute:
-        if not attribute.ref_attr_name:
-            found.append(attribute)
-        elif attribute.ref_attr_name in given:
-            copy = type(attribute)()
-            copy.CopyFrom(given[attribute.ref_attr_name])
-            copy.name = attribute.name
-            found.append(copy)
-    return found

@@ -33,13 +33,26 @@ class Notes:
 
     def is_learned(self, tensor: Any) -> bool:
         """Whether numbers are trained: all where a file has no notes, else without one all but single numbers."""
-        if not self.parameters:
+        if not self.are_there:
             return True
         if tensor.name in self.kinds:
             return self.kinds[tensor.name] == "PARAMETER"
         if tensor.name in self.sources:
             return not self.parameters.isdisjoint(self.sources[tensor.name])
         return list(tensor.dims) not in ([], [1])
+
+    def is_sure(self, tensor: Any) -> bool:
+        """Whether the file says of just these numbers that they are trained."""
+        return self.kinds.get(tensor.name) == "PARAMETER"
+
+    @property
+    def are_there(self) -> bool:
+        """Whether the file says what is trained."""
+        return bool(self.parameters)
+
+    def is_folded(self, tensor: Any) -> bool:
+        """Whether numbers were made of parameters, and are none of these, turned."""
+        return not self.parameters.isdisjoint(self.sources.get(tensor.name, ())) and not self.turned_from(tensor)
 
     def turned_from(self, tensor: Any) -> str:
         """The parameter that a matrix is, turned, if no other numbers were made of it; "" for none.
@@ -62,15 +75,15 @@ def read(graph: Any) -> Notes:
         for note in value.metadata_props:
             if note.key == KIND:
                 kinds[value.name] = note.value
-            elif note.key == SOURCES:
-                sources[value.name] = _names(note.value)
+            elif note.key == SOURCES and (names := _names(note.value)) is not None:
+                sources[value.name] = names
     return Notes(frozenset(re.findall(r": PARAMETER target='([^']+)'", whole)), kinds, sources)
 
 
-def _names(text: str) -> frozenset[str]:
-    """The names that a list in Python's notation holds; none where it is something else."""
+def _names(text: str) -> frozenset[str] | None:
+    """The names that a list in Python's notation holds; None where it is something else."""
     try:
         found = literal_eval(text)
     except (SyntaxError, ValueError):
-        return frozenset()
-    return frozenset(one for one in found if isinstance(one, str)) if isinstance(found, list | tuple) else frozenset()
+        return None
+    return frozenset(one for one in found if isinstance(one, str)) if isinstance(found, list | tuple) else None

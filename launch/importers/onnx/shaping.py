@@ -5,7 +5,7 @@ It does not know files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 
 from castile.launch.importers.onnx import views
@@ -35,6 +35,8 @@ def reshaped(g: Graph, name: str, x: Tensor, shape: Shape) -> Tensor:
     if moved is not None and (found := views.made(g, name, moved)) is not None:
         return found
     if len(x.shape) > 1 and x.shape[0] == 1 and shape[:1] != (1,):
+        if (node := g.nodes.get(x.name)) is not None and node.op.name == "reshape":
+            return reshaped(g, name, g.tensors[node.inputs[0]], shape)
         # joined with what stands behind it a dim of one would keep that from being cut
         less = g.sum(name if x.shape[1:] == shape else f"{name}.less", x, dims=0)
         return reshaped(g, name, less, shape)
@@ -48,6 +50,55 @@ def reshaped(g: Graph, name: str, x: Tensor, shape: Shape) -> Tensor:
         return reshaped(g, name, reshaped(g, f"{name}.flat", x, (prod(x.shape),)), shape)
     line, sizes = _line(x, shape, fine)
     return g.apply(find("reshape")(line, tuple(sorted(sizes.items()))), name, x)
+
+
+def moved(g: Graph, name: str, x: Tensor, steps: Iterable[tuple[str, Shape, Shape]]) -> Tensor:
+    """x with its dims in other orders and under others, one after another."""
+    for number, (kind, how, _) in enumerate(steps):
+        x = (permuted if kind == "turned" else reshaped)(g, f"{name}.{number}", x, how)
+    return x
+
+
+def sliced(g: Graph, name: str, x: Tensor, dim: int, start: int, stop: int) -> Tensor:
+    """A range of a dim, of what x is itself a range of, or of the one of several side by side that it lies in."""
+    dim %= len(x.shape)
+    if (start, stop) == (0, x.shape[dim]):
+        return x
+    source, first, _ = _range(g, x, dim)
+    if source is not x:
+        return sliced(g, name, source, dim, first + start, first + stop)
+    node = g.nodes.get(x.name)
+    if node is not None and node.op.name == "concat" and node.op.dim == dim:  # type: ignore[attr-defined]
+        before = 0
+        for piece in (g.tensors[one] for one in node.inputs):
+            if before <= start and stop <= before + piece.shape[dim]:
+                return sliced(g, name, piece, dim, start - before, stop - before)
+            before += piece.shape[dim]
+    return g.slice(name, x, dim, start, stop)
+
+
+def joined(g: Graph, name: str, xs: Sequence[Tensor], dim: int) -> Tensor:
+    """Several side by side along a dim; ranges that follow each other are one."""
+    dim %= len(xs[0].shape)
+    ranges = list[tuple[Tensor, int, int]]()
+    for source, start, stop in (_range(g, x, dim) for x in xs):
+        if ranges and ranges[-1][0] is source and ranges[-1][2] == start:
+            ranges[-1] = source, ranges[-1][1], stop
+        else:
+            ranges.append((source, start, stop))
+    if len(ranges) == 1:
+        return sliced(g, name, ranges[0][0], dim, *ranges[0][1:])
+    if len(ranges) < len(xs):
+        xs = [sliced(g, f"{name}.piece{n}", x, dim, *ends) for n, (x, *ends) in enumerate(ranges)]
+    return g.concat(name, dim, *xs)
+
+
+def _range(g: Graph, x: Tensor, dim: int) -> tuple[Tensor, int, int]:
+    """Of what x is a range of a dim, from where to where."""
+    node = g.nodes.get(x.name)
+    if node is None or node.op.name != "slice" or node.op.dim != dim:  # type: ignore[attr-defined]
+        return x, 0, x.shape[dim]
+    return g.tensors[node.inputs[0]], node.op.start, node.op.stop  # type: ignore[attr-defined]
 
 
 def _cuts(shape: Iterable[int]) -> list[int]:

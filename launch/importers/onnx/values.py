@@ -9,16 +9,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from castile.planner.op import Tensor
 
 Shape = tuple[int, ...]
+# "turned" by an order of dims or "reshaped" to a shape, that, and the shape before.
+Step = tuple[str, Shape, Shape]
+Form = tuple[Step, ...]
 
 
 class Unsupported(ValueError):
     """What castile has no operator for; the words go on after the operator's name, "" where all of it is meant."""
+
+
+class Uncomputed(Unsupported):
+    """A node of the file that castile cannot compute of weights, and how."""
+
+    def __init__(self, node: Any, how: str) -> None:
+        super().__init__(how)
+        self.node = node
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,9 +39,11 @@ class Known:
 
     name      of the value in the file
     make      gives the numbers; asked at most once
-    learned   whether they are a network's weights, or follow from such
+    learned   whether they are a network's weights, or are computed of such
+    sure      whether the file itself says that they are trained
     form      how dims were moved since the value bore its name
-    follow    makes them anew of the weight that they were taken from
+    follow    makes, before these moves, in castile's graph what is computed of weights
+    weights   the names of those
     """
 
     name: str
@@ -37,8 +51,10 @@ class Known:
     dtype: np.dtype
     make: Callable[[], np.ndarray]
     learned: bool = False
-    form: tuple[tuple[str, Shape], ...] = ()
+    sure: bool = False
+    form: Form = ()
     follow: Callable[[], Tensor] | None = None
+    weights: tuple[str, ...] = ()
 
     @cached_property
     def array(self) -> np.ndarray:
@@ -53,11 +69,24 @@ class Known:
     @property
     def is_filler(self) -> bool:
         """Whether exporters wrote the same number everywhere, as where a network has no weight but an operator asks."""
-        return not self.learned and self.follow is None and bool((self.array == self.array.flat[0]).all())
+        return not self.learned and bool((self.array == self.array.flat[0]).all())
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether they change in training wherever they are used; of single numbers a file has to say so."""
+        return self.learned and self.is_floating and (self.size > 1 or self.sure or self.follow is not None)
 
     @property
     def size(self) -> int:
         return prod(self.shape)
+
+    @property
+    def unmoved(self) -> Known:
+        """The same as it was before its dims were moved."""
+        found = self
+        for kind, how, _ in steps(self.form, ()):
+            found = found.turned(how) if kind == "turned" else found.reshaped(how)
+        return found
 
     def turned(self, dims: Shape) -> Known:
         """The same with its dims in another order."""
@@ -65,33 +94,44 @@ class Known:
             return self
         form = self.form
         if form and form[-1][0] == "turned":
-            *before, (_, first) = form
+            *before, (_, first, shape) = form
             whole = tuple(first[dim] for dim in dims)
-            form = (*before, ("turned", whole)) if whole != tuple(range(len(whole))) else tuple(before)
+            form = (*before, ("turned", whole, shape)) if whole != tuple(range(len(whole))) else tuple(before)
         else:
-            form = (*form, ("turned", dims))
+            form = (*form, ("turned", dims, self.shape))
         shape = tuple(self.shape[dim] for dim in dims)
-        return replace(self, shape=shape, make=lambda: self.array.transpose(dims), form=form, follow=None)
+        return replace(self, shape=shape, make=lambda: self.array.transpose(dims), form=form)
 
     def reshaped(self, shape: Shape) -> Known:
         """The same numbers in the same order under other dims."""
         if shape == self.shape:
             return self
-        form = self.form
+        form, before = self.form, self.shape
         if form and form[-1][0] == "reshaped":
-            form = form[:-1]
-        return replace(
-            self, shape=shape, make=lambda: self.array.reshape(shape), form=(*form, ("reshaped", shape)), follow=None
-        )
+            *rest, (_, _, before) = form
+            form = tuple(rest)
+        form = form if before == shape else (*form, ("reshaped", shape, before))
+        return replace(self, shape=shape, make=lambda: self.array.reshape(shape), form=form)
 
     def derived(
         self, label: str, shape: Shape, make: Callable[[np.ndarray], np.ndarray], dtype: np.dtype | None = None
     ) -> Known:
         """Other numbers that are made of these, under a name of their own; "" keeps the name."""
+        if self.follow is not None:
+            raise Unsupported(f"of parts of {self.name!r}, which is computed of weights")
         name = f"{self.name}.{label}" if label else self.name
-        return replace(
-            self, name=name, shape=shape, dtype=dtype or self.dtype, make=lambda: make(self.array), follow=None
-        )
+        return replace(self, name=name, shape=shape, dtype=dtype or self.dtype, make=lambda: make(self.array))
+
+
+def steps(one: Form, other: Form) -> Form:
+    """How dims are moved from one form to another."""
+    alike = 0
+    while alike < min(len(one), len(other)) and one[alike] == other[alike]:
+        alike += 1
+    undone = list[Step]()
+    for kind, how, before in reversed(one[alike:]):
+        undone.append((kind, tuple(how.index(n) for n in range(len(how))) if kind == "turned" else before, how))
+    return (*undone, *other[alike:])
 
 
 def known(name: str, array: np.ndarray, learned: bool = False) -> Known:

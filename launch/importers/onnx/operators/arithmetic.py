@@ -43,7 +43,7 @@ def add(c: Call) -> Tensor | Erf:
     c.get("broadcast")
     for x, other in ((0, 1), (1, 0)):
         value, amount = c.value(x), c.scalar(other)
-        if isinstance(value, Known):
+        if isinstance(value, Known) and not c.net.is_trained(value):
             continue
         if isinstance(value, Erf) and amount is not None:
             return replace(value, plus=value.plus + amount)
@@ -71,7 +71,7 @@ def mul(c: Call) -> Tensor | Erf:
     c.get("broadcast")
     for x, other in ((0, 1), (1, 0)):
         value, more, factor = c.value(x), c.value(other), c.scalar(other)
-        if isinstance(value, Known):
+        if isinstance(value, Known) and not c.net.is_trained(value):
             continue
         if isinstance(value, Erf) and factor is not None:
             return replace(value, times=value.times * factor, plus=value.plus * factor)
@@ -149,7 +149,7 @@ def mean(c: Call) -> Tensor:
 def extreme(c: Call) -> Tensor:
     if len(c.args) == 2:
         for x, other in ((0, 1), (1, 0)):
-            bound = None if isinstance(c.value(x), Known) else number(c, other, x)
+            bound = number(c, other, x) if isinstance(c.value(x), Tensor) or c.net.is_trained(c.value(x)) else None
             if bound is not None:
                 low, high = (bound, np.inf) if c.op == "Max" else (-np.inf, bound)
                 return clamped(c, c.tensor(x), low, high)
@@ -180,7 +180,7 @@ def where(c: Call) -> Tensor:
     parts = []
     for n, there in ((1, mask), (2, ~mask)):
         value = c.value(n)
-        if isinstance(value, Known) and (not value.learned or value.size == 1):
+        if isinstance(value, Known) and not c.net.is_trained(value):
             parts.append(c.net.operand(known(f"{c.name}.other{n}", np.where(there, value.array, 0).astype(np.float32))))
         else:
             kept = known(f"{c.name}.mask{n}", there.astype(np.float32))

@@ -125,7 +125,7 @@ def transpose(c: Call) -> Tensor:
 def concat(c: Call) -> Tensor:
     dim = c.get("axis", 1)
     there = [_of_each(c, n, dim) for n in range(len(c.args)) if 0 not in c.shape(n)]
-    return c.g.concat(c.name, dim, *there) if len(there) > 1 else there[0]
+    return shaping.joined(c.g, c.name, there, dim)
 
 
 def _of_each(c: Call, number: int, dim: int) -> Tensor:
@@ -175,7 +175,7 @@ def split_to_sequence(c: Call) -> Several:
         each = 1 if told is None else int(told)
         sizes = _each(x.shape[dim], each, -(-x.shape[dim] // each))
     is_less, less = told is None and not keep, (*x.shape[:dim], *x.shape[dim + 1 :])
-    if isinstance(x, Known):
+    if isinstance(x, Known) and not c.net.is_trained(x):
         known_pieces = [_part(x, n, dim, sizes) for n in range(len(sizes))]
         return Several(tuple(piece.reshaped(less) if is_less else piece for piece in known_pieces))
     pieces = [c.net.operand(piece) for piece in _pieces(c, c.tensor(0), dim, sizes)]
@@ -223,9 +223,9 @@ def picked(c: Call, name: str, x: Tensor, dim: int, places: Sequence[int]) -> Te
     if not runs or len(runs) > MOST_PIECES:
         raise Unsupported(f"that takes {len(runs)} pieces of a dim")
     if len(runs) == 1:
-        return c.g.slice(name, x, dim, *runs[0])
-    pieces = [c.g.slice(f"{name}.piece{n}", x, dim, start, stop) for n, (start, stop) in enumerate(runs)]
-    return c.g.concat(name, dim, *pieces)
+        return shaping.sliced(c.g, name, x, dim, *runs[0])
+    pieces = [shaping.sliced(c.g, f"{name}.piece{n}", x, dim, start, stop) for n, (start, stop) in enumerate(runs)]
+    return shaping.joined(c.g, name, pieces, dim)
 
 
 @handles("Gather")
@@ -241,7 +241,19 @@ def gather(c: Call) -> Value:
     shape = (*table.shape[:dim], *places.shape, *table.shape[dim + 1 :])
     if isinstance(table, Known) and rows == list(range(table.shape[dim])):
         return table.reshaped(shape)
-    return shaping.reshaped(c.g, c.name, picked(c, c.inner("rows"), c.tensor(0), dim, rows), shape)
+    return shaping.reshaped(c.g, c.name, _looked_up(c, c.tensor(0), dim, rows), shape)
+
+
+def _looked_up(c: Call, x: Tensor, dim: int, places: list[int]) -> Tensor:
+    """The elements of a dim at these places; of weights, where they are no range, as rows of a table."""
+    if not isinstance(c.value(0), Known) or places == list(range(places[0], places[0] + len(places))):
+        return picked(c, c.inner("rows"), x, dim, places)
+    rest = tuple(n for n in range(len(x.shape)) if n != dim)
+    turned = shaping.permuted(c.g, c.inner("first"), x, (dim, *rest))
+    table = shaping.reshaped(c.g, c.inner("table"), turned, (x.shape[dim], prod(turned.shape[1:])))
+    rows = c.g.apply(find("embedding")(), c.inner("rows"), c.net.indices(f"{c.name}.places", np.array(places)), table)
+    whole = shaping.reshaped(c.g, c.inner("whole"), rows, (len(places), *turned.shape[1:]))
+    return shaping.permuted(c.g, c.inner("back"), whole, tuple((dim, *rest).index(n) for n in range(len(x.shape))))
 
 
 @handles("GatherND")
@@ -253,8 +265,19 @@ def gather_nd(c: Call) -> Tensor:
     first, rest = x.shape[:depth], x.shape[depth:]
     rows = np.ravel_multi_index(tuple(np.moveaxis(places % np.array(first), -1, 0)), first)
     flat = shaping.reshaped(c.g, c.inner("flat"), x, (prod(first), *rest))
-    found = picked(c, c.inner("rows"), flat, 0, [int(n) for n in rows.reshape(-1)])
+    found = _looked_up(c, flat, 0, [int(n) for n in rows.reshape(-1)])
     return shaping.reshaped(c.g, c.name, found, (*places.shape[:-1], *rest))
+
+
+@handles("GatherElements")
+def gather_elements(c: Call) -> Tensor:
+    x, places = c.tensor(0), c.known(1)
+    dim = c.get("axis", 0) % len(x.shape)
+    at = np.indices(places.shape)
+    at[dim] = places % x.shape[dim]
+    rows = np.ravel_multi_index(tuple(at), x.shape)
+    flat = shaping.reshaped(c.g, c.inner("flat"), x, (prod(x.shape),))
+    return shaping.reshaped(c.g, c.name, _looked_up(c, flat, 0, [int(n) for n in rows.reshape(-1)]), places.shape)
 
 
 @handles("Expand")

@@ -61,8 +61,8 @@ def _feature(c: Call, number: int, width: int, init: Init) -> Tensor:
 
 
 def _zeros(c: Call, width: int) -> Tensor:
-    """A shift that the file leaves out begins, and is loaded, as zeros."""
-    return c.net.parameter(known(f"{c.name}.bias", np.zeros(width, np.float32)), ("d",), ZEROS)
+    """A shift that the file leaves out."""
+    return c.net.constant(known(f"{c.name}.bias", np.zeros(width, np.float32)), ("d",))
 
 
 @handles("RMSNormalization")

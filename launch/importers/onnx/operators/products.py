@@ -21,9 +21,7 @@ def uniform(inputs: int) -> Init:
 def dense(c: Call, name: str, x: Tensor, w: Known, bias: Known | None = None, turned: bool = True) -> Tensor:
     """x [..., i] times a weight [i, o], or [o, i] where not `turned`, and a bias [o]."""
     whole = w.turned((1, 0)) if turned else w
-    if c.net.is_other(whole):
-        if bias is not None:
-            raise Unsupported(f"with the weight {w.name!r} in another form than elsewhere")
+    if bias is None and c.net.is_other(whole):
         own = c.net.operand(w)
         names = "i o" if turned else "o i"
         return c.g.contract(name, f"... i, {names} -> ... o", x, own)
@@ -36,8 +34,8 @@ def dense(c: Call, name: str, x: Tensor, w: Known, bias: Known | None = None, tu
 @handles("MatMul")
 def matmul(c: Call) -> Tensor:
     a, b = c.value(0), c.value(1)
-    if isinstance(b, Known) and len(b.shape) == 2 and isinstance(a, Tensor):
-        return dense(c, c.name, a, b)
+    if isinstance(b, Known) and len(b.shape) == 2 and not c.net.is_trained(a):
+        return dense(c, c.name, c.tensor(0), b)
     whole = heads.attention(c, a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else None
     return whole if whole is not None else _product(c, c.name, a, b)
 
@@ -96,9 +94,10 @@ def gemm(c: Call) -> Tensor:
     turned, bias = (bool(c.get("transA", 0)), bool(c.get("transB", 0))), c.value(2) if c.has(2) else None
     b = c.value(1)
     features = b.shape[0 if turned[1] else 1]
-    own = bias if isinstance(bias, Known) and bias.size == features and alpha == beta == 1 else None
+    is_dense = isinstance(b, Known) and not c.net.is_trained(c.value(0))
+    own = bias if is_dense and isinstance(bias, Known) and bias.size == features and alpha == beta == 1 else None
     name = c.name if own is not None or (bias is None and alpha == 1) else c.inner("product")
-    if isinstance(b, Known) and not isinstance(c.value(0), Known):
+    if isinstance(b, Known) and is_dense:
         x = shaping.permuted(c.g, c.inner("turned"), c.tensor(0), (1, 0)) if turned[0] else c.tensor(0)
         y = dense(c, name, x, b, own.reshaped((features,)) if own is not None else None, not turned[1])
         if own is not None:

@@ -37,6 +37,8 @@ class Layer:
         found = self.c.value(source)
         if not isinstance(found, Known):
             raise Unsupported("with a weight that depends on samples")
+        if found.follow is not None:
+            return self._computed(found, 0)
 
         def gates(array: np.ndarray) -> np.ndarray:
             own = array[number]
@@ -46,35 +48,44 @@ class Layer:
         return self.c.net.parameter(found.derived(f"{self.label}{name}", shape, gates), tuple(axes.split()), init)
 
     def biases(self) -> list[Tensor]:
-        """Of an LSTM the sum of both; of others that of the input, and that of the state."""
-        order, width, number = GATES[self.c.op], self.width, self.number
-        count = len(order) * width
-        one = self.c.value(3) if self.c.has(3) else known(f"{self.c.name}.bias", np.zeros((number + 1, 2 * count)))
+        """That of the input, and that of the state; of an LSTM their sum."""
+        order, width = GATES[self.c.op], self.width
+        shape, count, zeros = (len(order), width), len(order) * width, known(f"{self.c.name}.bias", np.zeros(1))
+        one = self.c.value(3) if self.c.has(3) else zeros
         if not isinstance(one, Known):
             raise Unsupported("with a bias that depends on samples")
 
         def half(start: int, array: np.ndarray) -> np.ndarray:
-            return array[number, start : start + count].reshape(len(order), width)[list(order)]
+            return array[self.number, start : start + count].reshape(shape)[list(order)]
 
-        def both(array: np.ndarray) -> np.ndarray:
-            return half(0, array) + half(count, array)
+        found = []
+        for label, start in (("input", 0), ("state", count)):
+            if one.follow is not None:
+                found.append(self._computed(one, start))
+            elif one.is_filler:
+                same = one.derived(f"{self.label}{label}", shape, lambda array: np.broadcast_to(array.flat[0], shape))
+                found.append(self.c.net.constant(same, ("g", "h")))
+            else:
+                own = one.derived(f"{self.label}{label}", shape, partial(half, start))
+                found.append(self.c.net.parameter(own, ("g", "h"), uniform(width)))
+        return found if self.c.op != "LSTM" else [self.c.g.add(self.c.inner(f"{self.label}bias"), *found)]
 
-        shape, init = (len(order), width), uniform(width)
-        if self.c.op == "LSTM":
-            made = [one.derived(f"{self.label}sum", shape, both)]
-        else:
-            made = [
-                one.derived(f"{self.label}{label}", shape, partial(half, start))
-                for label, start in (("input", 0), ("state", count))
-            ]
-        return [self.c.net.parameter(bias, ("g", "h"), init) for bias in made]
+    def _computed(self, of: Known, start: int) -> Tensor:
+        """The gates [gates, h, ...] of this direction in what is computed of weights, from a row on."""
+        g, width, order = self.c.g, self.width, GATES[self.c.op]
+        own = shaping.sliced(g, self.c.inner("own"), self.c.net.operand(of), 0, self.number, self.number + 1)
+        rows = shaping.reshaped(g, self.c.inner("rows"), own, own.shape[1:])
+        ends = [(start + gate * width, start + (gate + 1) * width) for gate in order]
+        gates = [shaping.sliced(g, self.c.inner("gate"), rows, 0, *both) for both in ends]
+        whole = shaping.joined(g, self.c.inner("gates"), gates, 0)
+        return shaping.reshaped(g, self.c.inner("weight"), whole, (len(order), width, *rows.shape[1:]))
 
     def state(self, source: int) -> Tensor | None:
         """What the layer begins with [b, 1, h]; None for zeros."""
         if not self.c.has(source):
             return None
         found, dim = self.c.value(source), 1 if self.c.get("layout", 0) else 0
-        if isinstance(found, Known):
+        if isinstance(found, Known) and not self.c.net.is_trained(found):
             if found.array.any():
                 raise Unsupported("that begins with a state of numbers that are no zeros")
             return None
