@@ -92,10 +92,8 @@ def piece(graph: Graph, count: int) -> Graph:
 
 def _outermost(tensors: Sequence[str], borne: Sequence[Operand], axis: str) -> dict[str, int]:
     """The tensors of which a dim runs over an axis, outside others or alone, and which."""
-    found = {}
-    for tensor, operand in zip(tensors, borne, strict=True):
-        found.update({tensor: n for n, dim in enumerate(operand.dims) if dim and dim[0] == axis})
-    return found
+    rows = ((t, n, dim) for t, o in zip(tensors, borne, strict=True) for n, dim in enumerate(o.dims))
+    return {tensor: n for tensor, n, dim in rows if dim and dim[0] == axis}
 
 
 def _axis(node: Node, dims: Mapping[str, int], alike: str | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isclose, sqrt
 from string import ascii_letters
 
-from castile.launch.importers.onnx import heads, shaping
+from castile.launch.importers.onnx import heads, shaping, views
 from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
 from castile.launch.importers.onnx.operators.arithmetic import scaled
@@ -19,7 +19,15 @@ def uniform(inputs: int) -> Init:
 
 
 def dense(c: Call, name: str, x: Tensor, w: Known, bias: Known | None = None, turned: bool = True) -> Tensor:
-    """x [..., i] times a weight [i, o], or [o, i] where not `turned`, and a bias [o]."""
+    """x [..., i] times a weight [i, o], or [o, i] where not `turned`, and a bias [o].
+
+    Of rows that were joined to that end the joining comes behind: of what is joined inside, as samples behind positions
+    are, nothing could be cut.
+    """
+    if (rows := views.rows(c.g, c.inner("apart"), x)) is not None:
+        of = rows.over(dense(c, c.inner("rows"), rows.source, w, bias, turned))
+        if (found := views.made(c.g, name, of)) is not None:
+            return found
     whole = w.turned((1, 0)) if turned else w
     if c.net.is_other(whole):
         if bias is not None:
