@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from castile.launch.importers.onnx import operators
+from castile.launch.importers.onnx import operators, sampled
 from castile.launch.importers.onnx.file import numbers, package
 from castile.launch.importers.onnx.folding import Folding
 from castile.launch.importers.onnx.values import Erf, Known, Several, Unsupported, Value
@@ -272,13 +272,9 @@ class Network:
                 return value.follow()
             wide = sum(length > 1 for length in value.shape)
             return self.parameter(value, axes, Init("normal", 0.02) if wide > 1 else Init("zeros"))
-        each = [dim for dim, length in enumerate(value.shape) if length == self.batch > 1 and _is_alike(value, dim)]
-        if not each:
-            return self.constant(value, axes)
-        # what is the same for each sample is held once, as any number of them may be computed at a time
-        shape = tuple(1 if dim in each else length for dim, length in enumerate(value.shape))
-        one = value.derived("", shape, lambda array: array[tuple(slice(n) for n in shape)])
-        return self.graph.expand(self.name(f"{value.name}.each"), self.constant(one, axes), value.shape)
+        one = sampled.once(value, self.batch)
+        held = self.constant(one, axes)
+        return held if one is value else self.graph.expand(self.name(f"{value.name}.each"), held, value.shape)
 
     def parameter(self, value: Known, axes: tuple[str, ...], init: Init) -> Tensor:
         """The parameter of known numbers; the same for the same.
@@ -316,11 +312,6 @@ class Network:
         found = self.graph.state(name, value.shape, axes, Init("given", values=value.array))
         self._names[value.name + "="], self.sources[name] = name, value
         return found
-
-
-def _is_alike(value: Known, dim: int) -> bool:
-    """Whether numbers are the same all along a dim."""
-    return bool((value.array == value.array.take([0], dim)).all())
 
 
 def _body(node: Any, version: int, args: Sequence[Value | None]) -> Any:

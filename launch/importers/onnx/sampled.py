@@ -1,6 +1,6 @@
-"""The axis of samples is called b in every node that has it, whatever an importer called it, and no other axis is.
+"""Samples in a network of others: their axis is called b in every node that has it, and what all share is held once.
 
-Known plans cut along the axis of that name. It does not know files.
+Known plans cut along the axis of that name, and of microbatches each has its own samples. It does not know files.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import msgspec
 
+from castile.launch.importers.onnx.values import Known
 from castile.planner.axes import Alignment, Operand, fresh, only, parse
 from castile.planner.graph import Graph, Node
 from castile.planner.known.megatron import SAMPLES
@@ -17,7 +18,7 @@ from castile.planner.step.samples import follow
 
 
 def named(g: Graph) -> None:
-    """Calls the axis of samples b in all nodes of a graph, and in what it is given and they make."""
+    """Calls the axis of samples b in all nodes of a graph, and in what it is given and they make; no other is."""
     found = follow(g).axes
     for tensor in map(g.tensors.__getitem__, g.inputs):
         names = _names(tensor.axes, tensor.axes[0])
@@ -27,6 +28,16 @@ def named(g: Graph) -> None:
         g.nodes[node.name] = msgspec.structs.replace(node, alignment=a)
         for name, operand in zip(node.outputs, a.results, strict=True):
             g.tensors[name] = replace(g.tensors[name], axes=tuple(dim[0] for dim in operand.dims))
+
+
+def once(value: Known, batch: int) -> Known:
+    """Known numbers, where they are the same for each sample of one: along dims as long as the batch."""
+    array = value.array
+    alike = [n == batch > 1 and bool((array == array.take([0], dim)).all()) for dim, n in enumerate(value.shape)]
+    if not any(alike):
+        return value
+    shape = tuple(1 if is_alike else n for n, is_alike in zip(value.shape, alike, strict=True))
+    return value.derived("", shape, lambda array: array[tuple(slice(n) for n in shape)])
 
 
 def _names(axes: Iterable[str], samples: str) -> dict[str, str]:
