@@ -29,8 +29,12 @@ def scaled(c: Call, name: str, x: Tensor, factor: float) -> Tensor:
 
 
 def number(c: Call, at: int, beside: int) -> float | None:
-    """The one number that an input is, where the other one has at least as many dims; None where it is no such."""
-    return c.scalar(at) if len(c.shape(at)) <= len(c.shape(beside)) else None
+    """The one number that an input is, or that is everywhere in it, where the other one has at least as many dims, and
+    as long ones; None where it is no such."""
+    found, shape = c.value(at), c.shape(beside)
+    if isinstance(found, Known) and found.size and found.is_filler and np.broadcast_shapes(found.shape, shape) == shape:
+        return float(found.array.flat[0])
+    return c.scalar(at) if len(found.shape) <= len(shape) else None
 
 
 def paired(c: Call, layer: str, name: str, x: Tensor, y: Tensor) -> Tensor:
