@@ -102,18 +102,21 @@ def gemm(c: Call) -> Tensor:
     c.get("broadcast")
     alpha, beta = c.get("alpha", 1.0), c.get("beta", 1.0)
     turned, bias = (bool(c.get("transA", 0)), bool(c.get("transB", 0))), c.value(2) if c.has(2) else None
-    b = c.value(1)
+    x, b = c.tensor(0), c.value(1)
+    # two weights make no layer
+    w = b if isinstance(b, Known) and not x.param else None
     features = b.shape[0 if turned[1] else 1]
-    own = bias if isinstance(bias, Known) and bias.size == features and alpha == beta == 1 else None
+    is_own = w is not None and isinstance(bias, Known) and bias.size == features and alpha == beta == 1
+    own = bias.reshaped((features,)) if is_own and isinstance(bias, Known) else None
     name = c.name if own is not None or (bias is None and alpha == 1) else c.inner("product")
-    if isinstance(b, Known) and not isinstance(c.value(0), Known):
-        x = shaping.permuted(c.g, c.inner("turned"), c.tensor(0), (1, 0)) if turned[0] else c.tensor(0)
-        y = dense(c, name, x, b, own.reshaped((features,)) if own is not None else None, not turned[1])
+    if w is not None:
+        x = shaping.permuted(c.g, c.inner("turned"), x, (1, 0)) if turned[0] else x
+        y = dense(c, name, x, w, own, not turned[1])
         if own is not None:
             return y
     else:
         names = ("i a" if turned[0] else "a i"), ("o i" if turned[1] else "i o")
-        y = c.g.contract(name, f"{names[0]}, {names[1]} -> a o", c.tensor(0), c.tensor(1))
+        y = c.g.contract(name, f"{names[0]}, {names[1]} -> a o", x, c.tensor(1))
     if bias is None:
         return scaled(c, c.name, y, alpha)
     more = c.tensor(2) if beta == 1 else c.g.scale(c.inner("beta"), c.tensor(2), factor=beta)
