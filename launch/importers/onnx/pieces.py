@@ -43,12 +43,11 @@ def with_bias(c: Call, x: Tensor, other: Value) -> Tensor | None:
         return None
     if other.shape[-1:] != x.shape[-1:] or other.size != x.shape[-1] or len(other.shape) > len(x.shape):
         return None
-    if of.dims[-1:] != whole(of.source).dims[-1:]:
+    if of.source is not x and (() in of.dims or of.dims[-1:] != whole(of.source).dims[-1:]):
         return None
     bias = c.net.parameter(other.reshaped(x.shape[-1:]), ("o",), Init("zeros"))
-    name = c.name if of.source is x else c.inner("rows")
-    y = c.g.apply(node.op, name, operand(c.g, node, 0), operand(c.g, node, 1), bias)
-    return y if of.source is x else made(c.g, c.name, of.over(y))
+    y = c.g.apply(node.op, c.name, operand(c.g, node, 0), operand(c.g, node, 1), bias)
+    return y if of.source is x else made(c.g, c.inner("joined"), of.over(y))
 
 
 def silu(c: Call, x: Tensor, y: Tensor) -> Tensor | None:

@@ -75,6 +75,8 @@ def rows(g: Graph, name: str, x: Tensor) -> View | None:
     The other is its source, where that has the same last dim and no dim of it is divided, else a node of that name.
     """
     of = view(g, x)
+    if () in of.dims:
+        return None
     dims, last = [_joined(dim) for dim in of.dims[:-1]], whole(of.source).dims[-1:]
     if len(of.dims) < len(of.source.shape) and of.dims[-1:] == last:
         cuts = _cuts(of)

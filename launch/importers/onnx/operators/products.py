@@ -24,11 +24,13 @@ def dense(c: Call, name: str, x: Tensor, w: Known, bias: Known | None = None, tu
     Of rows that were joined to that end the joining comes behind: of what is joined inside, as samples behind positions
     are, nothing could be cut.
     """
-    if (rows := views.rows(c.g, c.inner("apart"), x)) is not None:
-        of = rows.over(dense(c, c.inner("rows"), rows.source, w, bias, turned))
-        if (found := views.made(c.g, name, of)) is not None:
-            return found
     whole = w.turned((1, 0)) if turned else w
+    rows = views.rows(c.g, c.inner("apart"), x) if whole.shape[0] > 1 else None
+    if rows is not None:
+        y = dense(c, name, rows.source, w, bias, turned)
+        joined = views.made(c.g, c.inner("joined"), rows.over(y))
+        assert joined is not None, f"{name}: {rows} of no dims of one"
+        return joined
     if c.net.is_other(whole):
         if bias is not None:
             raise Unsupported(f"with the weight {w.name!r} in another form than elsewhere")
