@@ -200,7 +200,7 @@ def wrong_arrays(folder: Path, how: str) -> str:
         ("texts", r"x\.npz: array 'x' holds <U1"),
         ("pickled", r"x\.npz is damaged or not an npz file of numbers"),
         ("scalar", r"x\.npz: array 'x' has shape \(\)"),
-        ("one", r"1 samples are too few to hold one out .*x\.npz"),
+        ("one", r"1 sample is too few to hold one out .*x\.npz"),
         ("nothing", r"x\.npz holds no arrays"),
         ("cut", r"x\.npz is damaged"),
         ("cut npy", r"x\.npy is damaged"),

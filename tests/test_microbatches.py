@@ -102,12 +102,30 @@ def test_what_cannot_be_cut_is_refused_in_words(make, words) -> None:
         Lowering(g, machine.local(1), SGD).lower(plan)
 
 
+def test_what_is_made_for_each_sample_alike_is_made_for_each_microbatch() -> None:
+    g = Graph("token", "float64")
+    x, token = g.input("x", (4, 2, 3), "b s i"), g.param("token", (1, 1, 3), ("n", "s", "i"), Init("normal", 1.0))
+    # between what is repeated and where it meets samples there are others
+    first = g.scale("scaled", g.expand("each", token, (4, 1, 3)), factor=2.0)
+    g.minimise(g.sum("loss", g.square("square", g.linear("fc", g.concat("tokens", 1, first, x), 3))))
+    rng = np.random.default_rng(0)
+    values = {t.name: rng.normal(size=t.shape) for t in g.params}
+    data = [{"x": rng.normal(size=x.shape)} for _ in range(2)]
+    whole = train(g, whole_on(g), machine.local(1), data, values, rate=2**-7)
+    cut = train(g, msgspec.structs.replace(whole_on(g), microbatches=2), machine.local(1), data, values, rate=2**-7)
+    assert all(difference(cut.carried[n], whole.carried[n], 1.0) < TOLERANCE for n in whole.carried)
+
+
 def seen_whole(g: Graph, x: Tensor) -> Tensor:
     return g.sum("loss", g.mul("weighed", g.linear("fc", x, 3), g.sum("all", x)))
 
 
 def begun_whole(g: Graph, x: Tensor) -> Tensor:
     return g.square("loss", g.sum("all", g.linear("fc", x, 3)))
+
+
+def held_whole(g: Graph, x: Tensor) -> Tensor:
+    return g.sum("loss", g.add("added", g.linear("fc", x, 3), g.state("held", (8, 3), ("b", "o"), Init("zeros"))))
 
 
 def kept_whole(g: Graph, x: Tensor) -> Tensor:
@@ -121,6 +139,7 @@ def kept_whole(g: Graph, x: Tensor) -> Tensor:
         (lambda g, x: g.sum("loss", g.slice("half", g.linear("fc", x, 3), 0, 0, 4)), "half .slice. takes the batch"),
         (seen_whole, "weighed: needs 'all', which all computes over the whole batch, for each microbatch"),
         (begun_whole, "loss .square. needs what is computed over the whole batch to begin its gradients"),
+        (held_whole, "added .add. lets samples meet"),
         (kept_whole, "'kept' is renewed from single samples"),
     ],
 )

@@ -10,8 +10,14 @@ import pytest
 
 from castile.launch import models
 from castile.launch.arrays import weights
+from castile.planner.known.plans import data_parallel
+from castile.planner.lower import Lowering
+from castile.planner.strategy import Strategy
+from castile.runtime import machine
 from tests.op_laws import relative
+from tests.strategies import whole_on
 from tests.test_models import forward
+from tests.training import SGD, train
 
 pytest.importorskip("onnx")
 torch = pytest.importorskip("torch")
@@ -106,3 +112,29 @@ def test_what_pytorch_exports_is_its_network(name: str, how: str, tmp_path: Path
     zeros = {n: np.zeros(graph.tensors[n].shape, np.int32) for n in graph.inputs[1:]}
     found = forward(graph, {**values, **zeros, "x": given.numpy()})[graph.outputs[0]]
     assert relative(found, net.eval()(given).detach().numpy()) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", ["older", "whole", "usual"])
+@pytest.mark.parametrize("name", ["texts", "patches"])
+def test_samples_of_what_pytorch_exports_are_cut_everywhere(name: str, how: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, draw = CASES[name]
+    path = str(tmp_path / "net.onnx")
+    export(make(), draw(1 if how == "usual" else 2), path, how)
+    model = models.parse(f"{path}:loss=cross_entropy")
+    graph = model.graph(4, "float64")
+    sampled, cuts = set(graph.inputs), data_parallel(graph, 2)
+    for node in graph.nodes.values():
+        if sampled.intersection(node.inputs):
+            sampled.update(node.outputs)
+            assert cuts[node.name].split == {"b": 2}, node
+    label = np.random.default_rng(0).integers(0, 5, graph.tensors["label"].shape)
+    data, values = [{"x": draw(4).numpy(), "label": label}], weights.load(path, model, graph)
+    losses = train(graph, whole_on(graph), machine.local(1), data, values).losses
+    for count in (1, 2):
+        plan = Strategy(data_parallel(graph, 2), num_procs=2, microbatches=count)
+        if all(node.op.name != "dropout" for node in graph.nodes.values()):
+            assert relative(train(graph, plan, machine.local(2), data, values).losses, losses) < 1e-10
+        else:
+            Lowering(graph, machine.local(2), SGD).lower(plan)

@@ -11,6 +11,7 @@ pytest.importorskip("onnx")
 
 from castile.launch.importers.onnx import shaping, views
 from castile.planner.graph import Graph
+from castile.planner.op import Tensor
 from tests.test_models import forward
 
 
@@ -26,8 +27,8 @@ def regrouped(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[int, ..
     return tuple(found) or (1,)
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_moved_elements_are_where_they_should_be(seed: int) -> None:
+def drawn(seed: int) -> tuple[Graph, Tensor, np.ndarray, np.ndarray]:
+    """A tensor that was moved in several ways, in its graph, its source's elements, and its own as they should be."""
     rng = np.random.default_rng(seed)
     shape = [(4, 6, 5), (2, 12), (3, 4, 2, 6), (24,), (2, 1, 6, 3)][seed % 5]
     graph, array = Graph("case", "float64"), rng.normal(size=shape)
@@ -40,8 +41,30 @@ def test_moved_elements_are_where_they_should_be(seed: int) -> None:
         else:
             target = regrouped(rng, wanted.shape)
             x, wanted = shaping.reshaped(graph, f"shaped{step}", x, target), wanted.reshape(target)
+    return graph, x, array, wanted
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_moved_elements_are_where_they_should_be(seed: int) -> None:
+    graph, x, array, wanted = drawn(seed)
     found = forward(graph, {"x": array})[x.name]
     assert found.shape == wanted.shape and np.array_equal(found, wanted)
+
+
+def test_rows_may_be_joined_behind_a_product() -> None:
+    joined = 0
+    for seed in range(400):
+        graph, x, array, wanted = drawn(seed)
+        rows = views.rows(graph, "apart", x)
+        if rows is not None:
+            w = np.random.default_rng(seed).normal(size=(3, wanted.shape[-1]))
+            y = graph.linear("product", rows.source, 3, bias=False)
+            found = views.made(graph, "joined", rows.over(y))
+            assert found is not None and len(rows.source.shape) > wanted.ndim
+            joined += 1
+            told = forward(graph, {"x": array, "product.weight": w})[found.name]
+            np.testing.assert_allclose(told, wanted @ w.T, rtol=1e-12, atol=1e-12)
+    assert joined > 20
 
 
 def test_heads_that_were_joined_with_samples_are_one_line_from_where_they_came() -> None:

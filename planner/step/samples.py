@@ -5,12 +5,12 @@ A microbatch is a split of that axis in time. It does not know programs, strateg
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from castile.planner.axes import only
+from castile.planner.axes import Operand, only
 from castile.planner.graph import Graph, Node
 
 
@@ -22,17 +22,40 @@ class Samples:
     axes: Mapping[str, str]
 
 
+def follow(graph: Graph) -> Samples:
+    """Follow the first dim of every input through the graph, and back from where it is met to what is made for each
+    sample alike, as a class token is; where samples meet, those of the first operand that has some."""
+    dims: dict[str, int] = dict.fromkeys(graph.inputs, 0)
+    axes: dict[str, str] = {}
+    for node in graph.nodes.values():
+        borne = zip(node.inputs, node.alignment.operands, strict=True)
+        if axis := next((operand.dims[dims[t]][0] for t, operand in borne if t in dims), ""):
+            axes[node.name] = axis
+            dims.update(_outermost(node.outputs, node.alignment.results, axis))
+    made = {tensor: node.name for node in graph.nodes.values() for tensor in node.outputs}
+    for node in reversed(graph.nodes.values()):
+        a = node.alignment
+        wanted = (operand.dims[dims[t]][0] for t, operand in zip(node.outputs, a.results, strict=True) if t in dims)
+        if axis := axes.get(node.name) or next(wanted, ""):
+            axes[node.name] = axis
+            before = _outermost(node.inputs, a.operands, axis).items()
+            dims.update({t: dim for t, dim in before if t in made and made[t] not in axes})
+            dims.update(_outermost(node.outputs, a.results, axis))
+    return Samples(dims, axes)
+
+
 def trace(graph: Graph, count: int) -> Samples:
-    """Follow the first dim of every input through the graph.
+    """Follow the first dim of every input through the graph, as `follow` does.
 
     Raises ValueError, naming the node, where `count` microbatches cannot be: the axis may not be split there or not
     into as many equal parts, samples meet other samples, or what is computed over all samples is wanted for each.
     """
-    dims = {name: 0 for name in graph.inputs}
+    dims: dict[str, int] = dict.fromkeys(graph.inputs, 0)
     axes: dict[str, str] = {}
     summed: dict[str, str] = {}
+    alike = follow(graph).axes
     for node in graph.nodes.values():
-        axis = _axis(node, dims)
+        axis = _axis(node, dims, alike.get(node.name))
         over_all = next((t for t in node.inputs if t in summed), None)
         if axis is None:
             summed.update({t: summed[over_all] for t in node.outputs} if over_all else {})
@@ -48,12 +71,9 @@ def trace(graph: Graph, count: int) -> Samples:
         if extent % count:
             raise ValueError(f"{node.name}: {extent} along the sample axis do not make {count} equal microbatches")
         axes[node.name] = axis
-        for tensor, operand in zip(node.outputs, node.alignment.results, strict=True):
-            cut = [n for n, dim in enumerate(operand.dims) if dim and dim[0] == axis]
-            if cut:
-                dims[tensor] = cut[0]
-            else:
-                summed[tensor] = node.name
+        cut = _outermost(node.outputs, node.alignment.results, axis)
+        dims.update(cut)
+        summed.update({tensor: node.name for tensor in node.outputs if tensor not in cut})
     return Samples(dims, axes)
 
 
@@ -70,16 +90,23 @@ def piece(graph: Graph, count: int) -> Graph:
     return replace(graph, nodes=nodes)
 
 
-def _axis(node: Node, dims: Mapping[str, int]) -> str | None:
-    """The axis of a node that runs over samples, the same for all operands that bear samples."""
+def _outermost(tensors: Sequence[str], borne: Sequence[Operand], axis: str) -> dict[str, int]:
+    """The tensors of which a dim runs over an axis, outside others or alone, and which."""
+    rows = ((t, n, dim) for t, o in zip(tensors, borne, strict=True) for n, dim in enumerate(o.dims))
+    return {tensor: n for tensor, n, dim in rows if dim and dim[0] == axis}
+
+
+def _axis(node: Node, dims: Mapping[str, int], alike: str | None) -> str | None:
+    """The axis of a node that runs over samples, the same for all operands that bear samples.
+
+    alike   the one where none does and the node makes the same for each of them; None where it does not
+    """
     found = {
         operand.dims[dims[tensor]][0]
         for tensor, operand in zip(node.inputs, node.alignment.operands, strict=True)
         if tensor in dims
     }
-    if not found:
-        return None
-    axis = found.pop()
+    axis = found.pop() if found else alike
     foreign = [
         tensor
         for tensor, operand in zip(node.inputs, node.alignment.operands, strict=True)

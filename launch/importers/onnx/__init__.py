@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from castile.launch.importers import Imported
-from castile.launch.importers.onnx import notes, trained
+from castile.launch.importers.onnx import notes, sampled, trained
 from castile.launch.importers.onnx.file import numbers, package, read
 from castile.launch.importers.onnx.network import Network
 from castile.launch.importers.onnx.values import Known
@@ -212,6 +212,7 @@ class File:
         whole = [first, *(one for one in others if isinstance(one, Tensor))]
         named = [judged.name] if net.training else self._depending(graph, judged, whole)
         trained.pruned(graph, named)
+        sampled.named(graph)
 
     def _before_end(self, net: Network, output: str, loss: str) -> Tensor | None:
         """What goes into the last operator, where that only turns logits into probabilities."""

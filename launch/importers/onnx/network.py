@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from castile.launch.importers.onnx import operators, shaping
+from castile.launch.importers.onnx import operators, sampled, shaping
 from castile.launch.importers.onnx.bodies import attributes, body
 from castile.launch.importers.onnx.file import numbers, package
 from castile.launch.importers.onnx.folding import MOVES, Folding
@@ -316,7 +316,9 @@ class Network:
         if self.is_trained(value):
             wide = sum(length > 1 for length in value.shape)
             return self.parameter(value, axes, Init("normal", 0.02) if wide > 1 else Init("zeros"))
-        return self.constant(value, axes)
+        one = sampled.once(value, self.batch)
+        held = self.constant(one, axes)
+        return held if one is value else self.graph.expand(self.name(f"{value.name}.each"), held, value.shape)
 
     def parameter(self, value: Known, axes: tuple[str, ...], init: Init) -> Tensor:
         """The parameter of known numbers, the same for the same, or what is computed of others.

@@ -9,6 +9,7 @@ from math import isclose, sqrt
 
 from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.values import Erf, Known, Value
+from castile.launch.importers.onnx.views import made, view, whole
 from castile.planner.graph import Graph, Node
 from castile.planner.op import Init, Tensor, find
 
@@ -32,14 +33,21 @@ def without_factor(g: Graph, x: Tensor) -> tuple[Tensor, float]:
 
 
 def with_bias(c: Call, x: Tensor, other: Value) -> Tensor | None:
-    """A product without a bias and the numbers that are added to each of its features as one node."""
-    node = maker(c.g, x, "linear")
+    """A product without a bias and the numbers that are added to each of its features as one node.
+
+    Of a product whose rows were joined behind it they are joined behind that node.
+    """
+    of = view(c.g, x)
+    node = maker(c.g, of.source, "linear")
     if node is None or len(node.inputs) > 2 or not isinstance(other, Known) or not other.is_floating:
         return None
     if other.shape[-1:] != x.shape[-1:] or other.size != x.shape[-1] or len(other.shape) > len(x.shape):
         return None
+    if of.source is not x and (() in of.dims or of.dims[-1:] != whole(of.source).dims[-1:]):
+        return None
     bias = c.net.parameter(other.reshaped(x.shape[-1:]), ("o",), Init("zeros"))
-    return c.g.apply(node.op, c.name, operand(c.g, node, 0), operand(c.g, node, 1), bias)
+    y = c.g.apply(node.op, c.name, operand(c.g, node, 0), operand(c.g, node, 1), bias)
+    return y if of.source is x else made(c.g, c.inner("joined"), of.over(y))
 
 
 def silu(c: Call, x: Tensor, y: Tensor) -> Tensor | None:

@@ -40,6 +40,12 @@ class View:
         dims = _regrouped(_joined([axis for dim in self.dims for axis in dim]), shape)
         return None if dims is None else View(self.source, dims, self.factor)
 
+    def over(self, y: Tensor) -> View:
+        """The same of a tensor that has the source's dims but for the last, which is the last here too."""
+        to, of = y.shape[-1], self.source.shape[-1]
+        rows = tuple(tuple((length, stride // of * to) for length, stride in dim) for dim in self.dims[:-1])
+        return View(y, (*rows, *whole(y).dims[-1:]), self.factor)
+
     @property
     def shape(self) -> Shape:
         return tuple(prod(length for length, _ in dim) for dim in self.dims)
@@ -61,6 +67,28 @@ def view(g: Graph, x: Tensor, scales: bool = False) -> View:
 
 def _has_ones(x: Tensor) -> bool:
     return 1 in x.shape
+
+
+def rows(g: Graph, name: str, x: Tensor) -> View | None:
+    """x as it joins dims of another, but for the last; None where it joins none.
+
+    The other is its source, where that has the same last dim and no dim of it is divided, else a node of that name.
+    """
+    of = view(g, x)
+    if () in of.dims:
+        return None
+    dims, last = [_joined(dim) for dim in of.dims[:-1]], whole(of.source).dims[-1:]
+    if len(of.dims) < len(of.source.shape) and of.dims[-1:] == last:
+        cuts = _cuts(of)
+        if cuts is not None and all(len(dim) == 1 for dim in cuts):
+            return of
+    if all(len(dim) < 2 for dim in dims):
+        return None
+    apart = made(g, name, View(of.source, (*((axis,) for dim in dims for axis in dim), *of.dims[-1:])))
+    if apart is None:
+        return None
+    axes = iter(axis for dim in whole(apart).dims[:-1] for axis in dim)
+    return View(apart, (*(tuple(next(axes) for _ in dim) for dim in dims), *whole(apart).dims[-1:]))
 
 
 def whole(x: Tensor) -> View:
@@ -116,13 +144,18 @@ def _regrouped(axes: list[Axis], shape: Shape) -> Dims | None:
     return None if left else tuple(found)
 
 
+def _cuts(of: View) -> Dims | None:
+    """Of which axes the source's dims are made, as an axis ends where one of these does; None where that cannot be."""
+    axes = (axis for dim in of.dims for axis in _joined(dim))
+    return _regrouped(sorted(axes, key=lambda a: -a[1]), of.source.shape)
+
+
 def made(g: Graph, name: str, of: View) -> Tensor | None:
     """A view as one node behind its source, or the source itself; None where dims of one are in the way."""
     x, dims = of.source, [_joined(dim) for dim in of.dims]
     if _has_ones(x) or [] in dims or not x.shape:
         return None
-    # an axis ends where a dim of the source does
-    cuts = _regrouped(sorted((axis for dim in dims for axis in dim), key=lambda a: -a[1]), x.shape)
+    cuts = _cuts(of)
     if cuts is None:
         return None
     taken, names, left = set[str](), dict[Axis, str](), list[str]()

@@ -29,8 +29,25 @@ def scaled(c: Call, name: str, x: Tensor, factor: float) -> Tensor:
 
 
 def number(c: Call, at: int, beside: int) -> float | None:
-    """The one number that an input is, where the other one has at least as many dims; None where it is no such."""
-    return c.scalar(at) if len(c.shape(at)) <= len(c.shape(beside)) else None
+    """The one number that an input is, or that is everywhere in it, where the other one has at least as many dims, and
+    as long ones; None where it is no such."""
+    found, shape = c.value(at), c.shape(beside)
+    if isinstance(found, Known) and found.size and found.is_filler and np.broadcast_shapes(found.shape, shape) == shape:
+        return float(found.array.flat[0])
+    return c.scalar(at) if len(found.shape) <= len(shape) else None
+
+
+def paired(c: Call, layer: str, name: str, x: Tensor, y: Tensor) -> Tensor:
+    """What a layer makes of two arrays; one that was repeated up to the other's shape is taken as it was before."""
+    x = _before(c, x, y)
+    return getattr(c.g, layer)(name, x, _before(c, y, x))
+
+
+def _before(c: Call, x: Tensor, other: Tensor) -> Tensor:
+    node = pieces.maker(c.g, x, "expand")
+    before = pieces.operand(c.g, node, 0) if node else x
+    whole, less = (np.broadcast_shapes(one.shape, other.shape) for one in (x, before))
+    return before if less == whole else x
 
 
 def shifted(c: Call, x: Tensor, amount: float) -> Tensor:
@@ -52,7 +69,7 @@ def add(c: Call) -> Tensor | Erf:
         whole = pieces.with_bias(c, c.tensor(x), c.value(other)) or pieces.layer_norm(c, c.tensor(x), c.value(other))
         if whole is not None:
             return whole
-    return c.g.add(c.name, c.tensor(0), c.tensor(1))
+    return paired(c, "add", c.name, c.tensor(0), c.tensor(1))
 
 
 @handles("Sub")
@@ -63,7 +80,7 @@ def sub(c: Call) -> Tensor:
     if (amount := number(c, 0, 1)) is not None:
         turned = c.g.neg(c.inner("neg"), c.tensor(1))
         return c.g.shift(c.name, turned, amount=amount)
-    return c.g.sub(c.name, c.tensor(0), c.tensor(1))
+    return paired(c, "sub", c.name, c.tensor(0), c.tensor(1))
 
 
 @handles("Mul")
@@ -86,7 +103,7 @@ def mul(c: Call) -> Tensor | Erf:
             whole = pieces.rms_norm(c, value, more)
         if whole is not None:
             return whole
-    return c.g.mul(c.name, c.tensor(0), c.tensor(1))
+    return paired(c, "mul", c.name, c.tensor(0), c.tensor(1))
 
 
 @handles("Div")
@@ -96,7 +113,7 @@ def div(c: Call) -> Tensor:
         return scaled(c, c.name, c.tensor(0), 1 / by)
     if (factor := number(c, 0, 1)) is not None:
         return scaled(c, c.name, c.g.reciprocal(c.inner("reciprocal"), c.tensor(1)), factor)
-    return c.g.div(c.name, c.tensor(0), c.tensor(1))
+    return paired(c, "div", c.name, c.tensor(0), c.tensor(1))
 
 
 @handles("Erf")
@@ -129,7 +146,7 @@ def several(c: Call, layer: str, is_last: bool = True) -> Tensor:
     found = c.tensor(0)
     for n in range(1, len(c.args)):
         name = c.name if is_last and n == len(c.args) - 1 else c.inner(f"{layer}{n}")
-        found = getattr(c.g, layer)(name, found, c.tensor(n))
+        found = paired(c, layer, name, found, c.tensor(n))
     return found
 
 
@@ -184,8 +201,8 @@ def where(c: Call) -> Tensor:
             parts.append(c.net.operand(known(f"{c.name}.other{n}", np.where(there, value.array, 0).astype(np.float32))))
         else:
             kept = known(f"{c.name}.mask{n}", there.astype(np.float32))
-            parts.append(c.g.masked(c.inner(f"kept{n}"), c.tensor(n), c.net.operand(kept)))
-    found = c.g.add(c.name, *parts)
+            parts.append(paired(c, "masked", c.inner(f"kept{n}"), c.tensor(n), c.net.operand(kept)))
+    found = paired(c, "add", c.name, *parts)
     if found.shape != shape:
         raise Unsupported("with shapes that stretch each other")
     return found
