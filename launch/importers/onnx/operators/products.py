@@ -24,13 +24,13 @@ def dense(c: Call, name: str, x: Tensor, w: Known, bias: Known | None = None, tu
     Of rows that were joined to that end the joining comes behind: of what is joined inside, as samples behind positions
     are, nothing could be cut.
     """
-    whole = w.turned((1, 0)) if turned else w
-    rows = views.rows(c.g, c.inner("apart"), x) if whole.shape[0] > 1 else None
+    rows = views.rows(c.g, c.inner("apart"), x) if w.shape[1 if turned else 0] > 1 else None
     if rows is not None:
         y = dense(c, name, rows.source, w, bias, turned)
         joined = views.made(c.g, c.inner("joined"), rows.over(y))
         assert joined is not None, f"{name}: {rows} of no dims of one"
         return joined
+    whole = w.turned((1, 0)) if turned else w
     if bias is None and c.net.is_other(whole):
         own = c.net.operand(w)
         names = "i o" if turned else "o i"
@@ -102,21 +102,19 @@ def gemm(c: Call) -> Tensor:
     c.get("broadcast")
     alpha, beta = c.get("alpha", 1.0), c.get("beta", 1.0)
     turned, bias = (bool(c.get("transA", 0)), bool(c.get("transB", 0))), c.value(2) if c.has(2) else None
-    x, b = c.tensor(0), c.value(1)
-    # two weights make no layer
-    w = b if isinstance(b, Known) and not x.param else None
+    b = c.value(1)
     features = b.shape[0 if turned[1] else 1]
-    is_own = w is not None and isinstance(bias, Known) and bias.size == features and alpha == beta == 1
-    own = bias.reshaped((features,)) if is_own and isinstance(bias, Known) else None
+    is_dense = isinstance(b, Known) and not c.net.is_trained(c.value(0))
+    own = bias if is_dense and isinstance(bias, Known) and bias.size == features and alpha == beta == 1 else None
     name = c.name if own is not None or (bias is None and alpha == 1) else c.inner("product")
-    if w is not None:
-        x = shaping.permuted(c.g, c.inner("turned"), x, (1, 0)) if turned[0] else x
-        y = dense(c, name, x, w, own, not turned[1])
+    if isinstance(b, Known) and is_dense:
+        x = shaping.permuted(c.g, c.inner("turned"), c.tensor(0), (1, 0)) if turned[0] else c.tensor(0)
+        y = dense(c, name, x, b, own.reshaped((features,)) if own is not None else None, not turned[1])
         if own is not None:
             return y
     else:
         names = ("i a" if turned[0] else "a i"), ("o i" if turned[1] else "i o")
-        y = c.g.contract(name, f"{names[0]}, {names[1]} -> a o", x, c.tensor(1))
+        y = c.g.contract(name, f"{names[0]}, {names[1]} -> a o", c.tensor(0), c.tensor(1))
     if bias is None:
         return scaled(c, c.name, y, alpha)
     more = c.tensor(2) if beta == 1 else c.g.scale(c.inner("beta"), c.tensor(2), factor=beta)
