@@ -125,7 +125,7 @@ class Table:
             form = those.get(name)
             if form is None or (adds and not native_accumulate(form)):
                 continue
-            work = _given(form, args, outs, params, None, adds)
+            work = given(form, args, outs, params, None, adds)
             if hasattr(form, "settings"):
                 found += [Choice(folder, text) for text in form.settings(*work.args, **work.keywords)]
         return found if len(found) > 1 else []
@@ -152,13 +152,13 @@ class Table:
             work = self._formed(name, args, held, params, scratch, False, chosen)
             adds = [self.bind("copy", (part,), (out,), {}, None, True) for out, part in zip(outs, held, strict=True)]
             return work and chain([work, *adds])
-        call = _given(form, args, outs, params, scratch, accumulate)
+        call = given(form, args, outs, params, scratch, accumulate)
         if taken and taken.form == self.form and taken.setting:
             call = partial(call, setting=taken.setting)
         return call() if getattr(form, "prepares", False) else call
 
 
-def _given(
+def given(
     form: Callable[..., Any],
     args: tuple[Any, ...],
     outs: Arrays,

@@ -71,7 +71,7 @@ def _held(out: Array) -> Array:
 def ways(table: Table, which: str) -> list[Choice]:
     """All ways to run the call of that name, the likeliest first; none where there is nothing to choose from."""
     call = choice.wanted_of(which)
-    outs, args = (tuple(hollow(x) if isinstance(x, Array) else x for x in xs) for xs in (call.outs, call.args))
+    outs, args = operands(call, hollow)
     return table.ways(call.kernel, args, outs, call.params, call.accumulate)
 
 
@@ -116,6 +116,12 @@ def take(found: dict[str, Choice]) -> None:
     """From now on every table binds the calls of these names so."""
     for which, way in found.items():
         choice.remember(which, way)
+
+
+def operands(call: Wanted, make: Callable[[Array], Any]) -> Operands:
+    """What a call is made upon, each array as `make` makes it."""
+    outs, args = (tuple(make(x) if isinstance(x, Array) else x for x in xs) for xs in (call.outs, call.args))
+    return Operands(outs, args)
 
 
 def hollow(one: Array) -> np.ndarray:

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from castile.kernels import choice
-from castile.kernels.choice import Array
 from castile.kernels.estimates.chips import Chip
 from castile.kernels.estimates.compiled import Compiled, compiled, parameters
 from castile.kernels.estimates.counted import SECTOR, Counted, counted, text_of
-from castile.kernels.table import forms
+from castile.kernels.table import forms, given
 from castile.kernels.triton.launch import Blocks, Launch, Plan
 from castile.kernels.triton.views import View
-from castile.kernels.tuning import hollow
+from castile.kernels.tuning import hollow, operands
 
 # Of what a data sheet promises: of memory, by a copy; of tensor cores, by cuBLAS.
 _MEMORY, _TENSOR = 0.894, 0.78
@@ -159,7 +158,7 @@ def of_call(which: str, about: Chip) -> list[Estimate]:
     call = choice.wanted_of(which)
     if call.kernel not in forms("triton"):
         return []
-    outs, args = (tuple(hollow(x) if isinstance(x, Array) else x for x in xs) for xs in (call.outs, call.args))
+    outs, args = operands(call, hollow)
     made = plan(call.kernel, outs, args, call.params, call.accumulate)
     return [] if made is None else of_plan(made, about)
 
@@ -173,9 +172,5 @@ def plan(
     name: str, outs: tuple[Any, ...], args: tuple[Any, ...], params: dict[str, Any], accumulate: bool = False
 ) -> Plan | None:
     """What a form says of its work, before anything is bound; None where it leaves that to the definition."""
-    form = forms("triton")[name]
-    extra = {"accumulate": accumulate, "scratch": None}
-    known = inspect.signature(form).parameters
-    words = params | {word: value for word, value in extra.items() if word in known}
-    found: Plan | None = inspect.unwrap(form)(outs[0] if len(outs) == 1 else outs, *args, **words)
+    found: Plan | None = given(inspect.unwrap(forms("triton")[name]), args, outs, params, None, accumulate)()
     return found

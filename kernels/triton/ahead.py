@@ -14,10 +14,10 @@ from typing import Any
 from triton import knobs
 
 from castile.kernels import choice, side_by_side
-from castile.kernels.choice import Array, Choice
+from castile.kernels.choice import Choice
 from castile.kernels.table import Table
 from castile.kernels.triton import chip
-from castile.kernels.tuning import hollow
+from castile.kernels.tuning import hollow, operands
 
 # Ranks that share a host may be bound to no cores, and then each starts as many.
 MOST_PROCESSES = 8
@@ -58,8 +58,7 @@ def _compile(name: str, setting: str) -> None:
     # What is wrong with it is told by whoever binds it.
     with suppress(Exception):
         call = choice.wanted_of(name)
-        outs, args = (tuple(hollow(x).view(chip.Absent) if isinstance(x, Array) else x for x in xs)
-                      for xs in (call.outs, call.args))  # fmt: skip
+        outs, args = operands(call, lambda x: hollow(x).view(chip.Absent))
         _table().bind(call.kernel, args, outs, call.params, None, call.accumulate, Choice("triton", setting))
 
 

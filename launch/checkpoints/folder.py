@@ -5,8 +5,6 @@ It does not know how a checkpoint is written. Nothing goes by the times of files
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import re
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from castile.launch.checkpoints.disk import Disk
 from castile.launch.checkpoints.reader import Damaged, Reader, open_checkpoint
 from castile.launch.checkpoints.writer import PART
 from castile.launch.processes.ranks import UserError
+from castile.launch.typed import files
 
 LOCK = ".lock"
 DAMAGED = ".damaged"
@@ -90,13 +89,9 @@ def before(path: Path) -> Path | None:
 def lock(folder: Path) -> int:
     """Keep other runs from writing here until this process ends or closes the descriptor. Raises UserError."""
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):
-            os.close(descriptor)
-            raise UserError(f"--checkpoint {folder}: another run writes there now; choose another folder") from error
-        # Some file systems keep no locks; two runs in one folder are then the user's own affair.
+    if not files.locked(descriptor):
+        os.close(descriptor)
+        raise UserError(f"--checkpoint {folder}: another run writes there now; choose another folder")
     return descriptor
 
 

@@ -5,7 +5,6 @@ It does not know what is measured; who trains says what happened.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -19,6 +18,7 @@ from typing import Any
 
 from castile.launch.processes.ranks import UserError
 from castile.launch.training import events
+from castile.launch.typed import files
 
 # What a step's or an evaluation's record holds that is a name or a place, not a curve.
 _NO_CURVE = ("kind", "step", "samples")
@@ -37,14 +37,9 @@ class Sink:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             raise UserError(f"{option}: {error.strerror}; make room or choose another path") from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not files.locked(self._file):
             os.close(self._file)
-            raise UserError(f"{option}: another run writes there; wait for its end or choose another path") from error
-        except OSError:
-            # Not every file system knows of such locks.
-            pass
+            raise UserError(f"{option}: another run writes there; wait for its end or choose another path")
 
     def record(self, record: Mapping[str, Any]) -> None:
         raise NotImplementedError

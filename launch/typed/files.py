@@ -6,6 +6,7 @@ It does not know what is in them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import os
@@ -18,6 +19,17 @@ from castile.launch.processes.ranks import UserError
 
 # Bytes of the random part of a draft's name.
 NUM_RANDOM = 4
+
+
+def locked(descriptor: int) -> bool:
+    """Keep others from a file until this process ends or closes it; False where another does. Where a file system
+    keeps no locks, two that use one are the user's own affair.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EAGAIN)
+    return True
 
 
 def users(variable: str, otherwise: str) -> Path:

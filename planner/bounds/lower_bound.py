@@ -47,6 +47,10 @@ class Bound:
     def seconds(self) -> float:
         return max(self.work_seconds, self.chain_seconds)
 
+    def on(self, share: float) -> float:
+        """The same where only such a share of the processors may be used."""
+        return max(self.work_seconds / share, self.chain_seconds)
+
     def gap(self, seconds: float) -> float:
         """By which share a plan's step is longer than the bound: how much a better plan could gain at the very most."""
         return seconds / self.seconds - 1

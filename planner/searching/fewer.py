@@ -50,8 +50,7 @@ def on_fewer(
     if bound is None:
         return found
     for num_procs in sizes:
-        least = max(bound.work_seconds * machine.num_procs / num_procs, bound.chain_seconds)
-        if least >= found.evaluated.seconds or is_over():
+        if bound.on(num_procs / machine.num_procs) >= found.evaluated.seconds or is_over():
             break
         try:
             other = look(within(evaluator, procs[:num_procs], pins))
@@ -100,5 +99,4 @@ def faster(evaluator: Evaluator, procs: Sequence[int]) -> Iterator[tuple[int, ..
 def could_gain(evaluator: Evaluator, num_procs: int, seconds: float) -> bool:
     """Whether so few processors could do a step's work in less than so many seconds; where no bound is known too."""
     bound = lower_bound(evaluator)
-    least = 0.0 if bound is None else bound.work_seconds * evaluator.lowering.machine.num_procs / num_procs
-    return least < seconds
+    return bound is None or bound.on(num_procs / evaluator.lowering.machine.num_procs) < seconds
