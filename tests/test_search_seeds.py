@@ -15,7 +15,7 @@ from castile.planner.graph import Graph
 from castile.planner.known.megatron import TensorCuts
 from castile.planner.known.pieces import in_pieces
 from castile.planner.known.plans import data_parallel, fsdp, megatron
-from castile.planner.known.seeds import known_names, seed, seeds
+from castile.planner.known.seeds import known_names, seed, seeds, stamped
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import Evaluator, search
@@ -99,6 +99,21 @@ def test_megatron_cuts_attention_by_heads_and_matrices_in_pairs():
     assert set(TensorCuts(gpt()).of(8)) == {f"block{n}.{part}" for n in (1, 2) for part in ("up", "gelu", "down")}
 
 
+@pytest.mark.parametrize("samples", [1, 2, 3, 4, 6, 8, 12, 16, 32])
+@pytest.mark.parametrize(("procs", "width"), [(4, 4), (8, 4), (16, 4)])
+def test_what_lies_between_pairs_is_gathered_as_it_lies(samples, procs, width):
+    """Where samples can be shared so within each group: whole ones, and parts of one, and nothing is packed."""
+    lowering = Lowering(gpt(samples), machine(procs, width if width < procs else 0))
+    configs = megatron(TensorCuts(lowering.piece), procs, width)
+    ways = procs // width
+    if samples % procs == 0 or (samples % ways == 0 and width % (samples // ways) == 0):
+        shared = {"b": min(samples, procs), "s": procs // min(samples, procs)}
+        assert configs["block1.norm1"].split == {axis: n for axis, n in shared.items() if n > 1}
+        lowered = lowering.lower(stamped(lowering, configs, "megatron"))
+        around = {key.name for key in lowered.cost_keys if key.name.startswith(("pack", "unpack"))}
+        assert not around, around
+
+
 def test_megatron_cuts_experts_and_plain_layers_but_nothing_without_a_partner():
     cuts = TensorCuts(models.parse("moe:layers=2,width=32,heads=4,seq=8").graph(4)).of(4)
     assert (cuts["block2.up"], cuts["block2.gelu"], cuts["block2.down"]) == ("f", "f", "f")
@@ -123,7 +138,7 @@ def test_megatron_crosses_samples_with_features_and_positions():
     assert configs["block1.q"] == Config({"b": 2, "o": 4}, 1, tuple(range(8)))
     assert configs["block2.attention"] == Config({"b": 2, "h": 4}, 1, tuple(range(8)))
     # Four samples are too few for eight processors: positions are cut too.
-    assert configs["block1.norm1"] == configs["head"] == Config({"b": 2, "s": 4}, 1, tuple(range(8)))
+    assert configs["block1.norm1"] == configs["head"] == Config({"b": 4, "s": 2}, 1, tuple(range(8)))
     assert megatron(TensorCuts(gpt(batch=8)), 8, 4)["block1.norm1"] == Config({"b": 8}, 1, tuple(range(8)))
     # Two samples are too few for four groups: positions are cut across these too, and the loss as its scores.
     few = megatron(TensorCuts(gpt(batch=2)), 8, 2)

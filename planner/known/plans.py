@@ -151,10 +151,14 @@ def _crossed(a: Alignment, axis: str, num_procs: int, width: int) -> Config:
     if not axis and samples >= num_procs:
         return _along(a, SAMPLES, num_procs)
     groups = min(ways, samples)
+    if not axis:
+        # Whole samples, and parts of one, lie together in memory: the same parts of several would have to be packed.
+        groups *= gcd(width, samples // groups) if samples % groups == 0 else 1
+        width = num_procs // max(groups, ways)
     others = [x for result in a.results for x in result.axes if x not in (SAMPLES, axis)]
     params = [o.axes for o in a.operands if o.param]
     of_matrices = {x for axes in params if not {*axes} <= {SAMPLES, axis, *others} for x in axes}
-    within, left = 1 if axis else width, ways // groups if SAMPLES in a.axes else 1
+    within, left = 1 if axis else width, max(1, ways // groups) if SAMPLES in a.axes else 1
     if num_procs * left > MOST_PASSED:
         left = 1
     # What a parameter has for each place may be cut as places are, if nothing else can be.
