@@ -241,10 +241,10 @@ class NcclCommunicator(Communicator):
         raise TransferError(*self._failure) from fault
 
     def _abort_groups(self) -> None:
+        """NCCL waits for what is under way: as kernels of one lie behind those of others, all are told to end first."""
         _call_all(self._let_go)
-        for comm in self._groups.values():
-            with contextlib.suppress(*_FAULTS):
-                comm.abort()
+        with contextlib.suppress(*_FAULTS):
+            _together([comm.abort for comm in self._groups.values()])
 
 
 def _told(comm: Any) -> Exception | None:

@@ -49,8 +49,8 @@ class Journal:
 
     fails_at   the call, counted from one, that gives `status` instead of being made
     may_share  whether several ranks may sit on one device
-    hanging_ends   communicators destroyed while a transfer was under way, or ended while a graph held a call of theirs,
-                   which would not have come back
+    hanging_ends   communicators destroyed while a transfer was under way, or ended while a graph held a call of theirs
+                   or while one of theirs lay behind what another one waits in, which would not have come back
     """
 
     calls: list[tuple[int, int, int, str]] = field(default_factory=list)
@@ -84,6 +84,8 @@ journal = Journal()
 _meetings: dict[bytes, Meeting] = {}
 _numbers = itertools.count(1)
 _group: list[tuple[NcclCommunicator, Op, int]] | None = None
+# those that are to be ended with the group
+_ended: list[NcclCommunicator] = []
 
 
 @contextmanager
@@ -92,6 +94,7 @@ def installed(seed: int = 0, num_devices: int = 4) -> Iterator[Journal]:
     global journal, _group
     journal, _group = Journal(), None
     _meetings.clear()
+    _ended.clear()
     with ExitStack() as patches:
         patches.enter_context(patch.object(cuda, "nccl", sys.modules[__name__], create=True))
         patches.enter_context(patch.object(cuda, "NUM_DEVICES", num_devices))
@@ -134,6 +137,8 @@ def groupEnd() -> None:
             raise Refused("one communicator on several streams in one group")
         comm._check_self(ops)
         comm._launch(ops, streams.pop())
+    while _ended:
+        _ended.pop()._end()
 
 
 def _called() -> None:
@@ -174,13 +179,33 @@ class NcclCommunicator:
             raise NcclError(self._error)
 
     def abort(self) -> None:
-        """Ends what is under way here; whoever waits for us waits on."""
+        """Ends what is under way here; whoever waits for us waits on. In a group all are told first."""
+        self._aborted = True
+        if _group is None:
+            self._end()
+        else:
+            _ended.append(self)
+
+    def _end(self) -> None:
+        """Waits for what is under way to be over."""
         # A graph that is being captured holds them no less.
         holders = [*cuda.world.graphs, *{one.capture for one in cuda.world.streams if one.capture is not None}]
         nodes = (work for holder in holders for work, _, _ in holder.nodes)
-        if self._meeting is not None and any(isinstance(work, Launch) and work._comm is self for work in nodes):
+        held = any(isinstance(work, Launch) and work._comm is self for work in nodes)
+        if self._meeting is not None and (held or self._is_behind_others()):
             self._journal.hanging_ends += 1
-        self._aborted, self._meeting = True, None
+        self._meeting = None
+
+    def _is_behind_others(self) -> bool:
+        """Whether work of ours, on a stream or in a graph, cannot end before that of others, which nobody has told."""
+        for stream in cuda.world.streams:
+            waits = False
+            for work, _ in stream.queue:
+                launches = [one for one in getattr(work, "parts", [work]) if isinstance(one, Launch)]
+                waits = waits or any(not one._comm._aborted for one in launches if one._comm is not self)
+                if waits and any(one._comm is self for one in launches):
+                    return True
+        return False
 
     def destroy(self) -> None:
         if self._running is not None and not self._aborted:

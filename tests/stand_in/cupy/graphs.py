@@ -78,6 +78,8 @@ class Graph:
                 before = len(left)
             return True
 
+        # who asks what is on its way
+        vars(run)["parts"] = [work for work, _, _ in self.nodes]
         stream.enqueue(run, "graph")
 
 
