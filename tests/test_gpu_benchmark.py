@@ -144,6 +144,48 @@ def test_what_was_not_measured_has_no_value(lost: str) -> None:
     assert not any(replace(figure, value=0.0 if figure.least else inf).met for figure in found)
 
 
+SMI = """#!/bin/sh
+case "$*" in
+    *"-i 7"*) echo "NVIDIA H100 PCIe, 570.86.15, 81559"; exit;;
+    *"-i 9"*) echo "No devices were found"; exit 6;;
+esac
+for gpu in 0 1 2 3 4 5 6 7; do echo "NVIDIA H100 80GB HBM3, 580.95.05, 81559"; done
+"""
+
+
+@pytest.mark.parametrize(("shown", "name"), [(None, "80GB HBM3"), ("7,6", "PCIe"), ("MIG-1b", "80GB HBM3"), ("9", "")])
+def test_the_device_is_the_one_in_use_of_several(
+    shown: str | None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    if name:
+        found = benchmark.device()
+        assert found["name"] == f"NVIDIA H100 {name}" and found["memory_bytes"] == 81559 * 2**20
+    else:
+        with pytest.raises(SystemExit, match="No devices were found"):
+            benchmark.device()
+
+
+def test_a_device_has_its_own_word_in_the_name_of_a_file() -> None:
+    names = {"NVIDIA H200": "h200", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA A100-SXM4-80GB": "a100",
+             "NVIDIA GH200 480GB": "gh200", "NVIDIA GeForce RTX 4090": "nvidia-geforce-rtx-4090"}  # fmt: skip
+    assert {name: benchmark.short(name) for name in names} == names
+
+
+def test_a_host_of_many_cores_has_no_more_processes_on_its_gpu_than_that_has_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for num, quota, wanted in ((224, inf, sides.MOST_AT_ONCE), (4, inf, 4), (224, 2.5, 2), (224, 0.5, 1)):
+        monkeypatch.setattr(sides.cores, "affinity", lambda num=num: frozenset(range(num)))
+        monkeypatch.setattr(sides.cores, "quota", lambda quota=quota: quota)
+        assert sides.num_at_once() == wanted
+
+
 # What a case may do to its process, and a side of such cases.
 FATES = ("well", "fails", "loses", "dies", "is killed")
 SIDE = """

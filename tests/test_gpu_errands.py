@@ -30,6 +30,7 @@ class Sides:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.told = 1e9, list[tuple[str, str, str]]()
         monkeypatch.setattr(sides, "told", self.tell)
+        monkeypatch.setattr(sides, "is_there", lambda side: True)
         monkeypatch.setattr(errands, "time", lambda: self.now)
         monkeypatch.setattr(benchmark.time, "time", lambda: self.now)
         monkeypatch.setattr(benchmark, "device", lambda: ABOUT["device"])
@@ -103,6 +104,14 @@ def test_a_run_ends_in_time_and_the_next_goes_on(seconds: int, monkeypatch: pyte
     else:
         raise AssertionError("it never ended")
     assert all(row["seconds"] == 1.0 for row in found["rows"])
+
+
+def test_without_pytorch_nothing_is_left_for_want_of_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    both = Sides(monkeypatch)
+    monkeypatch.setattr(sides, "is_there", lambda side: side == "ours")
+    found = both.run(monkeypatch, tmp_path / "figures.json", "losses", "--seconds", "1000")
+    assert {side for side, *_ in both.told} == {"ours"}
+    assert "want of time" not in found["left"] and "PyTorch is not there" in found["left"]
 
 
 def test_a_run_that_is_cut_off_leaves_what_it_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

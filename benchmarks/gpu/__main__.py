@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -50,7 +52,7 @@ def main() -> int:
     arguments = parser.parse_args()
     until = time.time() + arguments.seconds
     about = {"device": device(), "versions": versions()}
-    out = Path(arguments.out or RESULTS / f"{about['device']['name'].split()[-1].lower()}-figures.json")
+    out = Path(arguments.out or RESULTS / f"{short(about['device']['name'])}-figures.json")
     record = Record(out.with_suffix(".jsonl"), about)
     kinds = [kind for kind in cases.KINDS if kind in arguments.kinds]
     if CHECKS in arguments.kinds:
@@ -203,10 +205,25 @@ def _in_layout(rows: list[Row], word: str, own: str, layouts: tuple[str, ...]) -
 
 
 def device() -> dict[str, Any]:
-    """What this GPU calls itself, its driver, and its memory's bytes."""
+    """What the GPU in use calls itself, its driver, and its memory's bytes: of several the first that CUDA may show."""
     words = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader,nounits"]
-    name, driver, memory = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip().split(", ")
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    # parts of GPUs have names that it does not take
+    words += [] if not shown or shown.startswith("MIG-") else ["-i", shown]
+    try:
+        told = subprocess.run(words, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise SystemExit("there is no GPU here: nvidia-smi is not found") from None
+    if told.returncode:
+        raise SystemExit(f"there is no GPU to be used here: {(told.stderr + told.stdout).strip()}")
+    name, driver, memory = told.stdout.splitlines()[0].split(", ")
     return {"name": name, "driver": driver, "memory_bytes": int(memory) * 2**20}
+
+
+def short(name: str) -> str:
+    """A GPU's name as that of a file: the word that tells it from others, as in "NVIDIA H100 80GB HBM3"."""
+    found = re.search(r"\b[A-Z]+\d+\w*", name)
+    return (found[0] if found else "-".join(name.split())).lower()
 
 
 def versions() -> dict[str, str]:

@@ -14,11 +14,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from benchmarks.gpu import sources, verdicts
+from benchmarks.gpu import sides, sources, verdicts
 from benchmarks.gpu.record import Finding, Record
 
-# Compilers are waited for, so all cores are at work.
-RUNS = (("-m", "gpu and not mpi", "-n", "auto", "--dist", "worksteal"), ("-m", "gpu and mpi"))
+# Compilers are waited for, so as many cores are at work as the device has room for.
+_SIDE_BY_SIDE = ("-n", str(sides.num_at_once()), "--dist", "worksteal")
+RUNS = (("-m", "gpu and not mpi", *_SIDE_BY_SIDE), ("-m", "gpu and mpi"))
 # Seconds without a test that begins or ends, after which those that have begun are taken to hang.
 PATIENCE_SECONDS = 100.0
 # So long a test may take that has begun when time is up.

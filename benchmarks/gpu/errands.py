@@ -5,6 +5,7 @@ It does not know what is promised of the numbers.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from threading import Thread
 from time import time
@@ -17,6 +18,7 @@ from benchmarks.gpu.sides import Row
 
 # Beyond this share of the time nothing more is made ready: what is measured compiles what it lacks.
 READY_SHARE = 0.3
+_TO_HAVE_PEERS = f"{sys.executable} -m pip install torch"
 
 
 class Part(NamedTuple):
@@ -75,7 +77,8 @@ class Errands:
         """What there was no time for, in a line."""
         missing = [f"{len(part.names)} of {part.side}, {part.errand}" for part in self._missing()]
         again = "run it again, and it goes on there"
-        return f"left for want of time: {'; '.join(missing)}: {again}" if missing else "nothing was left out"
+        alone = "" if sides.is_there("theirs") else f"; nothing is beside it, as PyTorch is not there: {_TO_HAVE_PEERS}"
+        return (f"left for want of time: {'; '.join(missing)}: {again}" if missing else "nothing was left out") + alone
 
     def _make_ready(self, until: float) -> None:
         """Compile what will be measured, ours beside theirs."""
@@ -112,7 +115,7 @@ class Errands:
         ]  # fmt: skip
         found = [Part(side, errand, [name for name in names if self._of(errand, name) is None])
                  for side, errand, names in parts]  # fmt: skip
-        return [part for part in found if part.names]
+        return [part for part in found if part.names and sides.is_there(part.side)]
 
     def _peers(self, names: Sequence[str]) -> list[str]:
         return list(dict.fromkeys(peer for name in names if (peer := cases.peer(self._cases[name]))))

@@ -8,7 +8,6 @@ does what both wait for else. KEPT begins the names of files in which steps keep
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -197,7 +196,7 @@ def compile_all(names: Sequence[str]) -> None:
     """Compile all kernels of these cases, side by side."""
     every = cases.named()
     wanted = dict.fromkeys(call.named for name in names for call in calls(every[name]))
-    num_processes = max(1, len(os.sched_getaffinity(0)) - SPARED_CORES)
+    num_processes = max(1, sides.num_at_once() - SPARED_CORES)
     with get_context("spawn").Pool(num_processes) as pool:
         for number, _ in enumerate(pool.imap_unordered(compile_ways, wanted), 1):
             # Whoever waits for rows sees that they are worked at.

@@ -17,10 +17,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from time import time
 from typing import IO, Any
 
 from benchmarks.gpu import cases
+from castile.runtime import cores
 
 Row = dict[str, Any]
 
@@ -32,6 +34,9 @@ PATIENCE_SECONDS = 240.0
 LATE = 0.5
 # So many processes in a row that tell nothing are enough.
 FRUITLESS = 2
+# So many processes use the device at once at most, be there hundreds of cores: each takes half a gigabyte of it, and
+# arrays.
+MOST_AT_ONCE = 16
 _REASON_BYTES = 2000
 
 
@@ -100,6 +105,16 @@ def told(
             if status != LOST and left:
                 yield {"name": left.pop(0), "failed": f"{side}: {process.reason()}"[:300]}
                 fruitless = fruitless + 1 if len(left) == before - 1 else 0
+
+
+def num_at_once() -> int:
+    """How many processes may use the device side by side."""
+    return int(min(MOST_AT_ONCE, len(cores.affinity()), max(1, cores.quota())))
+
+
+def is_there(side: str) -> bool:
+    """Whether a side has the library that it is about."""
+    return side != "theirs" or find_spec("torch") is not None
 
 
 def tell(
