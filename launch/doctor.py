@@ -254,7 +254,9 @@ def _package(name: str, package: str, line: str) -> Finding:
 def _transfers() -> Finding:
     num_gpus = gpus.count()
     if not num_gpus:
-        return Finding("GPUs used", False, "none: ranks compute on the cores of this host", {"num_gpus": 0})
+        why = gpus.unused()
+        words = f"none: ranks compute on the cores of this host{f', as {why}' if why else ''}"
+        return Finding("GPUs used", False, words, {"num_gpus": 0})
     talk = gpus.ways_to_talk()
     whom = "a rank on each" if num_gpus > 1 else "two ranks on it"
     words = f"{num_gpus} (an empty CUDA_VISIBLE_DEVICES keeps to the cores); {whom}: {talk}"

@@ -51,6 +51,52 @@ def test_without_gpus_local_means_the_cores() -> None:
     assert not gpus.is_on(jobs.find_machine("local", LocalWorld(1).communicators[0], "float32"))
 
 
+def test_gpus_that_are_there_and_not_used_are_told(tmp_path, capsys, monkeypatch) -> None:
+    """A driver that is older than CuPy's CUDA shows no device, and steps would run on cores without a word."""
+    comm = LocalWorld(1).communicators[0]
+
+    def told() -> str:
+        assert not gpus.is_on(jobs.find_machine("local", comm, "float32"))
+        (finding,) = (finding for finding in doctor.examine() if finding.name == "GPUs used")
+        said = capsys.readouterr().err.removeprefix("castile: the GPUs of this host are not used: ").strip()
+        assert not finding.found and said in finding.words
+        return said
+
+    monkeypatch.setattr(gpus, "DRIVERS", tmp_path / "none")
+    assert told() == ""
+    monkeypatch.setattr(gpus, "DRIVERS", tmp_path)
+    with patch.object(gpus, "find_spec", lambda name: name == "triton" or None):
+        assert told() == f"CuPy is not installed: {gpus.INSTALLING}"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert told() == ""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with host_with_gpus():
+        from castile.runtime.backends.cuda import devices
+
+        runtime = devices.cupy.cuda.runtime
+        monkeypatch.setattr(devices.cupy.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(runtime, "driverGetVersion", lambda: 12080)
+        assert told() == "the driver knows CUDA 12.8, and CuPy here needs 13.0: bring a newer driver"
+        monkeypatch.setattr(runtime, "driverGetVersion", lambda: 13000)
+        assert told() == "the driver shows none"
+
+
+def test_hosts_of_which_one_has_no_gpu_that_can_be_used_are_refused() -> None:
+    """The others would wait in what it does not come to."""
+
+    def rank(comm: End) -> str:
+        mine.host = comm.host_index
+        with pytest.raises(UserError) as caught:
+            jobs.find_machine("local", cast(Communicator, comm), "float32")
+        return str(caught.value)
+
+    mine = threading.local()
+    with host_with_gpus(), patch.object(gpus, "count", lambda: 0 if mine.host else 2):
+        told = Ranks(3, [2, 1]).run(rank)
+    said = "what steps run on is not the same on all hosts: GPUs on host 0, cores alone on host 1; bring the same"
+    assert all(one.startswith(said) for one in told)
+
+
 def test_local_means_a_gpu_for_each_rank() -> None:
     with host_with_gpus():
         found = jobs.find_machine("local", LocalWorld(1).communicators[0], "float32")

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache, partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import msgspec
 
-from castile.launch.here import probe
+from castile.launch.here import alike, probe
+from castile.launch.processes import installing
 from castile.launch.reports import progress
 from castile.planner.costs.snapshot import Environment
 from castile.runtime import machine as machines
@@ -26,12 +30,15 @@ KIND = "gpu"
 VIRTUAL = "virtual"
 # What the device computes; other kinds of numbers would take their way through the host.
 DTYPES = ("float32", "float16", "bfloat16")
-PACKAGES = ("cupy-cuda13x", "triton")
+PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "triton")
+# Where NVIDIA's driver shows a folder for each GPU of this host.
+DRIVERS = Path("/proc/driver/nvidia/gpus")
 # Of each device's memory, besides what is taken already: libraries, NCCL's buffers, what kernels want for themselves.
 LIBRARIES_BYTES = 2**30
 # In place of links between cores, until transfers have been measured: between GPUs of a host, assumed, low for NVLink,
 # high for ways through the host; and between hosts, low for InfiniBand, high for Ethernet.
 LINKS = {"host": Level("gpus", 1, 1e-5, 5e10), "network": Level("network", 1, 2e-5, 1e10)}
+INSTALLING = installing.line("castile[gpu]")
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,6 +74,21 @@ def count() -> int:
     return _devices().count() if find_spec("cupy") and find_spec("triton") else 0
 
 
+def unused() -> str:
+    """Why this host's GPUs are not used, "" where they are, where it has none and where nobody wants them."""
+    if count() or not DRIVERS.is_dir() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return ""
+    missing = [name for name, module in (("CuPy", "cupy"), ("Triton", "triton")) if not find_spec(module)]
+    if missing:
+        return f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed: {INSTALLING}"
+    return str(_devices().why_none())
+
+
+def check(comm: Communicator) -> None:
+    """Raises UserError, on all ranks, where some hosts have GPUs that can be used, and others have not."""
+    alike.check(comm, "what steps run on", lambda: "GPUs" if count() else "cores alone")
+
+
 def use(local_rank: int) -> None:
     """From now on this process uses the GPU of its rank on this host. The first rank shows how compiling goes."""
     from castile.runtime.backends.cuda import kernels
@@ -83,9 +105,8 @@ def split(num_parts: int) -> None:
 def environment(kernels: str, active_ranks: int) -> Environment:
     """The environment in which the GPU in use is measured; `kernels` is the hash of their sources."""
     here = probe.environment(kernels, active_ranks)
-    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     name = _devices().current().name
-    return msgspec.structs.replace(here, device=name, libraries=f"{here.libraries}, {versions}")
+    return msgspec.structs.replace(here, device=name, libraries=", ".join([here.libraries, *_versions()]))
 
 
 @cache
@@ -176,6 +197,12 @@ def most_parts() -> tuple[int, str]:
     except ValueError as error:
         return 0, str(error)
     return most, f"up to {most} on a GPU (--machine {VIRTUAL}:procs=2)"
+
+
+def _versions() -> Iterator[str]:
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            yield f"{name} {version(name)}"
 
 
 def _parts() -> ModuleType:

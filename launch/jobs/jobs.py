@@ -334,12 +334,16 @@ def find_machine(text: str, comm: Communicator, dtype: str) -> Machine:
     """The machine that the user names, as rank 0 sees it; plain `local` has a processor for each rank, on as many hosts
     as there are. Of cores its figures are assumed ones until `Job.measure`.
 
-    Where it is one of GPUs, this rank's is in use from here on.
+    Where it is one of GPUs, this rank's is in use from here on. Raises UserError where one host has them and another
+    has not.
     """
     named = machines.from_json(from_leader(comm, lambda: machines.to_json(_named(text, comm.host_sizes))))
+    gpus.check(comm)
     if not gpus.is_meant(text, dtype):
         if gpus.is_on(named) and gpus.count():
             gpus.use(comm.local_rank)
+        elif comm.rank == 0 and named.name.startswith("local") and (why := gpus.unused()):
+            print(f"castile: the GPUs of this host are not used: {why}", file=sys.stderr, flush=True)
         return named
     gpus.use(comm.local_rank)
     # What one rank measures would be half of it while another that shares its GPU does, too.

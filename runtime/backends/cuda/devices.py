@@ -44,6 +44,18 @@ def count() -> int:
     return int(cupy.cuda.runtime.getDeviceCount()) if cupy.cuda.is_available() else 0
 
 
+def why_none() -> str:
+    """Why this process may use no device, in words."""
+    known, wanted = cupy.cuda.runtime.driverGetVersion(), cupy.cuda.runtime.runtimeGetVersion()
+    if known // 1000 < wanted // 1000:
+        return f"the driver knows CUDA {_spelt(known)}, and CuPy here needs {wanted // 1000}.0: bring a newer driver"
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return str(error)
+    return "the driver shows none"
+
+
 def use(local_rank: int) -> None:
     """Makes a device the current one of this thread: ranks of a host take them in turn."""
     cupy.cuda.Device(local_rank % count()).use()
@@ -60,6 +72,11 @@ def current() -> Device:
     name = cupy.cuda.runtime.getDeviceProperties(number)["name"].decode()
     free, total = cupy.cuda.runtime.memGetInfo()
     return Device(name, total, total - free)
+
+
+def _spelt(version: int) -> str:
+    """CUDA's version as people write it: 12080 is 12.8."""
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def rates() -> Rates:

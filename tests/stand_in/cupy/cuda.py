@@ -334,6 +334,9 @@ runtime = SimpleNamespace(
     getDevice=lambda: world.device,
     setDevice=lambda number: Device(number).use(),
     getDeviceCount=lambda: NUM_DEVICES,
+    # as CuPy 14.2 for CUDA 13 has them
+    driverGetVersion=lambda: 13000,
+    runtimeGetVersion=lambda: 13020,
     memcpyAsync=memcpy_async,
     graphLaunch=graphs.launch,
     graphExecDestroy=lambda address: world.made.pop(address, None),
