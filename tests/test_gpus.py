@@ -24,6 +24,7 @@ from castile.launch.jobs.jobs import Job
 from castile.launch.measuring.measure import measure, sample_feed, trial
 from castile.launch.processes.ranks import UserError
 from castile.planner.known.seeds import seeds
+from castile.runtime import machine as machines
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.machine import Machine, local
@@ -106,6 +107,15 @@ def test_local_means_a_gpu_for_each_rank() -> None:
         assert processor.memory_bytes == 2**31 and 2**30 <= processor.reserved_bytes <= 2**31
         assert offline.find_machine("local").num_procs == gpus.count()
         assert gpus.is_on(offline.find_machine("local:procs=3"))
+
+
+def test_what_nccl_takes_of_several_gpus_is_left_to_it() -> None:
+    """A plan that fills the rest would end at the first transfer."""
+    with host_with_gpus(), patch.object(gpus, "measure", lambda: gpus.Figures("one", 80 * 2**30, 2**29, *RATES)):
+        one, two, eight, far = (gpus.machine(machine, 1).processors[0].reserved_bytes / 2**30
+                                for machine in (local(1), local(2), local(8), machines.hosts([8, 8])))  # fmt: skip
+    assert one == 1.5 and two == pytest.approx(1.5 + 0.375 + 0.5625)
+    assert eight == far == pytest.approx(1.5 + 7 * 0.375 + 0.5625)
 
 
 def test_ranks_that_share_a_gpu_have_parts_of_it() -> None:

@@ -33,8 +33,12 @@ DTYPES = ("float32", "float16", "bfloat16")
 PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "triton")
 # Where NVIDIA's driver shows a folder for each GPU of this host.
 DRIVERS = Path("/proc/driver/nvidia/gpus")
-# Of each device's memory, besides what is taken already: libraries, NCCL's buffers, what kernels want for themselves.
+# Of each device's memory, besides what is taken already: libraries, what kernels want for themselves.
 LIBRARIES_BYTES = 2**30
+# And NCCL's buffers, made when a step first needs them: of each channel 10 MiB to receive in and 2 MiB to send from.
+# On a Hopper 32 channels lead to each peer that messages and exchanges go to, and 24 make the ring of a group; a rank
+# is in two groups or so.
+PEER_BYTES, RING_BYTES, NUM_RINGS = 32 * 12 * 2**20, 24 * 12 * 2**20, 2
 # In place of links between cores, until transfers have been measured: between GPUs of a host, assumed, low for NVLink,
 # high for ways through the host; and between hosts, low for InfiniBand, high for Ethernet.
 LINKS = {"host": Level("gpus", 1, 1e-5, 5e10), "network": Level("network", 1, 2e-5, 1e10)}
@@ -161,7 +165,7 @@ def machine(cores: Machine, num_sharers: int) -> Machine:
         figures.float32_flops_per_second / num_sharers,
         figures.bytes_per_second / num_sharers,
         memory,
-        min(figures.reserved_bytes // num_sharers + LIBRARIES_BYTES, memory // 2),
+        min(figures.reserved_bytes // num_sharers + LIBRARIES_BYTES + _buffers(cores) // num_sharers, memory // 2),
         figures.task_overhead_seconds,
         figures.float16_flops_per_second / num_sharers,
         figures.float64_flops_per_second / num_sharers,
@@ -171,6 +175,12 @@ def machine(cores: Machine, num_sharers: int) -> Machine:
         for level in cores.levels
     )
     return Machine(cores.name, (processor,) * cores.num_procs, levels)
+
+
+def _buffers(cores: Machine) -> int:
+    """Bytes that NCCL takes of each GPU where all on a host send to each other."""
+    near = next((level.group for level in cores.levels if level.name == "host"), 1)
+    return (near - 1) * PEER_BYTES + NUM_RINGS * RING_BYTES if cores.num_procs > 1 else 0
 
 
 def joined(comm: Communicator) -> tuple[Communicator, str]:
