@@ -71,3 +71,19 @@ def test_ranks_by_nccl_where_it_takes_them(num_ranks: int) -> None:
     if "not by NCCL" in output:
         pytest.skip(output.splitlines()[0])
     assert output.count("NCCL agrees") == num_ranks
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_known_plans_train_over_nccl(num_ranks: int) -> None:
+    """As one graph and task by task with the same bits, and as one processor does."""
+    import cupy
+
+    if num_ranks > max(2, num_gpus := cupy.cuda.runtime.getDeviceCount()):
+        pytest.skip(f"{num_ranks} ranks want as many GPUs, and there are {num_gpus}")
+    sharing = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4"} if num_gpus < num_ranks else {}
+    status, output = mpirun(num_ranks, str(CASES / "steps.py"), "cuda", timeout=90, **sharing)
+    assert status == 0, output
+    if "not by NCCL" in output:
+        pytest.skip(output.splitlines()[0])
+    assert output.count("learns what one processor learns") > 3

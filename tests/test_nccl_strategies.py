@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ from hypothesis import strategies as st
 
 from tests import named_plans
 from tests.effort import examples
+from tests.mpi import mpirun
 from tests.named_plans import links, network
 from tests.stand_in import nccl as fake
 from tests.test_cuda import Plan, Ranks, close, device, drawn, on_host, plans, same
 from tests.test_nccl import is_one_order
+
+CASES = Path(__file__).parent / "mpi_cases"
 
 
 def shells(plan: Plan, cupy: Any) -> Ranks:
@@ -158,6 +162,12 @@ def test_no_graph_holds_a_communicator_that_ends(fails: bool) -> None:
             nccl._destroy(comm._groups, comm._let_go)
         assert not fake.journal.hanging_ends and worker._graph is None
         assert all(group._aborted for group in comm._groups.values())
+
+
+@pytest.mark.mpi
+def test_what_ranks_of_gpus_are_asked_to_train_ranks_of_cores_train() -> None:
+    status, output = mpirun(2, str(CASES / "steps.py"), "numpy")
+    assert status == 0 and output.count("learns what one processor learns") > 3, output
 
 
 @drawn(examples(10))
