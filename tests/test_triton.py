@@ -20,7 +20,7 @@ from castile.kernels import choice
 from castile.kernels.choice import Choice, setting_text
 from castile.kernels.form import Refused
 from castile.kernels.table import Table, definitions, forms
-from castile.kernels.triton import launch
+from castile.kernels.triton import driver, launch
 from castile.kernels.triton.views import View, broadcast, nest, ordered, permuted, power_of_two, split, view
 from castile.planner.bodies import vocabulary
 from tests.kernel_cases import cases
@@ -45,6 +45,18 @@ def test_form_takes_the_definitions_parameters(name: str) -> None:
     held = vocabulary.workspace(name, specs(args), outs, params, True)
     # What the vocabulary has no room for when adding, the form must do itself.
     assert "accumulate" in keywords(form) or held >= sum(vocabulary.round_up(out.nbytes) for out in outs)
+
+
+@pytest.mark.parametrize(
+    "error", [subprocess.CalledProcessError(1, ["gcc"]), RuntimeError("Failed to find C compiler.")]
+)
+def test_without_a_c_compiler_it_is_said_what_is_missing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr(driver, "CudaUtils", fails)
+    with pytest.raises(ValueError, match="a C compiler and Python's headers"):
+        driver._utils()
 
 
 @pytest.mark.parametrize("name", NAMES)

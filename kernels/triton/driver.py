@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from math import prod
+from subprocess import SubprocessError
 from typing import Any
 
 import triton
@@ -46,7 +47,7 @@ class CupyDriver(CudaDriver):
     def __init__(self) -> None:
         # Not that of the parent, which imports torch.
         cuda = import_module("cupy").cuda
-        self.utils = CudaUtils()
+        self.utils = _utils()
         self.launcher_cls = CudaLauncher
         self.get_current_device = cuda.runtime.getDevice
         self.set_current_device = cuda.runtime.setDevice
@@ -169,6 +170,18 @@ def _without_torch() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(_Hidden)
+
+
+def _utils() -> CudaUtils:
+    """What Triton asks CUDA's driver by: a module of Python's that it has made here when it is first used.
+
+    Raises ValueError where that cannot be.
+    """
+    try:
+        return CudaUtils()
+    except (RuntimeError, SubprocessError) as error:
+        lacking = "a C compiler and Python's headers (as of the packages gcc and python3-dev)"
+        raise ValueError(f"Triton starts kernels by a module made with {lacking}, and that fails: {error}") from error
 
 
 def _capability(cuda: Any, device: int) -> tuple[int, int]:
