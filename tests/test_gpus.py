@@ -28,6 +28,7 @@ from castile.runtime import machine as machines
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.machine import Machine, local
+from castile.runtime.task import Lane
 from tests.late import device
 from tests.stand_in.green import CUresult
 from tests.threads import End, Ranks
@@ -107,6 +108,14 @@ def test_local_means_a_gpu_for_each_rank() -> None:
         assert processor.memory_bytes == 2**31 and 2**30 <= processor.reserved_bytes <= 2**31
         assert offline.find_machine("local").num_procs == gpus.count()
         assert gpus.is_on(offline.find_machine("local:procs=3"))
+
+
+def test_transfers_that_share_a_stream_share_an_engine() -> None:
+    """What a rank sends, gets and sums comes one by one there, so none runs beside another when it is simulated."""
+    with host_with_gpus():
+        engines = gpus.machine(local(2), 1).engines
+    transfers = {engines[lane] for lane in (Lane.SEND, Lane.RECEIVE, Lane.COLLECTIVE)}
+    assert len(transfers) == 1 and engines[Lane.COMPUTE] not in transfers
 
 
 def test_what_nccl_takes_of_several_gpus_is_left_to_it() -> None:

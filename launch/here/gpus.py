@@ -174,7 +174,8 @@ def machine(cores: Machine, num_sharers: int) -> Machine:
         msgspec.structs.replace(LINKS[level.name], group=level.group, shared_by=level.shared_by)
         for level in cores.levels
     )
-    return Machine(cores.name, (processor,) * cores.num_procs, levels)
+    # transfers of a processor share the stream that they are put onto, as on a core they share what copies
+    return Machine(cores.name, (processor,) * cores.num_procs, levels, cores.engines)
 
 
 def _buffers(cores: Machine) -> int:
