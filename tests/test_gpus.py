@@ -23,12 +23,13 @@ from castile.launch.jobs.execution import Execution, Prepared
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring.measure import measure, sample_feed, trial
 from castile.launch.processes.ranks import UserError
+from castile.planner.cost import CostModel
 from castile.planner.known.seeds import seeds
 from castile.runtime import machine as machines
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.machine import Machine, local
-from castile.runtime.task import Lane
+from castile.runtime.task import CostKey, Lane
 from tests.late import device
 from tests.stand_in.green import CUresult
 from tests.threads import End, Ranks
@@ -116,6 +117,16 @@ def test_transfers_that_share_a_stream_share_an_engine() -> None:
         engines = gpus.machine(local(2), 1).engines
     transfers = {engines[lane] for lane in (Lane.SEND, Lane.RECEIVE, Lane.COLLECTIVE)}
     assert len(transfers) == 1 and engines[Lane.COMPUTE] not in transfers
+
+
+def test_sums_are_priced_as_rings_where_each_rank_has_its_gpu() -> None:
+    """And an exchange as what all GPUs of a host send to another by the link that they share."""
+    with host_with_gpus():
+        own, shared = (gpus.machine(machines.hosts([8, 8]), n) for n in (1, 2))
+    assert own.algorithms == ("ring",) and shared.algorithms == ("exchange",)
+    link, nbytes = own.level(own.link(range(16)).name), 10**8
+    key = CostKey("all_to_all", "", "float32", 0, nbytes, own.link(range(16)).name, 16)
+    assert CostModel(own).seconds(key).seconds > 8 * nbytes / 2 / link.bytes_per_second
 
 
 def test_what_nccl_takes_of_several_gpus_is_left_to_it() -> None:

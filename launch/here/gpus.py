@@ -39,9 +39,10 @@ LIBRARIES_BYTES = 2**30
 # On a Hopper 32 channels lead to each peer that messages and exchanges go to, and 24 make the ring of a group; a rank
 # is in two groups or so.
 PEER_BYTES, RING_BYTES, NUM_RINGS = 32 * 12 * 2**20, 24 * 12 * 2**20, 2
-# In place of links between cores, until transfers have been measured: between GPUs of a host, assumed, low for NVLink,
-# high for ways through the host; and between hosts, low for InfiniBand, high for Ethernet.
-LINKS = {"host": Level("gpus", 1, 1e-5, 5e10), "network": Level("network", 1, 2e-5, 1e10)}
+# In place of links between cores, until transfers have been measured: between GPUs of a host a hop of NCCL's rings over
+# NVLink, by its own model, and a rate that is low for NVLink, high for ways through the host; between hosts both are
+# assumed, low for InfiniBand, high for Ethernet.
+LINKS = {"host": Level("gpus", 1, 3.4e-6, 5e10), "network": Level("network", 1, 2e-5, 1e10)}
 INSTALLING = installing.line("castile[gpu]")
 
 
@@ -174,8 +175,10 @@ def machine(cores: Machine, num_sharers: int) -> Machine:
         msgspec.structs.replace(LINKS[level.name], group=level.group, shared_by=level.shared_by)
         for level in cores.levels
     )
-    # transfers of a processor share the stream that they are put onto, as on a core they share what copies
-    return Machine(cores.name, (processor,) * cores.num_procs, levels, cores.engines)
+    # sums go by NCCL's rings where each rank has its GPU; transfers of a processor share the stream that they are put
+    # onto, as on a core they share what copies
+    algorithms = ("ring",) if num_sharers == 1 else cores.algorithms
+    return Machine(cores.name, (processor,) * cores.num_procs, levels, cores.engines, algorithms)
 
 
 def _buffers(cores: Machine) -> int:
