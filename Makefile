@@ -71,7 +71,7 @@ build/triton-%/.installed: pyproject.toml
 	$(@D)/bin/python -m pip install --quiet triton==$*
 	@touch $@
 
-# On a machine with a GPU: what does not compute as it should is not timed. PyTorch is timed beside it where it is there.
+# On a machine with a GPU: what does not compute as it should is not timed. PyTorch is timed beside it where .venv has it.
 # It ends in ten minutes, tells what it had no time for, and goes on there when it is called again.
 gpu: .venv/.castile-gpu
 	$(BIN)/python -m benchmarks.gpu

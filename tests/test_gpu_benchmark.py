@@ -161,6 +161,7 @@ def test_the_device_is_the_one_in_use_of_several(
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpus, "count", lambda: 8)
     if shown:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     if name:
@@ -169,6 +170,12 @@ def test_the_device_is_the_one_in_use_of_several(
     else:
         with pytest.raises(SystemExit, match="No devices were found"):
             benchmark.device()
+
+
+def test_a_device_that_cannot_be_used_ends_it_before_any_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "unused", lambda: "the driver is old")
+    with pytest.raises(SystemExit, match="no GPU can be used here: the driver is old"):
+        benchmark.device()
 
 
 def test_a_device_has_its_own_word_in_the_name_of_a_file() -> None:

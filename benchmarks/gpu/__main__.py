@@ -30,6 +30,7 @@ from benchmarks.gpu import cases, checks
 from benchmarks.gpu.errands import Errands
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.sides import Row
+from castile.launch.here import gpus
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PACKAGES = ("castile", "triton", "cupy-cuda13x", "numpy", "nvidia-nccl-cu13", "cuda-bindings", "torch")
@@ -210,6 +211,8 @@ def device() -> dict[str, Any]:
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     # parts of GPUs have names that it does not take
     words += [] if not shown or shown.startswith("MIG-") else ["-i", shown]
+    if not gpus.count():
+        raise SystemExit(f"no GPU can be used here: {gpus.unused() or 'none is seen'}")
     try:
         told = subprocess.run(words, capture_output=True, text=True, check=False)
     except FileNotFoundError:
