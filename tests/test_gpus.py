@@ -93,11 +93,18 @@ def test_hosts_of_which_one_has_no_gpu_that_can_be_used_are_refused() -> None:
             jobs.find_machine("local", cast(Communicator, comm), "float32")
         return str(caught.value)
 
+    def on_cores(comm: End) -> Machine:
+        mine.host = comm.host_index
+        return jobs.find_machine("local", cast(Communicator, comm), "float64")
+
     mine = threading.local()
     with host_with_gpus(), patch.object(gpus, "count", lambda: 0 if mine.host else 2):
         told = Ranks(3, [2, 1]).run(rank)
     said = "what steps run on is not the same on all hosts: GPUs on host 0, cores alone on host 1; bring the same"
     assert all(one.startswith(said) for one in told)
+    with host_with_gpus(), patch.object(gpus, "count", lambda: 0 if mine.host else 2):
+        # what no GPU computes with runs on cores, whatever else there is
+        Ranks(3, [2, 1]).run(on_cores)
 
 
 def test_local_means_a_gpu_for_each_rank() -> None:

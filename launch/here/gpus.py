@@ -61,7 +61,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def is_meant(text: str, dtype: str) -> bool:
     """Whether a machine's name means GPUs of this host: `local` or `virtual`, where there are any for that dtype."""
-    return text.partition(":")[0] in ("local", VIRTUAL) and dtype in DTYPES and count() > 0
+    return _may_be_meant(text, dtype) and count() > 0
 
 
 def is_on(machine: Machine) -> bool:
@@ -89,9 +89,10 @@ def unused() -> str:
     return str(_devices().why_none())
 
 
-def check(comm: Communicator) -> None:
-    """Raises UserError, on all ranks, where some hosts have GPUs that can be used, and others have not."""
-    alike.check(comm, "what steps run on", lambda: "GPUs" if count() else "cores alone")
+def check(comm: Communicator, text: str, dtype: str) -> None:
+    """Raises UserError, on all ranks, where that name means GPUs on some hosts, and others have none to use."""
+    if _may_be_meant(text, dtype):
+        alike.check(comm, "what steps run on", lambda: "GPUs" if count() else "cores alone")
 
 
 def use(local_rank: int) -> None:
@@ -211,6 +212,10 @@ def most_parts() -> tuple[int, str]:
     except ValueError as error:
         return 0, str(error)
     return most, f"up to {most} on a GPU (--machine {VIRTUAL}:procs=2)"
+
+
+def _may_be_meant(text: str, dtype: str) -> bool:
+    return text.partition(":")[0] in ("local", VIRTUAL) and dtype in DTYPES
 
 
 def _versions() -> Iterator[str]:

@@ -338,7 +338,7 @@ def find_machine(text: str, comm: Communicator, dtype: str) -> Machine:
     has not.
     """
     named = machines.from_json(from_leader(comm, lambda: machines.to_json(_named(text, comm.host_sizes))))
-    gpus.check(comm)
+    gpus.check(comm, text, dtype)
     if not gpus.is_meant(text, dtype):
         if gpus.is_on(named) and gpus.count():
             gpus.use(comm.local_rank)
