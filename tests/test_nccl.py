@@ -327,10 +327,9 @@ def test_ending_the_job_ends_the_transfers_first(journal: fake.Journal) -> None:
 @pytest.mark.parametrize("captured", [False, True])
 def test_all_groups_are_told_to_end_before_any_is_waited_for(captured: bool, journal: fake.Journal) -> None:
     """NCCL waits for a group's calls, which here come after that of another, for which nobody else comes."""
-    ranks = Ranks(3)
-    groups = ((0, 1), (0, 2))
-    made = [random_case(np.random.default_rng(n), "all_gather", 2, "float32", group) for n, group in enumerate(groups)]
-    first, second = (ranks.bound(0, case, tag)[0] for tag, case in enumerate(made, 1))
+    ranks, rng = Ranks(3), np.random.default_rng(1)
+    cases = [random_case(rng, "all_gather", 2, "float32", group) for group in ((0, 1), (0, 2))]
+    first, second = (ranks.bound(0, case, tag)[0] for tag, case in enumerate(cases, 1))
     stream = ranks.streams[0]
     if captured:
         stream.begin_capture()
