@@ -1,0 +1,123 @@
+"""Steps that others measured on clusters, beside what the simulator says of the same plan by the cluster's data sheets.
+
+    python benchmarks/published.py [--source megatron mpt] [--machine dgx-a100 dgx-h100] [--most-nodes 64]
+
+`published/steps.csv` has a line for each step: the network, the plan, and seconds.
+
+megatron   Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
+           table 1: seconds are the operations that its formula counts over the rate that it tells. How many samples a
+           microbatch has is not told: 4 are taken, fewer of the larger networks. `published/scores.py` is the network
+           as it was run.
+mpt        mosaicml/llm-foundry, scripts/train/benchmarking/README.md at 061f2c7: FSDP with bfloat16 on A100 of 80 GB
+           and on H100; those lines of at most 64 GPUs and 32,768 tokens that keep float32 weights. Attention is that of
+           2023.
+
+Kernels come in the order of the program, as there. What is simulated gathers parameters once a step, whether or not it
+would fit; PyTorch's FSDP does twice a microbatch. The figures: simulated over measured seconds, their geometric mean
+and by which factor they lie around it (geometric standard deviation), apart for sequences of more than 2,048 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import msgspec
+import numpy as np
+
+from benchmarks.figures import Figure, tell
+from castile.launch import models
+from castile.planner.cost import CostModel
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.families.updates import Updates
+from castile.planner.known.seeds import seed, stamped
+from castile.planner.lower import Lowering
+from castile.planner.op import find
+from castile.planner.step import recompute
+from castile.planner.strategy import PROGRAM
+from castile.runtime import machine as machines
+
+FOLDER = Path(__file__).parent / "published"
+SHORT = 2048
+
+
+class Step(NamedTuple):
+    """A line of the file: what ran where, and how long a step took."""
+
+    source: str
+    machine: str
+    nodes: int
+    model: str
+    plan: str
+    samples: int
+    microbatches: int
+    recompute: str
+    seconds: float
+
+    @property
+    def seq(self) -> int:
+        """Tokens of a sample; 2,048 where the model does not say."""
+        said = re.search(r"seq=(\d+)", self.model)
+        return int(said.group(1)) if said else SHORT
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    steps = read()
+    for name in ("source", "machine"):
+        known = sorted({getattr(step, name) for step in steps})
+        parser.add_argument(f"--{name}", nargs="+", choices=known, default=known)
+    parser.add_argument("--most-nodes", type=int, default=64, help="leave out steps on more nodes")
+    options = parser.parse_args()
+    chosen = [s for s in steps if s.source in options.source and s.machine in options.machine]
+    ratios = defaultdict[str, list[float]](list)
+    print(f"{'machine':9} {'GPUs':>4} {'tokens':>6} {'samples':>7} {'measured':>8} {'simulated':>9} ratio  network")
+    for step in (s for s in chosen if s.nodes <= options.most_nodes):
+        seconds = simulated(step)
+        length = "short" if step.seq <= SHORT else "long"
+        ratios[f"published_{step.source}_{step.machine.replace('-', '_')}_{length}"].append(seconds / step.seconds)
+        print(
+            f"{step.machine:9} {8 * step.nodes:4} {step.seq:6} {step.samples:7} {step.seconds:8.3f} {seconds:9.3f} "
+            f"{seconds / step.seconds:5.2f}  {step.model} {step.plan}",
+            flush=True,
+        )
+    tell([figure for name, found in ratios.items() for figure in summary(name, found)])
+
+
+def read() -> list[Step]:
+    """All steps of the file."""
+    with (FOLDER / "steps.csv").open(encoding="utf-8", newline="") as lines:
+        return msgspec.convert([tuple(row.values()) for row in csv.DictReader(lines)], list[Step], strict=False)
+
+
+def simulated(step: Step) -> float:
+    """Seconds of the step by the machine's figures alone."""
+    text = str(FOLDER / step.model) if step.model.startswith("scores.py") else step.model
+    machine = machines.parse(f"{step.machine}:nodes={step.nodes}")
+    graph = models.parse(text).graph(step.samples, "bfloat16")
+    updates = Updates(find("adamw")())
+    again = recompute.named(step.recompute, graph, updates)
+    lowering = Lowering(graph, machine, updates, microbatches=step.microbatches, recompute=again)
+    plan = stamped(lowering, seed(step.plan, lowering), step.plan)
+    evaluator = Evaluator(lowering, CostModel(machine))
+    return evaluator.simulate(msgspec.structs.replace(plan, order=PROGRAM))[1].seconds
+
+
+def summary(name: str, ratios: Sequence[float]) -> list[Figure]:
+    """The geometric mean of ratios, and the factor by which they lie around it."""
+    logs = np.log(ratios)
+    note = f"of {len(ratios)} steps, {min(ratios):.2f} to {max(ratios):.2f}"
+    spread = float(np.exp(logs.std()))
+    return [Figure(f"{name}_ratio", float(np.exp(logs.mean())), note=note), Figure(f"{name}_spread_factor", spread)]
+
+
+if __name__ == "__main__":
+    main()
