@@ -298,7 +298,7 @@ def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _kernel_terms(processor: Processor, key: CostKey) -> Terms:
-    return (processor.task_overhead_seconds, key.flops / processor.flops_rate(key.dtype),
+    return (processor.task_overhead_seconds, key.flops / processor.flops_rate(key.dtype, key.name),
             key.nbytes / processor.bytes_per_second)  # fmt: skip
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from castile.runtime import levels, strict
 from castile.runtime.cores import affinity
 from castile.runtime.levels import Level, Spread, Users, level_name
+from castile.runtime.processor import Processor
 from castile.runtime.task import NUM_LANES, Lane
 
 PRESETS = Path(__file__).parent / "machines"
@@ -36,28 +37,6 @@ CPU = "cpu"
 # How a machine's collectives may be carried out (`castile.planner.costs.algorithms`); the first is the runtime's own
 # over messages, the others are those of NCCL's kind.
 ALGORITHMS = ("exchange", "ring", "tree", "hierarchical")
-
-
-class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One processor: attainable rates in per-second, sizes in bytes; reserved_bytes are for context and libraries.
-
-    flops_per_second holds for float32, and for the other types where their own rate is not given.
-    """
-
-    kind: str
-    flops_per_second: float
-    bytes_per_second: float
-    memory_bytes: int
-    reserved_bytes: int = 0
-    task_overhead_seconds: float = 0.0
-    float16_flops_per_second: float | None = None
-    float64_flops_per_second: float | None = None
-
-    def flops_rate(self, dtype: str) -> float:
-        """Floating point operations per second on operands of a dtype (a numpy name, or "bfloat16")."""
-        rates = {"float16": self.float16_flops_per_second, "bfloat16": self.float16_flops_per_second}
-        rates["float64"] = self.float64_flops_per_second
-        return rates.get(dtype) or self.flops_per_second
 
 
 @dataclass(frozen=True)
@@ -82,7 +61,7 @@ class Machine:
         if len(self.engines) != NUM_LANES:
             raise ValueError(f"machine {self.name!r}: engines needs {NUM_LANES} entries, one a lane")
         for processor in {id(p): p for p in self.processors}.values():
-            _check_processor(self.name, processor)
+            processor.check(f"machine {self.name!r}: processor")
         levels.check(self.name, self.levels, len(self.processors))
         _check_algorithms(self.name, self.algorithms)
 
@@ -370,21 +349,6 @@ def _positive(name: str, field: str, value: int) -> int:
     if value < 1:
         raise ValueError(f"machine {name!r}: {field} must be at least 1, not {value}")
     return value
-
-
-def _check_processor(name: str, p: Processor) -> None:
-    for field in ("flops_per_second", "bytes_per_second", "float16_flops_per_second", "float64_flops_per_second"):
-        value = getattr(p, field)
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise ValueError(f"machine {name!r}: processor.{field} must be above 0 and finite, not {value}")
-    if not (math.isfinite(p.task_overhead_seconds) and p.task_overhead_seconds >= 0):
-        raise ValueError(f"machine {name!r}: processor.task_overhead_seconds must be at least 0 and finite, not "
-                         f"{p.task_overhead_seconds}")  # fmt: skip
-    if p.memory_bytes < 1:
-        raise ValueError(f"machine {name!r}: processor.memory_bytes must be at least 1, not {p.memory_bytes}")
-    if not 0 <= p.reserved_bytes < p.memory_bytes:
-        raise ValueError(f"machine {name!r}: processor.reserved_bytes must be at least 0 and below memory_bytes "
-                         f"{p.memory_bytes}, not {p.reserved_bytes}")  # fmt: skip
 
 
 def _check_algorithms(name: str, algorithms: tuple[str, ...]) -> None:

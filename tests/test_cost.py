@@ -48,6 +48,15 @@ def test_roofline_by_hand():
         assert price(transfer(form, beta, members)) == (pytest.approx(seconds), "roofline"), form
 
 
+def test_what_attains_less_than_products_takes_longer_to_compute_and_as_long_to_read():
+    slower = structs.replace(CPU, attained=(("linear.F", 0.25),))
+    whole, price = CostModel(MACHINE).seconds, CostModel(Machine("m", (slower,), ())).seconds
+    computing, reading = sized(5 * 10**10, 1), sized(1, 10**10)
+    overhead = CPU.task_overhead_seconds
+    assert price(computing).seconds - overhead == pytest.approx(4 * (whole(computing).seconds - overhead))
+    assert price(reading).seconds == whole(reading).seconds
+
+
 def test_unequal_processors_are_priced_by_the_slowest():
     slow = Processor("old", 1e9, 1e10, 2**30)
     machine = Machine("m", (CPU, slow), MACHINE.levels)

@@ -105,6 +105,10 @@ def test_file_of_unequal_processors(tmp_path):
         ),
         ("flops_per_second = 1e12", "flops_per_second = -1.0", ["flops_per_second", "-1.0"]),
         *(
+            ("kind =", f'attained = [["gelu.F", {value}]]\nkind =', ["processor.attained", "gelu.F", value])
+            for value in ("0.0", "1.5", "nan", "-1.0")
+        ),
+        *(
             (f"{field} = {known}", f"{field} = {value}", ["level 'network'", field, value])
             for field, known in (("latency_seconds", "1e-5"), ("bytes_per_second", "1e9\n"))
             for value in ("inf", "nan", "-1.0")
@@ -217,6 +221,12 @@ def test_levels_must_nest(groups):
 def test_rate_of_a_dtype_falls_back_to_float32():
     p = msgspec.structs.replace(CPU, float64_flops_per_second=5e9)
     assert [p.flops_rate(d) for d in ("float32", "float64", "bfloat16")] == [1e10, 5e9, 1e10]
+
+
+def test_kernels_that_attain_less_than_products_have_a_share_of_each_rate():
+    p = msgspec.structs.replace(CPU, float64_flops_per_second=5e9, attained=(("attention.B", 0.5),))
+    assert [p.flops_rate(d, "attention.B") for d in ("float32", "float64")] == [5e9, 2.5e9]
+    assert p.flops_rate("float32", "attention.F") == p.flops_rate("float32") == 1e10
 
 
 def test_json_with_duplicate_or_unknown_keys_is_refused():

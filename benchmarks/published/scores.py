@@ -1,7 +1,8 @@
 """A GPT as Megatron-LM ran it in 2021: scores of attention are written to memory, made probabilities by one kernel and
-dropped out by another. All else is as in castile's own `gpt`.
+dropped out by another. All else is as in castile's own `gpt`. It is there to be priced: nothing is masked, as that
+takes a kernel of probabilities no time.
 
-    castile plan benchmarks/published/scores.py:layers=24,width=2304,heads=24 --machine dgx-a100:nodes=4
+    castile plan benchmarks/published/scores.py:layers=24,width=2304,heads=24 --machine dgx-a100:nodes=4 --batch 512
 """
 
 from __future__ import annotations
@@ -57,7 +58,6 @@ def _attention(g: Graph, name: str, a: Tensor, heads: int, rate: float) -> Tenso
         for part in "qkv"
     )
     scores = g.contract(f"{name}.scores", "b s h d, b t h d -> b h s t", q, k)
-    # What lies ahead is masked within the kernel, which reads and writes as much as one without.
     shares = g.dropout(f"{name}.dropped", g.softmax(f"{name}.softmax", scores), rate)
     y = g.contract(f"{name}.values", "b h s t, b t h d -> b s h d", shares, v)
     return g.reshape(f"{name}.joined", y, "b s h d -> b s (h d)")

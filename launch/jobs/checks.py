@@ -17,8 +17,10 @@ from castile.launch.typed.files import is_stream
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
+from castile.planner.op import available
 from castile.planner.step import recompute
 from castile.planner.strategy import Strategy
+from castile.runtime.machine import Machine
 from castile.runtime.strict import hint, suggestion
 
 # What programs take for pictures that are no SVG.
@@ -64,6 +66,18 @@ def recomputed(text: str, graph: Graph, updates: Updates) -> tuple[str, ...]:
         return recompute.named(text or recompute.NOTHING, graph, updates)
     except ValueError as error:
         raise UserError(f"--recompute: {error}") from error
+
+
+def attained(machine: Machine, graph: Graph) -> None:
+    """Raises UserError where a machine says what a kernel attains that no operator has, castile's or the graph's."""
+    names = {*available(), *(node.op.name for node in graph.nodes.values())}
+    known = [f"{name}.{which}" for name in sorted(names) for which in "FBW"]
+    for kernel in dict.fromkeys(kernel for kind in machine.kinds for kernel, _ in kind.attained):
+        if kernel not in known:
+            raise UserError(
+                f"machine {machine.name!r}: processor.attained: no kernel {kernel!r}{suggestion(kernel, known)}: give "
+                "an operator's name, a dot, and F, B or W"
+            )
 
 
 def rates(**given: float | None) -> None:

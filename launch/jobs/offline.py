@@ -136,6 +136,7 @@ def desk(
     updates = replace(jobs.recipe_updates(named.recipe), served=mode == "forward")
     lowering = Lowering(found, machine, updates, mode)
     checks.trains(lowering)
+    checks.attained(machine, found)
     snapshot = known(profile, machine) if profile else None
     return Desk(named, machine, Evaluator(lowering, CostModel(machine, snapshot), snapshot), snapshot)
 

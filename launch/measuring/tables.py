@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from castile.launch.measuring.tuning import Taken
 from castile.launch.reports import report
 from castile.planner.cost import CostModel
@@ -86,8 +88,8 @@ def facts(of: Profiled, rows: Sequence[Row], path: str, elapsed_seconds: float, 
 
 def _fact(cost: CostModel, row: Row) -> dict[str, Any]:
     key, seconds = row.measured.key, row.measured.seconds
-    fixed, flops, nbytes = cost.terms(key)
-    # For a kernel the roofline is rates alone; a transfer's latency belongs to its form.
+    # For a kernel the roofline is rates alone, whatever its like attain; a transfer's latency belongs to its form.
+    fixed, flops, nbytes = cost.terms(key if key.link else replace(key, name=""))
     least = fixed + nbytes if key.link else max(flops, nbytes)
     op, _, pass_ = key.work.rpartition(".") if not key.link else (key.name, "", "")
     return {

@@ -364,7 +364,7 @@ class Asked:
 
     def __init__(self, step: Step, dtypes: Sequence[str]) -> None:
         op = step.node.op
-        self._name, self._dtype = f"{op.name}.{step.which}", priced(step, dtypes)
+        self._name, self._dtype = kernel_of(step), priced(step, dtypes)
         self._settings = ",".join([f"{name}={value}" for name, value in op.cost_settings])
         # As `+3x4` what a gradient is added to, which else could be taken for one more that is given.
         signs = ["+" * (port.role == "onto") for port in (*step.inputs, *step.outputs)]
@@ -383,6 +383,11 @@ class Asked:
 def _laid(one: Operand) -> str:
     """As in `@0231`: which dims of an array lie outside which others, where that is not as they come."""
     return "@" + "".join(map(str, one.order)) if one.order else ""
+
+
+def kernel_of(step: Step) -> str:
+    """The name of what a pass runs, whatever the shapes: its operator's, a dot, and which pass it is."""
+    return f"{step.node.op.name}.{step.which}"
 
 
 def priced(step: Step, dtypes: Sequence[str]) -> str:

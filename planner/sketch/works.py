@@ -23,7 +23,7 @@ from castile.planner.lower import Lowering
 from castile.planner.lowering.many import Cut, asked
 from castile.planner.lowering.recordings import Recorder
 from castile.planner.lowering.rows import pointer
-from castile.planner.lowering.template import Asked, priced
+from castile.planner.lowering.template import Asked, kernel_of, priced
 from castile.planner.op import Op, Part
 from castile.planner.sketch.layouts import seen
 from castile.planner.step.program import FETCHED, GRADIENT, Program, Step
@@ -147,7 +147,7 @@ class Works:
             ports = zip((*step.inputs, *step.outputs), every, self._touched(step), strict=True)
             sizes = [of.size(port.of_operand, port.index) * np.dtype(dtype).itemsize for port, dtype, t in ports if t]
             flops[here], nbytes[here] = of.flops(step.which), sum(sizes)
-            rates.append(processor.flops_rate(priced(step, every)))
+            rates.append(processor.flops_rate(priced(step, every), kernel_of(step)))
         work = np.maximum(np.rint(flops) / np.repeat(rates, counts), nbytes / processor.bytes_per_second)
         seconds = np.maximum(1, np.rint((processor.task_overhead_seconds + work) * PICOSECONDS)) / PICOSECONDS
         return [seconds[here, None] for here in places]

@@ -1,12 +1,12 @@
 """Steps that others measured on clusters, beside what the simulator says of the same plan by the cluster's data sheets.
 
-    python benchmarks/published.py [--source megatron mpt] [--machine dgx-a100 dgx-h100] [--most-nodes 64]
+    python benchmarks/published [--source megatron mpt] [--machine dgx-a100 dgx-h100] [--most-nodes 64]
 
-`published/steps.csv` has a line for each step: the network, the plan, and seconds.
+`steps.csv` has a line for each step: the network, the plan, and seconds.
 
 megatron   Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
            table 1: seconds are the operations that its formula counts over the rate that it tells. How many samples a
-           microbatch has is not told: 4 are taken, fewer of the larger networks. `published/scores.py` is the network
+           microbatch has is not told: 4 are taken, fewer of the larger networks. `scores.py` is the network
            as it was run.
 mpt        mosaicml/llm-foundry, scripts/train/benchmarking/README.md at 061f2c7: FSDP with bfloat16 on A100 of 80 GB
            and on H100; those lines of at most 64 GPUs and 32,768 tokens that keep float32 weights. Attention is that of
@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import msgspec
 import numpy as np
@@ -45,7 +45,7 @@ from castile.planner.step import recompute
 from castile.planner.strategy import PROGRAM
 from castile.runtime import machine as machines
 
-FOLDER = Path(__file__).parent / "published"
+FOLDER = Path(__file__).parent
 SHORT = 2048
 
 

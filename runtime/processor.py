@@ -1,0 +1,55 @@
+"""Processors: what one attains, and what it can hold.
+
+It does not know what joins several of them, nor what kernels compute.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+
+class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One processor: attainable rates in per-second, sizes in bytes; reserved_bytes are for context and libraries.
+
+    flops_per_second holds for float32, and for the other types where their own rate is not given. It is what large
+    products attain; attained says of kernels by name what share of it they do, where that is less.
+    """
+
+    kind: str
+    flops_per_second: float
+    bytes_per_second: float
+    memory_bytes: int
+    reserved_bytes: int = 0
+    task_overhead_seconds: float = 0.0
+    float16_flops_per_second: float | None = None
+    float64_flops_per_second: float | None = None
+    attained: tuple[tuple[str, float], ...] = ()
+
+    def flops_rate(self, dtype: str, kernel: str = "") -> float:
+        """Floating point operations per second on operands of a dtype (a numpy name, or "bfloat16"), of a kernel, or of
+        products where none is named.
+        """
+        rates = {"float16": self.float16_flops_per_second, "bfloat16": self.float16_flops_per_second}
+        rates["float64"] = self.float64_flops_per_second
+        share = next((share for name, share in self.attained if name == kernel), 1.0)
+        return share * (rates.get(dtype) or self.flops_per_second)
+
+    def check(self, who: str) -> None:
+        """Raises ValueError, in a sentence that begins with `who`, where figures cannot be those of a processor."""
+        for field in ("flops_per_second", "bytes_per_second", "float16_flops_per_second", "float64_flops_per_second"):
+            value = getattr(self, field)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{who}.{field} must be above 0 and finite, not {value}")
+        if not (math.isfinite(self.task_overhead_seconds) and self.task_overhead_seconds >= 0):
+            raise ValueError(f"{who}.task_overhead_seconds must be at least 0 and finite, not "
+                             f"{self.task_overhead_seconds}")  # fmt: skip
+        if self.memory_bytes < 1:
+            raise ValueError(f"{who}.memory_bytes must be at least 1, not {self.memory_bytes}")
+        if not 0 <= self.reserved_bytes < self.memory_bytes:
+            raise ValueError(f"{who}.reserved_bytes must be at least 0 and below memory_bytes "
+                             f"{self.memory_bytes}, not {self.reserved_bytes}")  # fmt: skip
+        for kernel, share in self.attained:
+            if not 0 < share <= 1:
+                raise ValueError(f"{who}.attained: a share of {kernel!r} must be above 0 and at most 1, not {share}")
