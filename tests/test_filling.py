@@ -25,6 +25,7 @@ from castile.planner.searching.filling import WORTH, Others, cut_for, filled, in
 from castile.planner.searching.settling import settled_known
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.machine import Level, Machine, Processor
+from castile.runtime.transfer import TooManyTransfers
 from tests.training import SGD
 
 SAMPLES, WIDTH = 32, 64
@@ -110,6 +111,33 @@ def test_a_pipeline_that_does_not_fit_is_none(monkeypatch: pytest.MonkeyPatch) -
     looked: list[int] = []
     filled(chosen, found, others((first, second)), lambda other, _: looked.append(other.number) or found)  # type: ignore[func-returns-value]
     assert looked == [second]
+
+
+@pytest.mark.parametrize("too_many", [True, False])
+def test_where_the_best_pipeline_cannot_be_looked_at_or_does_not_fit_the_next_is(
+    monkeypatch: pytest.MonkeyPatch, too_many: bool
+) -> None:
+    number = 8
+    evaluator, pins = at(number)
+    names = [name for name in seeds(evaluator.lowering) if name.startswith(PIPELINE)]
+    first, second, *_ = [plan for _, plan in foresee(evaluator, names, pins).fitting]
+    tried: list[Strategy] = []
+
+    def refused(evaluator: Evaluator, plan: Strategy, *others: Any, **more: Any) -> list[Evaluated]:
+        tried.append(plan)
+        if plan.configs != first.configs:
+            return variants(evaluator, plan, *others, **more)
+        if too_many:
+            raise TooManyTransfers
+        return [replace(one, overflow=0.5) for one in variants(evaluator, plan, *others, **more)]
+
+    monkeypatch.setattr(filling, "variants", refused)
+    monkeypatch.setattr(filling, "has_many_parts", lambda lowering: True)
+    chosen = Chosen(1, *at(1, EVEN), 1e3)
+    looked: list[Strategy | None] = []
+    filling.sooner(chosen, others([number]), lambda other, plan: looked.append(plan) or whole()[1])  # type: ignore[func-returns-value]
+    assert [plan.configs for plan in tried] == [first.configs, second.configs]
+    assert looked and looked[0] is not None and looked[0].configs == second.configs
 
 
 def test_known_plans_that_are_no_pipelines_are_no_reason_to_look() -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.choices.pins import Pins
-from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.evaluation.evaluator import Evaluated, Evaluator
 from castile.planner.evaluation.sizes import variants
 from castile.planner.known.seeds import PIPELINE, has_many_parts, known_names
 from castile.planner.search import Found, NoPlanFits
@@ -113,13 +113,13 @@ def _is_worth(chosen: Chosen, seconds: float) -> bool:
 
 
 class _Candidate(NamedTuple):
-    """A number of microbatches, and the pipeline that is taken for the best in so many, and for how many seconds."""
+    """A number of microbatches, the pipelines that are taken to fit in so many, the best first, and its seconds."""
 
     seconds: float
     number: int
     evaluator: Evaluator
     pins: Pins | None
-    plan: Strategy
+    plans: tuple[Strategy, ...]
 
 
 def _soonest(chosen: Chosen, seconds: float, others: Others) -> tuple[Chosen | None, Strategy | None]:
@@ -143,19 +143,27 @@ def _simulated(
     left = sorted(candidates, key=attrgetter("seconds"), reverse=True)
     while left and left[-1].seconds <= promising * least and (best is None or not is_over()):
         one = left.pop()
-        try:
-            plans = variants(one.evaluator, one.plan, (), is_over, orders)
-        except TooManyTransfers:
-            continue
-        soonest = min((plan for plan in plans if plan.fits), key=attrgetter("seconds"), default=None)
+        ordered = (_ordered(one.evaluator, plan, orders, is_over) for plan in one.plans)
+        soonest = next((plan for plan in ordered if plan is not None), None)
         if soonest is not None and soonest.seconds < least:
             least, found = soonest.seconds, soonest.strategy
             best = Chosen(one.number, one.evaluator, one.pins, least)
     return best, found
 
 
+def _ordered(
+    evaluator: Evaluator, plan: Strategy, orders: Sequence[str], is_over: Callable[[], bool]
+) -> Evaluated | None:
+    """A pipeline in the best of these orders; None where it does not fit, or has too many transfers to look at."""
+    try:
+        found = variants(evaluator, plan, (), is_over, orders)
+    except TooManyTransfers:
+        return None
+    return min((one for one in found if one.fits), key=attrgetter("seconds"), default=None)
+
+
 def _taken_for_best(others: Others) -> Iterator[_Candidate]:
-    """For each number that has one the pipeline that fits and is taken for the best."""
+    """For each number that has some the pipelines that are taken to fit."""
     for number in others.numbers:
         try:
             evaluator, pins = others.at(number)
@@ -165,7 +173,7 @@ def _taken_for_best(others: Others) -> Iterator[_Candidate]:
             # What cannot be cut into so many may be cut into others.
             continue
         if fitting:
-            yield _Candidate(fitting[0][0], number, evaluator, pins, fitting[0][1])
+            yield _Candidate(fitting[0][0], number, evaluator, pins, tuple([plan for _, plan in fitting]))
 
 
 def _of_many_parts(first: int, others: Others) -> Iterator[_Candidate]:
