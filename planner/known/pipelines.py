@@ -31,12 +31,14 @@ HALVINGS = 20
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """Into how many equal pieces it may be cut: from 1 on each the least divisor at least twice the one before."""
+    """Into how many equal pieces it may be cut: from 1 on each the least divisor at least twice the one before, and as
+    many as leave pieces of such lengths, which processors can share evenly where they cannot share others.
+    """
     small, found = [n for n in range(1, isqrt(number) + 1) if number % n == 0], [1]
     for n in [*small, *(number // n for n in reversed(small))]:
         if n >= 2 * found[-1]:
             found.append(n)
-    return tuple(found)
+    return tuple(sorted({*found, *(number // n for n in found)}))
 
 
 def stage_counts(num_procs: int, near: int, most: int) -> list[int]:

@@ -177,13 +177,14 @@ def _taken_for_best(others: Others) -> Iterator[_Candidate]:
 
 
 def _of_many_parts(first: int, others: Others) -> Iterator[_Candidate]:
-    """Those of the first number and of larger ones, as in fewer none fitted, up to one that is not taken for much less
-    than one before: to look at each takes seconds.
+    """Those of the first number and of larger ones, as in fewer none fitted, up to twice one in which a pipeline is not
+    taken for much more: to look at each takes seconds.
     """
-    least = inf
+    least, best = inf, first
     larger = (number for number in others.numbers if number > first)
     for one in _taken_for_best(replace(others, numbers=chain((first,), larger))):
         yield one
-        if one.seconds > OF_MANY * least:
+        if one.seconds > OF_MANY * least and one.number >= 2 * best:
             return
-        least = min(least, one.seconds)
+        if one.seconds < least:
+            least, best = one.seconds, one.number
