@@ -29,7 +29,7 @@ from castile.planner.sketch.sieve import FAR, NEAR, Sieve, helps, is_long
 from castile.planner.strategy import Config, Predicted, Strategy, same_tasks
 from castile.runtime.transfer import TOO_MANY, TooManyTransfers
 
-NUM_FINALISTS = 8
+NUM_FINALISTS = 32
 # The known plan that no search ends behind, whatever it starts from.
 DATA_PARALLEL = "data_parallel"
 # What counts as better where a search asks whether it still gets anywhere: a thousandth.

@@ -49,7 +49,8 @@ def test_plan_writes_what_it_tells(tmp_path, capsys):
     assert written.predicted.step_seconds == facts["found"]["step_seconds"]
     assert written.predicted.peak_bytes == max(facts["found"]["arena_bytes"])
     assert written.predicted.moved_bytes == facts["found"]["moved_bytes"]
-    assert facts["num_proposals"] == 40 and facts["files"] == {"plan": str(path)}
+    # As many again on half of the processors, and on a quarter.
+    assert facts["num_proposals"] in (40, 80, 120) and facts["files"] == {"plan": str(path)}
     assert all(facts["found"]["step_seconds"] <= seed["step_seconds"] for seed in facts["seeds"].values())
     assert facts["seeds"]["data_parallel"]["speedup_over_data_parallel"] == 1.0
     assert sum(facts["prices"].values()) > 0 and set(facts["prices"]) == {"roofline"}
@@ -188,7 +189,7 @@ def test_every_known_plan_can_be_asked_for(name, capsys):
     facts = answer(
         capsys, "plan", "gpt:layers=1,width=32,seq=16", "--machine", MACHINE, "--search", name, "--budget", "3"
     )
-    assert facts["num_proposals"] == (3 if name == "random" else 1)
+    assert facts["num_proposals"] in ((3, 6, 9) if name == "random" else (1,))
     assert name == "random" or facts["found"]["step_seconds"] == facts["seeds"][name]["step_seconds"]
 
 

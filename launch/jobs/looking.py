@@ -322,12 +322,17 @@ class Looking:
             found = settled(evaluator, found, sizes, is_settled, pins=pinned)
             return found, front_of(points, found)
 
+        def ended(found: Found, within: Pins | None) -> Found:
+            return settled(evaluator, found, sizes, is_settled, pins=within)
+
         def look(within: Pins | None, share: float = 1.0) -> Found:
             part = limits if limits.seconds is None else replace(limits, seconds=share * limits.seconds)
-            return search(self.command.search, evaluator, part, pins=within, **given)
+            found = search(self.command.search, evaluator, part, pins=within, **given)
+            # What is best on some processors is known once it is settled; of a time that is done with the best alone.
+            return ended(found, within) if limits.seconds is None else found
 
         found = on_fewer(evaluator, look(pinned), partial(look, share=FURTHER), pinned, is_settled)
-        return settled(evaluator, found, sizes, is_settled, pins=pinned), []
+        return found if limits.seconds is None else ended(found, pinned), []
 
 
 def _better(one: Looked, other: Looked) -> Looked:

@@ -173,6 +173,9 @@ class _Sketched:
                     self.simulate(found)
             self.num_chains += 1
             self.run.adopt(count, [])
+            # What a smaller budget ends with is not missing from what a larger one has seen.
+            if self.num_chains == NUM_CHAINS and self.run.spent < until and self.best is not None:
+                self.simulate(self.plainer(self.best[1]))
 
     def judge(self, until: float) -> None:
         """Simulate the best of the chains' ends, as many as a budget of seconds leaves time for."""

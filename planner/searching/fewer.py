@@ -1,8 +1,8 @@
 """Fewer processors: a plan that leaves some of a machine's idle is one for the machine, and the faster one where links
-between nodes are slow.
+are slow, or a step has little to do.
 
 Known plans on fewer processors cut samples only, and walks, which change a few layers at a time, seldom leave a node of
-a machine. It does not know how a search moves.
+a machine, or half of one. It does not know how a search moves.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from castile.planner.choices import shares
 from castile.planner.choices.pins import Pin, Pins
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.seeds import has_many_parts
-from castile.planner.search import Found
+from castile.planner.search import Found, same
 from castile.planner.strategy import Names
 from castile.runtime.machine import Machine
 
+# Half of a node's processors were seen to be better only where they could do a step's work in so much of its time, as
+# links within a node are good.
+OF_A_NODE = 0.75
 # Of a time that a search was given, so much more may go into each one on fewer processors.
 FURTHER = 0.05
 
@@ -31,26 +34,27 @@ def on_fewer(
     pins: Pins | None = None,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Found:
-    """What was found, or a better plan that is found on the first of equal nodes; the other is a finalist.
+    """What was found, or a better plan that is found on the first of equal processors; the other is a finalist.
 
     look      the same search with other pins
     pins      those with which it was made
     is_over   asked before each further search
 
-    Ever half as many nodes are tried, as long as their processors can do a step's work in less time than the best plan
-    takes.
+    Ever half as many nodes are tried, then ever half of a node's processors, as long as these can do a step's work in
+    less time than the best plan takes.
     """
-    machine = evaluator.lowering.machine
+    lowering, machine = evaluator.lowering, evaluator.lowering.machine
     procs = range(machine.num_procs) if pins is None else pins.procs
     part = machine if len(procs) == machine.num_procs else machine.part(procs)
     # Where there are many parts a search may take half a minute, and as long again on half of the nodes.
-    is_quick = not (has_many_parts(evaluator.lowering) or found.is_insisted or evaluator.objective == "memory")
-    sizes = list(nodes(part)) if is_quick and part is not None and len(part.kinds) == 1 else []
+    is_quick = not (has_many_parts(lowering) or found.is_insisted or evaluator.objective == "memory")
+    sizes = _sizes(part) if is_quick and part is not None and len(part.kinds) == 1 else []
     bound = lower_bound(evaluator) if sizes else None
     if bound is None:
         return found
-    for num_procs in sizes:
-        if bound.on(num_procs / machine.num_procs) >= found.evaluated.seconds or is_over():
+    for num_procs, worth in sizes:
+        share, seconds = num_procs / machine.num_procs, found.evaluated.seconds
+        if bound.on(share) >= seconds or bound.work_seconds / share >= worth * seconds or is_over():
             break
         try:
             other = look(within(evaluator, procs[:num_procs], pins))
@@ -58,9 +62,16 @@ def on_fewer(
             break
         num_proposals = found.num_proposals + other.num_proposals
         better, worse = sorted((found, other), key=lambda one: one.evaluated.rank)
-        finalists = (worse.evaluated, *better.finalists)
-        found = replace(better, finalists=finalists, seeds=found.seeds, num_proposals=num_proposals)
+        finalists, equals = (worse.evaluated, *better.finalists), same(lowering, found.seeds, better.evaluated)
+        found = replace(better, finalists=finalists, seeds=found.seeds, equals=equals, num_proposals=num_proposals)
     return found
+
+
+def _sizes(machine: Machine) -> list[tuple[int, float]]:
+    """On how many of a machine's first processors to look, ever fewer; and in what share of the time that was found
+    they must be able to do a step's work for that.
+    """
+    return [*((size, 1.0) for size in nodes(machine)), *((size, OF_A_NODE) for size in of_a_node(machine))]
 
 
 def nodes(machine: Machine) -> Iterator[int]:
@@ -73,6 +84,14 @@ def nodes(machine: Machine) -> Iterator[int]:
         while count > 1:
             count //= 2
             yield inner * count
+
+
+def of_a_node(machine: Machine) -> Iterator[int]:
+    """Ever half of the processors that the nearest links join, of three two: one alone does what a known plan does."""
+    count = machine.levels[0].group if machine.levels else 1
+    while count > 2:
+        count = (count + 1) // 2
+        yield count
 
 
 def within(evaluator: Evaluator, procs: Iterable[int], pins: Pins | None = None) -> Pins:

@@ -25,6 +25,9 @@ SETTLING = 0.1
 # What begins microbatches ahead was seen to take a third less: known plans that take more than so many times what was
 # found are not tried so.
 NEAR = 1.5
+# Buckets and an order were seen to take up to a third off one plan and nothing off the next: what came near is what
+# took at most so many times as long without.
+CLOSE = 1.25
 
 
 def sized(evaluator: Evaluator, plan: Strategy, sizes: Sequence[int] = SIZES) -> Strategy:
@@ -44,8 +47,8 @@ def settled(
     evaluator: Evaluator, found: Found, sizes: Sequence[int] = SIZES, is_over: Callable[[], bool] = lambda: False,
     orders: Sequence[str] = ORDERS, pins: Pins | None = None,
 ) -> Found:  # fmt: skip
-    """What was found, and the known plans, each with buckets of its best size in its best order, and what came near in
-    its best order; the best of all, as by `search`, with its updates in pieces where it is better so.
+    """What was found, and the known plans, each with buckets of its best size in its best order, and so of what came
+    near what is better than these; the best of all, as by `search`, with its updates in pieces where it is better so.
 
     is_over   once it says so nothing further is tried, but sizes of data parallelism where another plan may be taken
     pins      what updates in pieces must have
@@ -61,10 +64,10 @@ def settled(
     for name in sorted(found.seeds, key=lambda name: found.seeds[name].rank):
         known[name] = known.get(name) or tried(found.seeds[name].strategy)
     known = {name: known[name] for name in found.seeds}
-    near = (one.strategy for one in found.finalists if not is_over())
-    others = (tried(one, (one.bucket_bytes,)) for one in near)
     # Where there was no time for its size, what was found still has it.
-    every = [*mine, *(() if found.is_insisted else chain(*known.values(), *others)), found.evaluated]
+    every = [*mine, *(() if found.is_insisted else chain(*known.values())), found.evaluated]
+    if not found.is_insisted:
+        every += _near(found.finalists, every, tried, is_over)
     if not found.is_insisted and not is_over():
         every += pieced(evaluator, min(every, key=lambda one: one.rank), sizes, pins)
     best, arena = fitting(evaluator, every)
@@ -74,6 +77,31 @@ def settled(
         found, strategy=plan, evaluated=replace(best, strategy=plan), arena_bytes=arena, seeds=best_of,
         equals=same(evaluator.lowering, best_of, best),
     )  # fmt: skip
+
+
+def _near(
+    finalists: Sequence[Evaluated], known: Sequence[Evaluated], tried: Callable[..., list[Evaluated]],
+    is_over: Callable[[], bool],
+) -> Iterator[Evaluated]:  # fmt: skip
+    """What came near, with the buckets that it has and those of the best known plan that has any; and the best of these
+    with all sizes, as long as it is better so far than all that were tried with all.
+    """
+    best, every = min(known, key=lambda one: one.rank), list[tuple[Evaluated, Strategy]]()
+    with_buckets = (one for one in known if one.strategy.bucket_bytes)
+    like = min(with_buckets, key=lambda one: one.rank, default=best).strategy.bucket_bytes
+    most = CLOSE * min((one.energy for one in finalists), default=0.0)
+    for plan in [one.strategy for one in finalists if one.energy <= most]:
+        if is_over():
+            break
+        ways = tried(plan, (plan.bucket_bytes, like))
+        yield from ways
+        every.append((min(ways, key=lambda one: one.rank), plan))
+    for worth, plan in sorted(every, key=lambda pair: pair[0].rank):
+        if worth.rank >= best.rank or is_over():
+            break
+        ways = tried(plan)
+        yield from ways
+        best = min([best, *ways], key=lambda one: one.rank)
 
 
 def settled_known(
