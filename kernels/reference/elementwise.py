@@ -31,6 +31,11 @@ def pointwise(line: str, *xs: np.ndarray, **constants: float) -> np.ndarray:
     return np.array(np.broadcast_to(result, np.broadcast_shapes(*(x.shape for x in xs))), xs[0].dtype)
 
 
+def real(x: np.ndarray, *, dtype: str) -> np.ndarray:
+    """Whole numbers as floating-point numbers of a dtype, rounded where it does not hold them."""
+    return x.astype(dtype)
+
+
 def _value(part: ast.expr, known: Mapping[str, Any]) -> Any:
     match part:
         case ast.Constant(value=number):

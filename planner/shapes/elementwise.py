@@ -3,7 +3,7 @@
 import ast
 from functools import cache
 
-from castile.planner.bodies.vocabulary import Results, Shape, Spec, computed, kernel, need
+from castile.planner.bodies.vocabulary import Results, Shape, Spec, computed, integers, kernel, need
 
 # What a line may call.
 FUNCTIONS = ("abs", "exp", "expm1", "log", "log1p", "maximum", "minimum", "sigmoid", "sqrt", "tanh", "where")
@@ -19,6 +19,14 @@ def pointwise(line: str, *xs: Spec, **constants: float) -> Results:
     _check(line, frozenset(constants))
     dtype = computed(f'pointwise "{line}": dtypes', **{f"array {i}": x.dtype for i, x in enumerate(xs)})
     return (Spec(_broadcast(line, [x.shape for x in xs]), dtype),)
+
+
+@kernel()
+def real(x: Spec, *, dtype: str) -> Results:
+    """x's shape, in the dtype."""
+    integers("real", x=x)
+    need(dtype.startswith(("float", "bfloat")), f"real: {dtype!r} is no dtype of floating-point numbers")
+    return (Spec(x.shape, dtype),)
 
 
 @cache

@@ -130,3 +130,15 @@ def layer_reciprocal(c: Canvas) -> Tensor | None:
 def layer_clamp(c: Canvas) -> Tensor | None:
     x = c.any()
     return None if x is None else c.graph.clamp(c.name("clamp"), x, low=-1, high=2)
+
+
+@layer(exact=True)
+def layer_sign(c: Canvas) -> Tensor | None:
+    """A tensor without its sign."""
+    x = c.any()
+    return None if x is None else c.graph.mul(c.name("abs"), x, c.graph.sign(c.name("sign"), x))
+
+
+@layer(exact=True)
+def layer_real(c: Canvas) -> Tensor | None:
+    return c.graph.real(c.name("real"), c.tokens(c.integer(2, 5), c.integer(1, 4)))

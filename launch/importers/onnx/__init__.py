@@ -22,7 +22,7 @@ from castile.launch.importers import Imported
 from castile.launch.importers.onnx import notes, sampled, trained
 from castile.launch.importers.onnx.file import numbers, package, read
 from castile.launch.importers.onnx.network import Network
-from castile.launch.importers.onnx.values import Known
+from castile.launch.importers.onnx.values import Known, Whole
 from castile.launch.models import Recipe
 from castile.planner.graph import Graph
 from castile.planner.op import Tensor
@@ -180,9 +180,9 @@ class File:
                 f"{self.path}:{opened[0]}=128"
             )
         rest = [int(settings[one]) if isinstance(one, str) else one for one in self._lengths[name]]
-        kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type)).kind
+        found = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type))
         axes = AXES.get(len(rest) + 1) or " ".join(["b", *(f"d{n}" for n in range(len(rest)))])
-        net.input(name, called, (net.batch, *rest), axes, None if kind == "f" else "int32")
+        net.input(name, called, (net.batch, *rest), axes, found)
 
     def _refuse(self, net: Network) -> None:
         """Raises ValueError, naming all that castile has no operator for."""
@@ -209,7 +209,7 @@ class File:
         judged = self._before_end(net, outputs[0], loss) or first
         graph.minimise(trained.LOSSES[loss](graph, judged))
         others = [net.values[name] for name in outputs[1:]]
-        whole = [first, *(one for one in others if isinstance(one, Tensor))]
+        whole = [first, *(net.operand(one) for one in others if isinstance(one, Tensor | Whole))]
         named = [judged.name] if net.training else self._depending(graph, judged, whole)
         trained.pruned(graph, named)
         sampled.named(graph)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -143,6 +143,8 @@ def known(name: str, array: np.ndarray, learned: bool = False) -> Known:
 class Erf:
     """times erf(inner) + plus: what castile computes only as a part of a Gaussian error linear unit."""
 
+    refusal: ClassVar[str] = "of what Erf gives, which castile has in x * 0.5 * (1 + erf(x / sqrt(2))) alone"
+
     inner: Tensor
     times: float = 1.0
     plus: float = 0.0
@@ -157,18 +159,36 @@ class Erf:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """Numbers of castile's graph that in the file are of another kind: whole ones that are floating-point numbers here,
+    or what holds, 1, and what does not, 0.
+
+    dtype   in the file
+    """
+
+    tensor: Tensor
+    dtype: np.dtype
+
+    @property
+    def shape(self) -> Shape:
+        return self.tensor.shape
+
+
+@dataclass(frozen=True)
 class Several:
     """A sequence of values, of which others take one each."""
+
+    refusal: ClassVar[str] = "of a sequence"
 
     pieces: tuple[Known | Tensor, ...]
 
     @property
     def shape(self) -> Shape:
-        raise Unsupported("of a sequence")
+        raise Unsupported(self.refusal)
 
     @property
     def dtype(self) -> np.dtype:
-        raise Unsupported("of a sequence")
+        raise Unsupported(self.refusal)
 
 
-Value = Known | Tensor | Erf | Several
+Value = Known | Tensor | Whole | Erf | Several

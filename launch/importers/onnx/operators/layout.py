@@ -11,7 +11,7 @@ from castile.launch.importers.onnx import shaping
 from castile.launch.importers.onnx.file import package
 from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
-from castile.launch.importers.onnx.values import Known, Several, Unsupported, Value, known
+from castile.launch.importers.onnx.values import Known, Several, Unsupported, Value, Whole, known
 from castile.planner.op import Init, Tensor, find
 
 # An index of more pieces than this is no sum of slices.
@@ -30,21 +30,24 @@ def same(c: Call) -> Value:
     if c.op == "Identity":
         return x
     c.get("saturate"), c.get("round_mode")
-    to = _kind(c.value(1)) if c.op == "CastLike" else package().helper.tensor_dtype_to_np_dtype(c.get("to"))
-    is_floating = np.dtype(to).kind == "f" or np.dtype(to).name == "bfloat16"
+    to = c.kind(1) if c.op == "CastLike" else np.dtype(package().helper.tensor_dtype_to_np_dtype(c.get("to")))
+    c.has(1)
+    is_floating = to.kind == "f" or to.name == "bfloat16"
     if isinstance(x, Known):
         # only CastLike comes with known numbers: in which floating-point numbers it computes is castile's choice
         return x if x.is_floating and is_floating else x.derived("", x.shape, lambda array: array.astype(to), to)
-    if isinstance(x, Tensor) and x.floating != is_floating:
-        raise Unsupported("between whole and floating-point numbers")
-    return x
+    if not isinstance(x, Tensor):
+        return x
+    return c.net.real(x) if is_floating else _whole(c, x, to)
 
 
-def _kind(like: Value) -> np.dtype:
-    """What numbers of a file are that are like others: the graph's own may be of other precision."""
-    if isinstance(like, Tensor):
-        return np.dtype(np.float32 if like.floating else np.int64)
-    return np.dtype(like.dtype) if isinstance(like, Known) else np.dtype(np.float32)
+def _whole(c: Call, x: Tensor, to: np.dtype) -> Value:
+    """Numbers that depend on samples as whole ones, or as what holds."""
+    if to.kind == "b" and c.kind(0).kind != "b":
+        return Whole(c.g.apply(find("compare")("==", 0.0, 0.0, 1.0), c.name, c.net.real(x)), to)
+    if x.floating and c.kind(0).kind == "f":
+        raise Unsupported("of floating-point numbers to whole ones")
+    return Whole(x, to) if x.floating or to.kind == "b" else x
 
 
 @handles("Shape")

@@ -22,7 +22,7 @@ TAKEN = {
 @handles(*TAKEN)
 def reduced(c: Call) -> Tensor:
     layer, before, after = TAKEN[c.op]
-    x, gone = c.tensor(0), _gone(c)
+    x, gone = c.floating(0), _gone(c)
     keep = bool(c.get("keepdims", 1))
     y = getattr(c.g, before)(c.inner(before), x) if before else x
     y = taken(c, layer, y, gone, c.inner(layer) if after else c.name, keep) if gone else y
@@ -51,7 +51,7 @@ def taken(c: Call, layer: str, x: Tensor, gone: list[int], name: str, keep: bool
 @handles("ReduceLogSumExp")
 def log_sum_exp(c: Call) -> Tensor:
     """With the largest taken off before, so that nothing overflows."""
-    x, gone = c.tensor(0), _gone(c)
+    x, gone = c.floating(0), _gone(c)
     top = taken(c, "max", x, gone, c.inner("top"), True)
     exp = c.g.exp(c.inner("exp"), c.g.sub(c.inner("less"), x, top))
     y = c.g.add(c.name, c.g.log(c.inner("log"), taken(c, "sum", exp, gone, c.inner("total"), True)), top)
@@ -62,7 +62,7 @@ def log_sum_exp(c: Call) -> Tensor:
 
 @handles("TopK")
 def top_k(c: Call) -> tuple[Tensor, Tensor]:
-    x = c.tensor(0)
+    x = c.floating(0)
     count = int(c.known(1).reshape(())) if c.has(1) else c.get("k")
     dim = c.get("axis", -1) % len(x.shape)
     if not c.get("largest", 1) or not c.get("sorted", 1):
@@ -83,7 +83,7 @@ def _top(c: Call, x: Tensor, dim: int, count: int, name: str) -> tuple[Tensor, T
 def arg_max(c: Call) -> Tensor:
     if c.get("select_last_index", 0):
         raise Unsupported("that takes the last of equals")
-    x, dim = c.tensor(0), c.get("axis", 0) % len(c.shape(0))
+    x, dim = c.floating(0), c.get("axis", 0) % len(c.shape(0))
     x = c.g.neg(c.inner("neg"), x) if c.op == "ArgMin" else x
     _, places = _top(c, x, dim, 1, c.inner("top"))
     if c.get("keepdims", 1):
