@@ -200,19 +200,37 @@ class File:
         graph, first = net.graph, net.values[outputs[0]]
         if not isinstance(first, Tensor):
             raise ValueError(f"{self.who}: its output {outputs[0]!r} does not depend on its inputs")
+        others = [net.operand(one) for one in map(net.values.get, outputs[1:]) if isinstance(one, Tensor | Whole)]
+        if first.shape == ():
+            judged, whole = self._own_loss(graph, first, loss, others)
+        else:
+            judged, whole = [self._judged(net, first, loss, outputs[0])], [first, *others]
+        named = [one.name for one in judged] if net.training else self._depending(graph, whole)
+        trained.pruned(graph, named)
+        sampled.named(graph)
+
+    def _own_loss(
+        self, graph: Graph, first: Tensor, loss: str, others: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Trains on the file's first output; what there is to judge, and what to predict."""
+        if loss:
+            raise ValueError(f"{self.who}: its output {first.name!r} is a loss of its own: leave out loss={loss}")
+        graph.minimise(first)
+        logits = trained.judged_by(graph, first)
+        whole = [*([logits] if logits else []), *others]
+        return whole[:1], whole
+
+    def _judged(self, net: Network, first: Tensor, loss: str, output: str) -> Tensor:
+        """Trains on a loss of the first output; what of it is judged."""
         if first.shape[:1] != (net.batch,) and net.batch > 0:
             raise ValueError(
-                f"{self.who}: its output {outputs[0]!r} has shape {first.shape}, whose first dim should be the batch, "
+                f"{self.who}: its output {output!r} has shape {first.shape}, whose first dim should be the batch, "
                 f"{net.batch} samples"
             )
         loss = loss or trained.default(first.shape)
-        judged = self._before_end(net, outputs[0], loss) or first
-        graph.minimise(trained.LOSSES[loss](graph, judged))
-        others = [net.values[name] for name in outputs[1:]]
-        whole = [first, *(net.operand(one) for one in others if isinstance(one, Tensor | Whole))]
-        named = [judged.name] if net.training else self._depending(graph, judged, whole)
-        trained.pruned(graph, named)
-        sampled.named(graph)
+        judged = self._before_end(net, output, loss) or first
+        net.graph.minimise(trained.LOSSES[loss](net.graph, judged))
+        return judged
 
     def _before_end(self, net: Network, output: str, loss: str) -> Tensor | None:
         """What goes into the last operator, where that only turns logits into probabilities."""
@@ -222,13 +240,13 @@ class File:
         found = net.values[last.input[0]]
         return found if isinstance(found, Tensor) else None
 
-    def _depending(self, graph: Graph, judged: Tensor, whole: list[Tensor]) -> list[str]:
+    def _depending(self, graph: Graph, whole: list[Tensor]) -> list[str]:
         """The outputs that need no other parameters than the loss does."""
         of: dict[str, frozenset[str]] = {t.name: frozenset([t.name]) for t in graph.params}
         for node in graph.nodes.values():
             needs = frozenset[str]().union(*(of.get(name, frozenset()) for name in node.inputs))
             of.update(dict.fromkeys(node.outputs, needs))
-        fitting = [t.name for t in whole if of[t.name] <= of[judged.name] and t.shape[:1] == judged.shape[:1]]
+        fitting = [t.name for t in whole if of[t.name] <= of[graph.loss] and t.shape[:1] == (graph.batch,)]
         return list(dict.fromkeys(fitting))
 
     def values(self, graph: Graph, settings: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
