@@ -32,6 +32,11 @@ def pixels(s: Net, x: torch.Tensor) -> torch.Tensor:
     return s.two(f.relu(s.one(x)))
 
 
+def resized(how: dict[str, object]) -> Net:
+    parts = {"one": n.Conv2d(3, 6, 3, stride=2), "two": n.Conv2d(6, CLASSES, 1)}
+    return Net(lambda s, x: f.interpolate(pixels(s, x), **how), **parts)
+
+
 def net_of(kind: str) -> Net:
     if kind == "pixels":
         return Net(pixels, one=n.Conv2d(3, 6, 3, padding=1), two=n.Conv2d(6, CLASSES, 1))
@@ -117,3 +122,37 @@ def test_a_loss_beside_that_of_the_file_is_refused(tmp_path: Path) -> None:
     export(net_of("square"), drawn("square", 2), path, "older")
     with pytest.raises(ValueError, match="is a loss of its own: leave out loss=mse"):
         models.parse(f"{path}:loss=mse").graph(BATCH)
+
+
+SIZES: dict[str, dict[str, object]] = {
+    "twice": {"scale_factor": 2, "mode": "bilinear"},
+    "corners": {"size": (6, 4), "mode": "bilinear", "align_corners": True},
+    "odd": {"size": (7, 5), "mode": "bilinear"},
+    "less": {"size": (3, 2), "mode": "bilinear"},
+    "cubic": {"size": (6, 3), "mode": "bicubic"},
+    "nearest": {"size": (5, 3)},
+    "side by side": {"scale_factor": 3},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@HOWS
+@pytest.mark.parametrize("size", SIZES)
+def test_images_of_other_sizes_are_learned_as_in_pytorch(size: str, how: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, path = resized(SIZES[size]), str(tmp_path / "net.onnx")
+    export(net, (torch.randn(2, 3, 9, 7),), path, how)
+    model = models.parse(f"{path}:loss=cross_entropy")
+    graph, data = model.graph(BATCH, "float64"), []
+    for _ in range(3):
+        x = torch.randn(BATCH, 3, 9, 7)
+        data.append((x, torch.randint(0, CLASSES, (BATCH, *net(x).shape[2:]))))
+    samples = [{graph.inputs[0]: x.numpy(), "label": y.numpy()} for x, y in data]
+    values, losses = weights.load(path, model, graph), learned("pixels", net.double(), data)
+    cuts = data_parallel(graph, 2)
+    assert all(cuts[node.name].split == {"b": 2} for node in graph.nodes.values())
+    for plan in (whole_on(graph), Strategy(cuts, num_procs=2)):
+        found = train(graph, plan, machine.local(plan.num_procs), samples, values, RATE)
+        assert relative(found.losses, np.array(losses)) < 1e-7
+        for key, param in net.named_parameters():
+            assert relative(found.carried[key], param.detach().numpy()) < 1e-7, key

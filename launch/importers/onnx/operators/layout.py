@@ -346,32 +346,3 @@ def tile(c: Call) -> Tensor:
         if count > 1:
             x = c.g.concat(c.inner(f"dim{dim}"), dim, *[x] * count)
     return x
-
-
-@handles("Resize", "Upsample")
-def resize(c: Call) -> Tensor:
-    """Nearest neighbours, each as often as a whole number says."""
-    x = c.tensor(0)
-    scales = c.known(2 if c.op == "Resize" and c.version > 10 else 1, c.get("scales"))
-    sizes = listed(c, 3, "") if c.op == "Resize" else None
-    if sizes is not None:
-        scales = [size / length for size, length in zip(sizes, x.shape, strict=False)]
-    mode, where = c.get("mode", b"nearest").decode(), c.get("coordinate_transformation_mode", b"half_pixel").decode()
-    nearest = c.get("nearest_mode", b"round_prefer_floor").decode()
-    # copies of each element stand side by side
-    alike = (where == "asymmetric" and nearest == "floor") or ("half_pixel" in where and nearest.startswith("round"))
-    whole = scales is not None and len(scales) == len(x.shape) and all(scale == int(scale) >= 1 for scale in scales)
-    if mode != "nearest" or not whole or not (alike or c.op == "Upsample"):
-        told = f" by {[float(scale) for scale in scales]}" if scales is not None else ""
-        raise Unsupported(f"of mode {mode}, {where}, {nearest}{told}")
-    c.has(1), c.get("cubic_coeff_a"), c.get("exclude_outside"), c.get("antialias"), c.get("extrapolation_value")
-    if sizes is not None and c.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
-        raise Unsupported("that keeps the ratio of its sides")
-    c.get("keep_aspect_ratio_policy")
-    for dim, scale in enumerate(int(scale) for scale in scales):
-        if scale > 1:
-            apart = shaping.reshaped(c.g, c.inner(f"apart{dim}"), x, (*x.shape[: dim + 1], 1, *x.shape[dim + 1 :]))
-            many = (*x.shape[: dim + 1], scale, *x.shape[dim + 1 :])
-            whole_shape = (*x.shape[:dim], x.shape[dim] * scale, *x.shape[dim + 1 :])
-            x = shaping.reshaped(c.g, c.inner(f"dim{dim}"), c.g.expand(c.inner(f"many{dim}"), apart, many), whole_shape)
-    return x
