@@ -191,4 +191,27 @@ class Several:
         raise Unsupported(self.refusal)
 
 
-Value = Known | Tensor | Whole | Erf | Several
+@dataclass(frozen=True)
+class Drawn:
+    """Random numbers between two, all alike: what castile has only where they are compared with one number."""
+
+    refusal: ClassVar[str] = "of random numbers, which castile has in dropout alone"
+    dtype: ClassVar[np.dtype] = np.dtype(np.float32)
+
+    shape: Shape
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Left:
+    """1 or 0 at random, so many of them 1: what castile has only where that is divided by how many."""
+
+    refusal: ClassVar[str] = "of what is left at random, which castile has where it is divided by its share alone"
+    dtype: ClassVar[np.dtype] = np.dtype(np.float32)
+
+    shape: Shape
+    share: float
+
+
+Value = Known | Tensor | Whole | Erf | Several | Drawn | Left

@@ -10,7 +10,8 @@ import numpy as np
 from castile.launch.importers.onnx import pieces
 from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
-from castile.launch.importers.onnx.values import Erf, Known, Unsupported
+from castile.launch.importers.onnx.operators.random import shared
+from castile.launch.importers.onnx.values import Erf, Known, Left, Unsupported
 from castile.planner.op import Tensor
 
 UNARY = {
@@ -121,8 +122,10 @@ def mul(c: Call) -> Tensor | Erf:
 
 
 @handles("Div")
-def div(c: Call) -> Tensor:
+def div(c: Call) -> Tensor | Known:
     c.get("broadcast")
+    if isinstance(left := c.value(0), Left):
+        return shared(c, left)
     if c.kind(0).kind in "iu":
         raise Unsupported("of whole numbers")
     if by := number(c, 1, 0):

@@ -15,7 +15,8 @@ from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
 from castile.launch.importers.onnx.operators.arithmetic import number, number_within, paired, unrepeated
 from castile.launch.importers.onnx.operators.layout import stretched
-from castile.launch.importers.onnx.values import Known, Unsupported, known
+from castile.launch.importers.onnx.operators.random import below
+from castile.launch.importers.onnx.values import Drawn, Known, Left, Unsupported, known
 from castile.planner.op import Tensor, find
 
 SIGNS = {"Greater": ">", "GreaterOrEqual": ">=", "Less": "<", "LessOrEqual": "<=", "Equal": "=="}
@@ -23,9 +24,11 @@ TURNED = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "==": "=="}
 
 
 @handles(*SIGNS)
-def compare(c: Call) -> Tensor:
+def compare(c: Call) -> Tensor | Left:
     c.get("axis"), c.get("broadcast")
-    sign = SIGNS[c.op]
+    sign, drawn = SIGNS[c.op], c.value(0)
+    if isinstance(drawn, Drawn) and sign in ("<", "<=") and (share := c.scalar(1)) is not None:
+        return below(c, drawn, share)
     if (than := number(c, 1, 0)) is not None:
         return c.g.compare(c.name, c.floating(0), sign, than)
     if (than := number(c, 0, 1)) is not None:
