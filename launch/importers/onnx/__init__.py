@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from castile.launch.importers import Imported
+from castile.launch.importers import Imported, Stored
 from castile.launch.importers.onnx import notes, sampled, trained
 from castile.launch.importers.onnx.file import numbers, package, read
 from castile.launch.importers.onnx.network import Network
-from castile.launch.importers.onnx.values import Known, Whole
+from castile.launch.importers.onnx.values import Known, Whole, steps
 from castile.launch.models import Recipe
 from castile.planner.graph import Graph
 from castile.planner.op import Tensor
@@ -44,7 +44,7 @@ def load(path: str) -> Imported:
     build.__signature__ = _signature(file)  # type: ignore[attr-defined]
     build.__annotations__ = {p.name: p.annotation for p in _signature(file).parameters.values()}
     inputs, losses = tuple(file.inputs), tuple(trained.LOSSES)
-    return Imported(build, Recipe("noise", file.usual, 0.01), file.values, file.remark, inputs, losses)
+    return Imported(build, Recipe("noise", file.usual, 0.01), file.values, file.stored, file.remark, inputs, losses)
 
 
 def _signature(file: File) -> inspect.Signature:
@@ -258,6 +258,18 @@ class File:
                 there = f"its {name!r} has shape {sources[name].shape}"
                 raise ValueError(f"{self.who}: {there}, it should have {graph.tensors[name].shape}")
         return Numbers({name: sources[name] for name in wanted})
+
+    def stored(self, graph: Graph, settings: Mapping[str, Any]) -> Mapping[str, Stored]:
+        """How the file has the parameters and states of a graph, or PyTorch as the file notes it, if otherwise."""
+        sources, weights = self.network(graph.batch, graph.dtype, False, settings).sources, self._weights()
+        found = {}
+        for name, one in sources.items():
+            own = weights.get(one.name)
+            if one.form and own is not None and own.unmoved.shape == one.unmoved.shape:
+                ways = steps(one.form, ()), steps((), one.form)
+                there, here = (tuple((kind, how) for kind, how, _ in way) for way in ways)
+                found[name] = Stored(one.unmoved.shape, there, here)
+        return found
 
     def remark(self, graph: Graph, settings: Mapping[str, Any]) -> str:
         """What is not trained as in PyTorch, as the file does not say enough, in a line each."""
