@@ -141,8 +141,20 @@ def chosen(s: Net, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return s.head(torch.where(mask ^ (x > 0), s.up(x), s.up.bias))
 
 
+def placed(s: Net, tokens: torch.Tensor) -> torch.Tensor:
+    """Positions that are counted without fillers, and tokens that stand for others."""
+    there = (tokens != 0).long()
+    places = torch.cumsum(there, 1) * there
+    x = s.table(torch.where(tokens == 3, 1, tokens).clamp(max=11)) + s.places(places)
+    return s.head((x + f.one_hot(tokens, 17)[..., :16].to(x.dtype)).mean(1))
+
+
 def bent(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], Net]:
     return lambda: Net(lambda s, x: s.head(function(s.up(x))), up=n.Linear(16, 16), head=n.Linear(16, CLASSES))
+
+
+def tables() -> dict[str, n.Module]:
+    return {"table": n.Embedding(17, 16), "places": n.Embedding(8, 16), "head": n.Linear(16, CLASSES)}
 
 
 def up(forward: Callable[..., torch.Tensor]) -> Callable[[], Net]:
@@ -154,7 +166,8 @@ CASES: dict[str, tuple[Callable[[], Net], Draw]] = {
     "given": (lambda: of_tokens(extended), with_mask), "filled": (lambda: of_tokens(filled), texts),
     "within": (lambda: of_tokens(within), with_segments), "seen": (lambda: of_tokens(seen(False)), with_empty),
     "causal": (lambda: of_tokens(seen(True)), with_empty), "banded": (lambda: of_tokens(banded), texts),
-    "shorter": (up(shorter), with_lengths), "chosen": (up(chosen), with_truths),
+    "placed": (lambda: Net(placed, **tables()), texts), "shorter": (up(shorter), with_lengths),
+    "chosen": (up(chosen), with_truths),
     "softplus": (bent(lambda x: f.softplus(x, 1.0, 0.5)), rows), "hardswish": (bent(f.hardswish), rows),
     "softshrink": (bent(f.softshrink), rows), "hardshrink": (bent(f.hardshrink), rows),
     "where": (bent(lambda x: torch.where(x > 0.25, 2 * x, x.exp())), rows),

@@ -41,6 +41,11 @@ def real(out: np.ndarray, x: np.ndarray, *, dtype: str) -> None:
     np.copyto(out, x, casting="unsafe")
 
 
+def whole(out: np.ndarray, x: np.ndarray) -> None:
+    """See the definition."""
+    np.copyto(out, x, casting="unsafe")
+
+
 def altered(
     out: np.ndarray, line: str, xs: tuple[np.ndarray, ...], constants: dict[str, float]
 ) -> Callable[[], Any] | None:

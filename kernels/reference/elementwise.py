@@ -36,6 +36,11 @@ def real(x: np.ndarray, *, dtype: str) -> np.ndarray:
     return x.astype(dtype)
 
 
+def whole(x: np.ndarray) -> np.ndarray:
+    """Floating-point numbers as whole ones of 32 bits, without what is behind the point."""
+    return x.astype(np.int32)
+
+
 def _value(part: ast.expr, known: Mapping[str, Any]) -> Any:
     match part:
         case ast.Constant(value=number):

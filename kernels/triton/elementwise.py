@@ -35,3 +35,9 @@ def sum_pointwise(out: Any, line: str, *xs: Any, dims: Shape, accumulate: bool, 
 def real(out: Any, x: Any, *, dtype: str) -> Plan | None:
     """See the definition."""
     return each(MOVE, [view(out)], [view(x)], {}) if takes(out) else None
+
+
+@planned
+def whole(out: Any, x: Any) -> Plan | None:
+    """See the definition."""
+    return each(MOVE, [view(out)], [view(x)], {}) if takes(x) else None

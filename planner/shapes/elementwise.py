@@ -29,6 +29,13 @@ def real(x: Spec, *, dtype: str) -> Results:
     return (Spec(x.shape, dtype),)
 
 
+@kernel()
+def whole(x: Spec) -> Results:
+    """x's shape, int32."""
+    need(x.dtype.startswith(("float", "bfloat")), f"whole: x must be floating-point numbers, not {x.dtype}")
+    return (Spec(x.shape, "int32"),)
+
+
 @cache
 def _check(line: str, constants: frozenset[str]) -> None:
     """That a line is arithmetic of its arrays, its constants and FUNCTIONS."""

@@ -26,3 +26,10 @@ def case_real(draw: Draw) -> Iterator[Case]:
         yield (draw.ids(100, *shape, dtype="int32") - 50,), {"dtype": draw.dtype}
     yield (draw.ids(1000, 3, 40)[:, ::2],), {"dtype": draw.dtype}
     yield (draw.ids(2**24, 7),), {"dtype": draw.dtype}
+
+
+def case_whole(draw: Draw) -> Iterator[Case]:
+    # far enough from whole numbers that these stay the same in 16 bits
+    for shape in SHAPES:
+        yield (np.asarray(draw.ids(60, *shape) - 30.0 + 0.25, draw.dtype),), {}
+    yield (np.asarray(draw.ids(60, 3, 40) + 0.25, draw.dtype)[:, ::2],), {}

@@ -142,3 +142,12 @@ def layer_sign(c: Canvas) -> Tensor | None:
 @layer(exact=True)
 def layer_real(c: Canvas) -> Tensor | None:
     return c.graph.real(c.name("real"), c.tokens(c.integer(2, 5), c.integer(1, 4)))
+
+
+@layer(exact=True)
+def layer_whole(c: Canvas) -> Tensor | None:
+    """Rows of a table by numbers that were floating-point ones before."""
+    rows = c.integer(2, 5)
+    tokens = c.graph.real(c.name("real"), c.tokens(rows, c.integer(1, 4)))
+    places = c.graph.whole(c.name("whole"), c.graph.clamp(c.name("bound"), tokens, high=rows - 2))
+    return c.graph.embedding(c.name("embedding"), places, rows=rows, features=c.integer(1, 6))

@@ -99,6 +99,10 @@ def cases_sign(rng):
     yield from elementwise(find("sign")(), rng)
 
 
+def cases_whole(rng):
+    yield from elementwise(find("whole")(), rng)
+
+
 def cases_real(rng):
     for shape, axes in (((5,), "b"), ((4, 7), "b d"), ((3, 1, 5, 2), "b c h w")):
         yield case(find("real")("float64"), (rng.integers(-9, 9, shape).astype(np.int32), axes))

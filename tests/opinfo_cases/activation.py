@@ -15,6 +15,7 @@ WITHOUT = {
     "compare": "numbers where a relation holds, which have no gradient",
     "real": "whole numbers, of which there are no gradients",
     "safe_softmax": "the softmax but for rows that are hidden whole",
+    "whole": "floating-point numbers without what is behind the point",
     "sign": "samples ask for a gradient, which is none here",
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from castile.launch.importers.onnx import pieces
+from castile.launch.importers.onnx import pieces, shaping
 from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
 from castile.launch.importers.onnx.operators.arithmetic import number, number_within, paired, unrepeated
@@ -77,6 +77,20 @@ def one_of(c: Call) -> Tensor:
     c.get("axis"), c.get("broadcast")
     x, other = unrepeated(c, c.floating(0), c.floating(1))
     return c.g.apply(find("compare")("==", 0.0, 0.0, 1.0), c.name, x, other)
+
+
+@handles("OneHot")
+def one_hot(c: Call) -> Tensor:
+    """A number at the place that a whole number tells, from the end where it is below zero, and another elsewhere."""
+    depth, (no, yes), last = int(c.known(1).reshape(())), c.known(2), len(c.shape(0))
+    if c.get("axis", -1) not in (-1, last):
+        raise Unsupported("along another dim than the last")
+    x = c.floating(0)
+    x = shaping.reshaped(c.g, c.inner("apart"), x, (*x.shape, 1))
+    below, from_end = c.g.compare(c.inner("below"), x, "<"), c.g.shift(c.inner("end"), x, amount=depth)
+    x = c.g.where(c.inner("place"), below, from_end, x)
+    places = c.net.operand(known(f"{c.name}.depth", np.arange(depth, dtype=np.float32)))
+    return c.g.apply(find("compare")("==", 0.0, float(yes), float(no)), c.name, x, places)
 
 
 @handles("Where")

@@ -46,7 +46,7 @@ def _whole(c: Call, x: Tensor, to: np.dtype) -> Value:
     if to.kind == "b" and c.kind(0).kind != "b":
         return Whole(c.g.apply(find("compare")("==", 0.0, 0.0, 1.0), c.name, c.net.real(x)), to)
     if x.floating and c.kind(0).kind == "f":
-        raise Unsupported("of floating-point numbers to whole ones")
+        x = c.g.whole(c.name, x)
     return Whole(x, to) if x.floating or to.kind == "b" else x
 
 
@@ -236,6 +236,7 @@ def gather(c: Call) -> Value:
     table, ids = c.value(0), c.value(1)
     dim = c.get("axis", 0)
     if isinstance(ids, Tensor):
+        ids = c.g.whole(c.inner("places"), ids) if ids.floating else ids
         if not isinstance(table, Known) or dim != 0 or len(table.shape) != 2:
             raise Unsupported("with indices that depend on samples, of what is no table of rows")
         return c.g.apply(find("embedding")(), c.name, ids, c.weight(0, "v d", Init("normal", 0.02)))

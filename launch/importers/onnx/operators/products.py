@@ -41,6 +41,13 @@ def dense(c: Call, name: str, x: Tensor, w: Known, bias: Known | None = None, tu
     return c.g.apply(find("linear")(), name, x, *operands)
 
 
+def along(c: Call, name: str, x: Tensor, dim: int, matrix: Known) -> Tensor:
+    """x, of which a dim is multiplied by a matrix of constants [made, length]."""
+    before = list(ascii_letters[: len(x.shape)])
+    after = [*before[:dim], "z", *before[dim + 1 :]]
+    return c.g.contract(name, f"{' '.join(before)}, z {before[dim]} -> {' '.join(after)}", x, c.net.operand(matrix))
+
+
 @handles("MatMul")
 def matmul(c: Call) -> Tensor:
     a, b = c.value(0), c.value(1)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
 from castile.launch.importers.onnx import shaping
 from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
 from castile.launch.importers.onnx.operators.layout import listed
-from castile.launch.importers.onnx.values import Unsupported
+from castile.launch.importers.onnx.operators.products import along
+from castile.launch.importers.onnx.values import Unsupported, known
 from castile.planner.op import Tensor
 
+# A matrix of sums up to each of more elements would take as much memory as many a network.
+MOST_SUMS = 4096
 # What is taken over the dims, what is done to each element before, and to the result after.
 TAKEN = {
     "ReduceSum": ("sum", "", ""), "ReduceMean": ("mean", "", ""), "ReduceMax": ("max", "", ""),
@@ -89,3 +94,14 @@ def arg_max(c: Call) -> Tensor:
     if c.get("keepdims", 1):
         return places
     return shaping.reshaped(c.g, c.name, places, (*x.shape[:dim], *x.shape[dim + 1 :]))
+
+
+@handles("CumSum")
+def running(c: Call) -> Tensor:
+    """Sums up to each element of a dim: its product with a triangle of ones."""
+    x, dim = c.floating(0), int(c.known(1).reshape(())) % len(c.shape(0))
+    length, is_reversed = x.shape[dim], c.get("reverse", 0)
+    if length > MOST_SUMS:
+        raise Unsupported(f"over {length} elements")
+    ones = np.tri(length, k=-1 if c.get("exclusive", 0) else 0, dtype=np.float32)
+    return along(c, c.name, x, dim, known(f"{c.name}.ones", ones[::-1, ::-1] if is_reversed else ones))

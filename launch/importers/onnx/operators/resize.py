@@ -6,7 +6,6 @@ These go dim by dim, and what a dim becomes is a product with a matrix: what ONN
 from __future__ import annotations
 
 from collections.abc import Mapping
-from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from castile.launch.importers.onnx.folding import evaluated
 from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
 from castile.launch.importers.onnx.operators.layout import listed
+from castile.launch.importers.onnx.operators.products import along
 from castile.launch.importers.onnx.values import Unsupported, known
 from castile.planner.op import Tensor
 
@@ -80,11 +80,7 @@ def _repeated(c: Call, x: Tensor, dim: int, times: int) -> Tensor:
 
 def _interpolated(c: Call, x: Tensor, dim: int, told: Mapping[str, float], how: Mapping[str, Any]) -> Tensor:
     """A dim as a product with a matrix of constants."""
-    matrix = known(f"{c.name}.dim{dim}", _matrix(x.shape[dim], told, how))
-    letters = ascii_lowercase[: len(x.shape)]
-    after = [*letters[:dim], "z", *letters[dim + 1 :]]
-    line = f"{' '.join(letters)}, z {letters[dim]} -> {' '.join(after)}"
-    return c.g.contract(c.inner(f"dim{dim}"), line, x, c.net.operand(matrix))
+    return along(c, c.inner(f"dim{dim}"), x, dim, known(f"{c.name}.dim{dim}", _matrix(x.shape[dim], told, how)))
 
 
 def _matrix(length: int, told: Mapping[str, float], how: Mapping[str, Any]) -> np.ndarray:
