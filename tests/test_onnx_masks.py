@@ -15,6 +15,7 @@ from castile.planner.strategy import Strategy
 from castile.runtime import machine
 from tests.op_laws import relative
 from tests.strategies import whole_on
+from tests.test_models import forward
 from tests.training import train
 
 pytest.importorskip("onnx")
@@ -235,3 +236,33 @@ def test_what_is_masked_is_trained_as_in_pytorch(name: str, how: str, dtype: str
         assert relative(found.losses, np.array(losses)) < tolerance
         for key, param in net.named_parameters():
             assert relative(found.carried[key], param.detach().numpy()) < tolerance, key
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["encoder", "given", "placed", "within", "shorter"])
+def test_it_learns_in_16_bits_nearly_so(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    (make, draw), path = CASES[name], str(tmp_path / "net.onnx")
+    export(make(), draw(2), path, "older")
+    model, losses = models.parse(f"{path}:loss=cross_entropy"), []
+    data = [{f"x{k}": x.numpy() for k, x in enumerate(draw(BATCH))} | {"label": np.arange(BATCH)} for _ in range(2)]
+    for dtype in ("float64", "bfloat16"):
+        graph = model.graph(BATCH, dtype)
+        rows = [{key: x.astype(graph.tensors[key].dtype) for key, x in sample.items()} for sample in data]
+        values = weights.load(path, model, graph)
+        losses.append(np.array(train(graph, whole_on(graph), machine.local(1), rows, values, RATE).losses))
+    assert 0 < relative(losses[1], losses[0]) < 1e-2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tokens_that_are_one_in_16_bits_are_told_apart(tmp_path: Path) -> None:
+    path = str(tmp_path / "net.onnx")
+    net = Net(
+        lambda s, tokens: s.table(tokens) * (tokens != 257).unsqueeze(-1).to(s.table.weight.dtype),
+        table=n.Embedding(300, 4),
+    )
+    export(net, (torch.randint(0, 300, (2, 4)),), path, "older")
+    graph, tokens = models.parse(path).graph(1, "bfloat16", training=False), np.array([[255, 256, 257, 258]], np.int32)
+    values, weight = dict.fromkeys(graph.inputs, np.zeros(1)), np.ones((300, 4), "bfloat16")
+    found = forward(graph, {**values, "target": np.zeros((1, 4, 4)), "x0": tokens, "table.weight": weight})
+    assert np.array_equal(found[graph.outputs[0]].astype(float)[0, :, 0], [1, 1, 0, 1])

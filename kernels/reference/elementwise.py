@@ -32,7 +32,7 @@ def pointwise(line: str, *xs: np.ndarray, **constants: float) -> np.ndarray:
 
 
 def real(x: np.ndarray, *, dtype: str) -> np.ndarray:
-    """Whole numbers as floating-point numbers of a dtype, rounded where it does not hold them."""
+    """Numbers, whole or not, as floating-point numbers of a dtype, rounded where it does not hold them."""
     return x.astype(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Whole numbers as floating-point numbers of the same values; they have no gradient."""
+"""Whole numbers as floating-point numbers of the same values, or these in another dtype; they have no gradient."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from castile.planner.op import Op, Tensor, op
 
 @op("... -> ...", flops_per_point=1, flows=0)
 class Real(Op):
-    """whole numbers [...] -> the same [...] in a dtype, of which those of 32 bits hold all up to 2^24 in size."""
+    """numbers [...], whole as a rule -> the same [...] in a dtype; 32 bits hold all whole ones up to 2^24 in size."""
 
     dtype: str = "float32"
 

@@ -3,7 +3,7 @@
 import ast
 from functools import cache
 
-from castile.planner.bodies.vocabulary import Results, Shape, Spec, computed, integers, kernel, need
+from castile.planner.bodies.vocabulary import Results, Shape, Spec, computed, kernel, need
 
 # What a line may call.
 FUNCTIONS = ("abs", "exp", "expm1", "log", "log1p", "maximum", "minimum", "sigmoid", "sqrt", "tanh", "where")
@@ -24,7 +24,6 @@ def pointwise(line: str, *xs: Spec, **constants: float) -> Results:
 @kernel()
 def real(x: Spec, *, dtype: str) -> Results:
     """x's shape, in the dtype."""
-    integers("real", x=x)
     need(dtype.startswith(("float", "bfloat")), f"real: {dtype!r} is no dtype of floating-point numbers")
     return (Spec(x.shape, dtype),)
 

@@ -26,6 +26,7 @@ def case_real(draw: Draw) -> Iterator[Case]:
         yield (draw.ids(100, *shape, dtype="int32") - 50,), {"dtype": draw.dtype}
     yield (draw.ids(1000, 3, 40)[:, ::2],), {"dtype": draw.dtype}
     yield (draw.ids(2**24, 7),), {"dtype": draw.dtype}
+    yield (draw(5, 30),), {"dtype": draw.dtype}
 
 
 def case_whole(draw: Draw) -> Iterator[Case]:

@@ -18,6 +18,7 @@ from castile.launch.importers.onnx.bodies import as_told, attributes, body, kind
 from castile.launch.importers.onnx.file import numbers, package
 from castile.launch.importers.onnx.folding import MOVES, Folding
 from castile.launch.importers.onnx.values import Form, Known, Uncomputed, Unsupported, Value, Whole, known, steps
+from castile.planner.bodies.vocabulary import wide
 from castile.planner.graph import Graph
 from castile.planner.op import Init, Tensor
 
@@ -317,8 +318,8 @@ class Network:
             copy.attribute.extend(attributes(part, given))
             self._add(copy, named if set(part.output) & set(written.output) else f"{named}.{part.output[0]}")
 
-    def operand(self, value: Value) -> Tensor:
-        """A value as a tensor: weights are parameters, other known numbers are carried and never change."""
+    def operand(self, value: Value, dtype: str | None = None) -> Tensor:
+        """A value as a tensor: weights are parameters, other known numbers, of that dtype, are carried unchanged."""
         if isinstance(value, Tensor | Whole):
             return value if isinstance(value, Tensor) else value.tensor
         if not isinstance(value, Known):
@@ -328,7 +329,7 @@ class Network:
             wide = sum(length > 1 for length in value.shape)
             return self.parameter(value, axes, Init("normal", 0.02) if wide > 1 else Init("zeros"))
         one = sampled.once(value, self.batch)
-        held = self.constant(one, axes)
+        held = self.constant(one, axes, dtype)
         return held if one is value else self.graph.expand(self.name(f"{value.name}.each"), held, value.shape)
 
     def real(self, x: Tensor) -> Tensor:
@@ -385,14 +386,15 @@ class Network:
         self.sources[name] = value
         return name
 
-    def constant(self, value: Known, axes: tuple[str, ...]) -> Tensor:
+    def constant(self, value: Known, axes: tuple[str, ...], dtype: str | None = None) -> Tensor:
         """Known numbers as a tensor that is carried from step to step and stays as it is."""
         if not value.is_floating:
             raise Unsupported("with whole numbers that are no indices")
-        name = self._names.get(value.name + "=")
+        key = f"{value.name}={dtype or wide(self.graph.dtype)}"
+        name = self._names.get(key)
         if name is not None and self.graph.tensors[name].shape == value.shape:
             return self.graph.tensors[name]
         name = self.name(value.name)
-        found = self.graph.state(name, value.shape, axes, Init("given", values=value.array))
-        self._names[value.name + "="], self.sources[name] = name, value
+        found = self.graph.state(name, value.shape, axes, Init("given", values=value.array), dtype=dtype)
+        self._names[key], self.sources[name] = name, value
         return found

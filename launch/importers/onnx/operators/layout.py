@@ -38,7 +38,15 @@ def same(c: Call) -> Value:
         return x if x.is_floating and is_floating else x.derived("", x.shape, lambda array: array.astype(to), to)
     if not isinstance(x, Tensor):
         return x
-    return c.net.real(x) if is_floating else _whole(c, x, to)
+    return _real(c, x) if is_floating else _whole(c, x, to)
+
+
+def _real(c: Call, x: Tensor) -> Tensor:
+    """Numbers that depend on samples as floating-point ones; whole ones with the precision of others from here on."""
+    real = c.net.real(x)
+    if c.kind(0).kind not in "biu" or real.dtype == c.g.dtype:
+        return real
+    return c.g.apply(find("real")(c.g.dtype), c.name, real)
 
 
 def _whole(c: Call, x: Tensor, to: np.dtype) -> Value:

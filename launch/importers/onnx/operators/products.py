@@ -45,7 +45,8 @@ def along(c: Call, name: str, x: Tensor, dim: int, matrix: Known) -> Tensor:
     """x, of which a dim is multiplied by a matrix of constants [made, length]."""
     before = list(ascii_letters[: len(x.shape)])
     after = [*before[:dim], "z", *before[dim + 1 :]]
-    return c.g.contract(name, f"{' '.join(before)}, z {before[dim]} -> {' '.join(after)}", x, c.net.operand(matrix))
+    line = f"{' '.join(before)}, z {before[dim]} -> {' '.join(after)}"
+    return c.g.contract(name, line, x, c.net.operand(matrix, x.dtype))
 
 
 @handles("MatMul")
@@ -59,7 +60,7 @@ def matmul(c: Call) -> Tensor:
 
 def _product(c: Call, name: str, a: Value, b: Value) -> Tensor:
     """As NumPy multiplies matrices: the dims before the last two are batched, and stretched where they are one."""
-    x, y = c.net.operand(a), c.net.operand(b)
+    x, y = c.net.operand(a, c.g.dtype), c.net.operand(b, c.g.dtype)
     if len(x.shape) == 1 or len(y.shape) == 1:
         return _with_vector(c, name, x, y)
     letters = iter(ascii_letters[3:])
