@@ -1,6 +1,6 @@
 """`castile checkpoint`: lists checkpoints, checks every byte of them, and takes their parameters out.
 
-It does not know how they are written, nor any model.
+It does not know how they are written, nor of models more than how files of others have their parameters.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import tyro
 
+from castile.launch import importers, models
+from castile.launch.arrays import weights
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints import writer
 from castile.launch.checkpoints.disk import Disk
 from castile.launch.checkpoints.reader import Damaged, Reader, open_checkpoint
+from castile.launch.importers import Stored, moved
 from castile.launch.jobs import checks
 from castile.launch.processes import ranks
 from castile.launch.processes.ranks import UserError
-from castile.launch.typed import files, options
+from castile.launch.typed import files, options, settings
 from castile.runtime.memory import written
-from castile.runtime.region import whole
+from castile.runtime.region import Region, whole
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ def _export(command: Checkpoint) -> Told:
     try:
         found = open_checkpoint(path)
         names = sorted(found.regions) if command.state else sorted(found.parameters)
-        nbytes = _write(found, names, Path(command.out))
+        nbytes = _write(found, names, _stored(found), Path(command.out))
     except Damaged as error:
         raise UserError(_offer(str(error), path)) from error
     facts = {"checkpoint": str(path), "step": found.step, "num_tensors": len(names), "size_bytes": nbytes,
@@ -156,10 +160,34 @@ def _export(command: Checkpoint) -> Told:
     return facts, f"{len(names)} tensors of {path}, {written(nbytes)}, written to {command.out}"
 
 
-def _write(found: Reader, names: Sequence[str], out: Path) -> int:
+def _stored(found: Reader) -> Mapping[str, Stored]:
+    """How the file that the model is out of has parameters, where castile has them otherwise."""
+    text, facts = found.facts.model, found.facts
+    if importers.of(settings.split(text)[0]) is None:
+        return {}
+    model = models.parse(text)
+    graph = model.graph(facts.batch, facts.dtype)
+    for name in found.parameters:
+        if name not in graph.tensors or graph.tensors[name].shape != found.regions[name].shape:
+            raise ValueError(f"{model.name} has changed: it has no parameter {name!r} {found.regions[name].shape} now")
+    return weights.stored(model, graph)
+
+
+def _write(found: Reader, names: Sequence[str], stored: Mapping[str, Stored], out: Path) -> int:
     """Write whole regions, one after the other; the bytes of the file."""
-    regions = [found.regions[name] for name in names]
-    shapes = [(region.name, region.dtype, region.shape) for region in regions]
-    arrays = (found.read(region.name, whole(region.shape)) for region in regions)
+    rows = [(one, stored.get(_whose(found, one))) for one in (found.regions[name] for name in names)]
+    shapes = [(one.name, one.dtype, of.shape if of else one.shape) for one, of in rows]
+    arrays = (_array(found, one, of) for one, of in rows)
     with files.whole(out) as draft:
         return writer.write_tensors(Disk(), draft, shapes, arrays)
+
+
+def _whose(found: Reader, region: Region) -> str:
+    """The parameter that a region is, or whose state in an optimizer, element by element, it is."""
+    name = region.name.rpartition("/")[0]
+    return name if name in found.regions and found.regions[name].shape == region.shape else region.name
+
+
+def _array(found: Reader, region: Region, stored: Stored | None) -> np.ndarray:
+    array = found.read(region.name, whole(region.shape))
+    return np.ascontiguousarray(moved(array, stored.there)) if stored else array

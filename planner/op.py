@@ -99,6 +99,10 @@ class Op:
         """Whether all parts read an operand as the axis line says."""
         return type(self).reads is Op.reads
 
+    def has_gradient(self, operand: int) -> bool:
+        """Whether gradients flow back to an operand of floating-point numbers: none do to what only chooses."""
+        return self.flows > 0
+
     def apart(self, operand: int, a: Alignment) -> tuple[str, ...] | None:
         """The axes whose parts read pieces of an operand that do not meet and make up the whole of it.
 

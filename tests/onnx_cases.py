@@ -13,13 +13,13 @@ import numpy as np
 import onnx
 
 from castile.launch.importers.onnx.network import Network
-from castile.launch.importers.onnx.values import Known, known
+from castile.launch.importers.onnx.values import Known, Whole, known
 from castile.planner.graph import Graph
 from castile.planner.op import Tensor
 from tests.test_models import forward
 
 # What samples are made of.
-DTYPES = ("float32", "float64", "int32", "int64")
+DTYPES = ("float32", "float64", "int32", "int64", "bool")
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ def computed(model: onnx.ModelProto, inputs: Sequence[np.ndarray], of_samples: s
     asked = [told for told in model.graph.input if told.name not in weights]
     for n, (told, array) in enumerate(zip(asked, inputs, strict=True)):
         if n in of_samples:
-            net.input(
-                told.name, told.name, array.shape, " ".join(f"a{dim}" for dim in range(array.ndim)), array.dtype.name
-            )
-            env[net.values[told.name].name] = array
+            axes, kind = " ".join(f"a{dim}" for dim in range(array.ndim)), array.dtype
+            array = array.astype(np.int32) if kind.kind == "b" else array
+            net.input(told.name, told.name, array.shape, axes, kind, array.dtype.name)
+            env[net.operand(net.values[told.name]).name] = array
         else:
             net.values[told.name] = known(told.name, array, learned=array.dtype.kind == "f")
     for tensor in model.graph.initializer:
@@ -76,4 +76,5 @@ def computed(model: onnx.ModelProto, inputs: Sequence[np.ndarray], of_samples: s
     if any(isinstance(value, Known) for value in values):
         return Answer(lacks="folded away")
     found = forward(graph, env | {name: source.array for name, source in net.sources.items()})
-    return Answer([found[v.name] if isinstance(v, Tensor) else np.zeros(0) for v in values], "", len(graph.nodes))
+    told = [net.operand(value) if isinstance(value, Tensor | Whole) else None for value in values]
+    return Answer([np.zeros(0) if one is None else found[one.name] for one in told], "", len(graph.nodes))

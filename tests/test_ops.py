@@ -95,9 +95,10 @@ def test_gradients_agree_with_differences(case: Case):
 
     for which in set(passes(case)) - {"F"}:
         for n, gradient in zip(targets(case, which), everything.results[which], strict=True):
-            if gradient is None:
-                assert not case.tensors[n].floating, f"{case}: operand {n} has no gradient"
+            if gradient is None and not case.tensors[n].floating:
                 continue
+            # none is as good as zeros
+            gradient = np.zeros_like(case.arrays[n]) if gradient is None else gradient
             direction = rng.normal(size=gradient.shape)
             ends = [[a + s * h * direction if m == n else a for m, a in enumerate(case.arrays)] for s in (1, -1)]
             slope = (pulled(ends[0]) - pulled(ends[1])) / (2 * h)

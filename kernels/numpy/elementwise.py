@@ -36,6 +36,16 @@ def sum_pointwise(
     return onto_zeros(_work(sums(loop), [standing(out, shape, dims), *arrays], numbers), accumulate, out)
 
 
+def real(out: np.ndarray, x: np.ndarray, *, dtype: str) -> None:
+    """See the definition."""
+    np.copyto(out, x, casting="unsafe")
+
+
+def whole(out: np.ndarray, x: np.ndarray) -> None:
+    """See the definition."""
+    np.copyto(out, x, casting="unsafe")
+
+
 def altered(
     out: np.ndarray, line: str, xs: tuple[np.ndarray, ...], constants: dict[str, float]
 ) -> Callable[[], Any] | None:

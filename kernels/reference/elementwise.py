@@ -31,6 +31,16 @@ def pointwise(line: str, *xs: np.ndarray, **constants: float) -> np.ndarray:
     return np.array(np.broadcast_to(result, np.broadcast_shapes(*(x.shape for x in xs))), xs[0].dtype)
 
 
+def real(x: np.ndarray, *, dtype: str) -> np.ndarray:
+    """Numbers, whole or not, as floating-point numbers of a dtype, rounded where it does not hold them."""
+    return x.astype(dtype)
+
+
+def whole(x: np.ndarray) -> np.ndarray:
+    """Floating-point numbers as whole ones of 32 bits, without what is behind the point."""
+    return x.astype(np.int32)
+
+
 def _value(part: ast.expr, known: Mapping[str, Any]) -> Any:
     match part:
         case ast.Constant(value=number):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.triton.launch import Plan, planned, takes
-from castile.kernels.triton.lines import each, folded, text
+from castile.kernels.triton.lines import MOVE, each, folded, text
 from castile.kernels.triton.views import Shape, broadcast, view
 
 
@@ -29,3 +29,15 @@ def sum_pointwise(out: Any, line: str, *xs: Any, dims: Shape, accumulate: bool, 
     shape = np.broadcast_shapes(*(x.shape for x in xs))
     ys = [broadcast(view(x), shape) for x in xs]
     return folded(text(line, *constants), [view(out)], ys, dims, constants, adds=accumulate)
+
+
+@planned
+def real(out: Any, x: Any, *, dtype: str) -> Plan | None:
+    """See the definition."""
+    return each(MOVE, [view(out)], [view(x)], {}) if takes(out) else None
+
+
+@planned
+def whole(out: Any, x: Any) -> Plan | None:
+    """See the definition."""
+    return each(MOVE, [view(out)], [view(x)], {}) if takes(x) else None

@@ -17,7 +17,7 @@ from castile.launch import importers
 from castile.launch.arrays.standard_names import Piece, StandardNames
 from castile.launch.checkpoints import writer
 from castile.launch.checkpoints.disk import Disk
-from castile.launch.importers import Imported
+from castile.launch.importers import Imported, Stored, moved
 from castile.launch.models import Model
 from castile.launch.typed import files
 from castile.planner.graph import Graph
@@ -46,7 +46,14 @@ def load(path: str | Path, model: Model, graph: Graph | None = None) -> Mapping[
     importer = importers.of(str(path))
     if importer is not None:
         return _imported(importer.load(str(path)), str(path), model, graph or model.graph())
-    return Weights(File(path), graph or model.graph(), families(model))
+    graph = graph or model.graph()
+    return Weights(File(path), graph, families(model), stored(model, graph))
+
+
+def stored(model: Model, graph: Graph) -> Mapping[str, Stored]:
+    """How parameters of a graph are in the file that its model is, and in files of weights for it, if otherwise."""
+    importer = importers.of(model.name)
+    return importer.load(model.name).stored(graph, model.settings) if importer is not None else {}
 
 
 def _imported(file: Imported, path: str, model: Model, graph: Graph) -> Mapping[str, np.ndarray]:
@@ -124,9 +131,12 @@ class File:
 class Weights(Mapping[str, np.ndarray]):
     """Parameters by name out of a file, checked when it is opened and read when they are asked for."""
 
-    def __init__(self, file: File, graph: Graph, known: tuple[StandardNames, ...]) -> None:
+    def __init__(
+        self, file: File, graph: Graph, known: tuple[StandardNames, ...], stored: Mapping[str, Stored]
+    ) -> None:
         self._file = file
         self._graph = graph
+        self._stored = stored
         params = [t.name for t in graph.params]
         own = sum(name in file.names for name in params)
         fitting = [(names, found) for names in known if (found := names.of(params)) is not None]
@@ -180,7 +190,8 @@ class Weights(Mapping[str, np.ndarray]):
             if tensor not in names:
                 near = suggestion(tensor, list(names))
                 raise ValueError(f"weights {path}: it has no tensor {tensor!r}{of}{near}")
-            there, wanted = self._file.shape(tensor), piece.shape_of(tensors[param].shape)
+            own = self._stored[param].shape if param in self._stored else tensors[param].shape
+            there, wanted = self._file.shape(tensor), piece.shape_of(own)
             if there != wanted:
                 raise ValueError(f"weights {path}: {tensor!r} has shape {there}, it should have {wanted}{of}")
             self._file.check_kind(tensor, tensors[param].floating)
@@ -191,7 +202,7 @@ class Weights(Mapping[str, np.ndarray]):
     def __getitem__(self, param: str) -> np.ndarray:
         tensor, piece = self._sources[param]
         if piece.of == 1 and not piece.turned:
-            return self._file.read(tensor)
+            return moved(self._file.read(tensor), self._stored[param].here if param in self._stored else ())
         return piece.oriented(self._file.read(tensor, piece.cut(self._file.shape(tensor))))
 
     def __iter__(self) -> Iterator[str]:

@@ -5,7 +5,7 @@ An importer has `load(path) -> Imported`. It does not know how a network is plan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import PurePath
@@ -17,6 +17,29 @@ import numpy as np
 
 from castile.planner.graph import Graph
 
+# "turned" by an order of dims, or "reshaped" to a shape, and that.
+Move = tuple[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a parameter's dims are in the file that it comes out of, where they are otherwise here.
+
+    shape         in the file
+    there, here   how they are moved from here to there, and back, one move after another
+    """
+
+    shape: tuple[int, ...]
+    there: tuple[Move, ...]
+    here: tuple[Move, ...]
+
+
+def moved(array: np.ndarray, moves: Iterable[Move]) -> np.ndarray:
+    """The same numbers under other dims."""
+    for kind, how in moves:
+        array = array.transpose(how) if kind == "turned" else array.reshape(how)
+    return array
+
 
 @dataclass(frozen=True)
 class Imported:
@@ -24,6 +47,7 @@ class Imported:
 
     values   from a graph and its model's settings to the numbers that the file has for the graph's parameters and
              states; each is read when it is asked for
+    stored   from the same to how the file has parameters whose dims are moved here, by their names
     remark   from the same to what is worth knowing before it is trained, "" for nothing
     inputs   what the file calls its inputs; the setting `inputs` calls them otherwise, with + between
     losses   what the setting `loss` may be
@@ -32,6 +56,7 @@ class Imported:
     build: Callable[..., Graph]
     RECIPE: Any
     values: Callable[[Graph, Mapping[str, Any]], Mapping[str, np.ndarray]]
+    stored: Callable[[Graph, Mapping[str, Any]], Mapping[str, Stored]]
     remark: Callable[[Graph, Mapping[str, Any]], str]
     inputs: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()

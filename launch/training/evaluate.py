@@ -154,13 +154,34 @@ def labels_of(graph: Graph) -> str | None:
     shape is that of the output, or without what tells classes apart, and some node reads it: what else there is, or
     what another output is taught, is not what this one says.
     """
-    judged, before = graph.outputs[0], _before(graph)
+    judged, before = _judged(graph).name, _before(graph)
     read = {name for node in graph.nodes.values() for name in node.inputs}
     apart = [name for name in graph.inputs if name in read and name not in before]
     readers = [node for node in graph.nodes.values() if judged in node.inputs]
     beside = [name for node in readers for name in node.inputs if name in graph.inputs]
     found = (*(name for name in beside if name in apart), *beside, *apart)
     return next((name for name in found if _fits(graph.tensors[judged], graph.tensors[name])), None)
+
+
+def _judged(graph: Graph) -> Tensor:
+    """The model's output as its labels are compared with it: classes of images are told apart by the last dim there."""
+    turned = _turned(graph)
+    return graph.tensors[turned.name if turned else graph.outputs[0]]
+
+
+def _turned(graph: Graph) -> Node | None:
+    """What makes of the model's output that of which a cross-entropy is taken, where it moves dims alone."""
+    compared = {node.inputs[0] for node in graph.nodes.values() if node.op.name == "cross_entropy"}
+    moved = (node for node in graph.nodes.values() if node.op.name == "transpose" and node.name in compared)
+    return next((node for node in moved if node.inputs[0] in graph.outputs[:1]), None)
+
+
+def _classes_last(graph: Graph, outputs: np.ndarray) -> np.ndarray:
+    """Outputs as `_judged` has them."""
+    if (turned := _turned(graph)) is None:
+        return outputs
+    (before,), (after,) = turned.alignment.operands, turned.alignment.results
+    return outputs.transpose([before.dims.index(dim) for dim in after.dims])
 
 
 def _fits(output: Tensor, truth: Tensor) -> bool:
@@ -184,7 +205,7 @@ def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_sam
     logits: list[tuple[np.ndarray, np.ndarray]] = []
     is_told = is_binary
     for batch, truth in pieces:
-        scores = _logits(graph, batch.astype(np.float64))
+        scores = _classes_last(graph, _logits(graph, batch.astype(np.float64)))
         if truth.dtype.kind in "iu" and scores.size % max(truth.size, 1) == 0 and scores.ndim > truth.ndim + 1:
             scores = scores.reshape(*truth.shape, -1)
         if truth.dtype.kind in "iu" and scores.ndim == truth.ndim + 1:

@@ -47,6 +47,14 @@ class Fused(Op):
             return self.line
         return _wired(self.members, tuple(t.shape for t in inputs), tuple(t.axes for t in inputs)).line
 
+    def has_gradient(self, operand: int) -> bool:
+        first = len({i for member in self.members for i in member.inputs}) - len(self.members) + 1
+        reached = {first + len(self.members) - 1}
+        for n, member in reversed(list(enumerate(self.members, start=first))):
+            if n in reached:
+                reached.update(i for at, i in enumerate(member.inputs) if member.op.has_gradient(at))
+        return operand in reached
+
     def flops(self, which: str, part: Part) -> float:
         pieces = self._pieces(part)
         ahead = sum(piece.op.flops("F", piece) for piece in pieces)
@@ -60,13 +68,16 @@ class Fused(Op):
         values = [*self._values(k, operands, pieces)[:-1], y[0]]
         slopes: dict[int, Any] = {len(values) - 1: dy}
         for n, member in reversed(list(enumerate(self.members, start=len(operands)))):
+            if n not in slopes or not member.op.flows:
+                continue
             asked = {"at": pieces[n - len(operands)], "y": (values[n],)}
             context = {name: asked[name] for name in sorted(member.op.asks("B"))}
             given = [values[i] for i in member.inputs]
             made = member.op.grad_inputs(k, slopes[n], *given, **context)  # type: ignore[attr-defined]
             for i, slope in zip(member.inputs, made, strict=True):
-                slopes[i] = k.pointwise("a, b -> a + b", slopes[i], slope) if i in slopes else slope
-        return tuple(slopes[i] for i in range(len(operands)))
+                if slope is not None:
+                    slopes[i] = k.pointwise("a, b -> a + b", slopes[i], slope) if i in slopes else slope
+        return tuple(slopes.get(i) for i in range(len(operands)))
 
     def _values(self, k: Any, operands: Sequence[Any], pieces: Sequence[Part]) -> list[Any]:
         """The operands and every member's result."""

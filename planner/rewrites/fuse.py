@@ -70,7 +70,7 @@ def _joins(graph: Graph) -> dict[str, str]:
 def _is_simple(node: Node, graph: Graph) -> bool:
     """Whether a node works on each element alone, by kernels that are lines, and no part of it gives a partial sum."""
     op, a = node.op, node.alignment
-    if len(op.results) > 1 or type(op).reads is not Op.reads or not op.has("B"):
+    if len(op.results) > 1 or type(op).reads is not Op.reads or not (op.has("B") or op.flows == 0):
         return False
     if not set(a.axes) - a.frozen <= set(a.results[0].axes) or any(len(d) > 1 for o in a.operands for d in o.dims):
         return False

@@ -157,11 +157,12 @@ class _Sketched:
 
     def walk(self, until: float) -> None:
         """Chains from the seeds in turn."""
-        while self.run.spent < until:
+        # Once: it may be told to end at any time.
+        while (left := until - self.run.spent) > 0:
             start, times = self.starts[self.num_chains % len(self.starts)], 1 << self.num_chains // NUM_CHAINS
             count = CHAIN * times
             if self.run.budget.proposals is not None:
-                count = min(count, round((until - self.run.spent) * self.run.budget.proposals) or 1)
+                count = min(count, round(left * self.run.budget.proposals) or 1)
             walked = self.chains.walk(_chain(start, self.num_chains, count))
             most = min(start.energy * (1 - WORTH / times), self.to_beat)
             if walked.energy < most:

@@ -21,6 +21,20 @@ def pointwise(line: str, *xs: Spec, **constants: float) -> Results:
     return (Spec(_broadcast(line, [x.shape for x in xs]), dtype),)
 
 
+@kernel()
+def real(x: Spec, *, dtype: str) -> Results:
+    """x's shape, in the dtype."""
+    need(dtype.startswith(("float", "bfloat")), f"real: {dtype!r} is no dtype of floating-point numbers")
+    return (Spec(x.shape, dtype),)
+
+
+@kernel()
+def whole(x: Spec) -> Results:
+    """x's shape, int32."""
+    need(x.dtype.startswith(("float", "bfloat")), f"whole: x must be floating-point numbers, not {x.dtype}")
+    return (Spec(x.shape, "int32"),)
+
+
 @cache
 def _check(line: str, constants: frozenset[str]) -> None:
     """That a line is arithmetic of its arrays, its constants and FUNCTIONS."""

@@ -32,7 +32,7 @@ class Gradients:
         graph = self.draft.graph
         learned = {t.name for t in graph.params}
         for node in graph.nodes.values():
-            if learned & set(node.inputs):
+            if any(t in learned and node.op.has_gradient(i) for i, t in enumerate(node.inputs)):
                 learned.update(node.outputs[: node.op.flows])
         wanted: dict[tuple[str, str], list[int]] = {}
         for node in nodes:
@@ -43,6 +43,7 @@ class Gradients:
                 found = [
                     i for i, t in enumerate(node.inputs)
                     if node.alignment.operands[i].param == params and t in learned and graph.tensors[t].floating
+                    and node.op.has_gradient(i)
                 ]  # fmt: skip
                 if found:
                     wanted[node.name, which] = found

@@ -130,3 +130,24 @@ def layer_reciprocal(c: Canvas) -> Tensor | None:
 def layer_clamp(c: Canvas) -> Tensor | None:
     x = c.any()
     return None if x is None else c.graph.clamp(c.name("clamp"), x, low=-1, high=2)
+
+
+@layer(exact=True)
+def layer_sign(c: Canvas) -> Tensor | None:
+    """A tensor without its sign."""
+    x = c.any()
+    return None if x is None else c.graph.mul(c.name("abs"), x, c.graph.sign(c.name("sign"), x))
+
+
+@layer(exact=True)
+def layer_real(c: Canvas) -> Tensor | None:
+    return c.graph.real(c.name("real"), c.tokens(c.integer(2, 5), c.integer(1, 4)))
+
+
+@layer(exact=True)
+def layer_whole(c: Canvas) -> Tensor | None:
+    """Rows of a table by numbers that were floating-point ones before."""
+    rows = c.integer(2, 5)
+    tokens = c.graph.real(c.name("real"), c.tokens(rows, c.integer(1, 4)))
+    places = c.graph.whole(c.name("whole"), c.graph.clamp(c.name("bound"), tokens, high=rows - 2))
+    return c.graph.embedding(c.name("embedding"), places, rows=rows, features=c.integer(1, 6))

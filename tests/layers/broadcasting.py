@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from castile.planner.op import Init, Tensor
+from castile.planner.ops.compare import SIGNS
 from tests.layers import Canvas, layer
 from tests.layers.activation import bounded, positive
 
@@ -64,6 +65,42 @@ def layer_div(c: Canvas) -> Tensor | None:
     return c.graph.div(c.name("div"), x, y)
 
 
+def smaller(c: Canvas, x: Tensor) -> Tensor:
+    """What may mask a tensor: itself, or sums over some dims; its parameters have a gradient by the tensor alone."""
+    dims = c.draw(st.lists(st.integers(0, len(x.shape) - 1), max_size=len(x.shape) - 1, unique=True))
+    if not dims:
+        return x
+    line = " ".join(f"a{n}" for n in range(len(x.shape)) if n not in dims)
+    long = " ".join(f"a{n}" if n not in dims else f"o{n}" for n in range(len(x.shape)))
+    total = c.graph.sum(c.name("total"), x, dims=dims)
+    return c.graph.reshape(c.name("ones"), total, f"{line} -> {long}", **{f"o{n}": 1 for n in dims})
+
+
 @layer(exact=True)
 def layer_masked(c: Canvas) -> Tensor | None:
-    return two(c, "masked")
+    x = c.any()
+    return None if x is None else c.graph.masked(c.name("masked"), x, smaller(c, x), other=c.integer(-2, 2))
+
+
+@layer(exact=True)
+def layer_where(c: Canvas) -> Tensor | None:
+    """By a comparison with a number, of a tensor and of another of its shape, or a parameter."""
+    x = c.any()
+    if x is None:
+        return None
+    mask = c.graph.compare(c.name("mask"), x, c.draw(st.sampled_from(SIGNS)), 0.0)
+    other = c.choose(lambda t: t.shape == x.shape)
+    if other is x or c.draw(st.booleans()):
+        axes = tuple(f"t{n}" for n in range(len(x.shape) - 1))
+        other = c.graph.param(c.name("other"), x.shape[1:], axes, Init("zeros"))
+    return c.graph.where(c.name("where"), mask, x, other)
+
+
+@layer(exact=True)
+def layer_compare(c: Canvas) -> Tensor | None:
+    """What is left of a tensor where it is so to sums of its elements."""
+    x = c.any()
+    if x is None:
+        return None
+    mask = c.graph.compare(c.name("mask"), x, c.draw(st.sampled_from(SIGNS)), smaller(c, x))
+    return c.graph.masked(c.name("left"), x, mask)

@@ -1,5 +1,7 @@
 """Layers of drawn graphs: reductions over dims but the first, which bears the samples, and the softmax."""
 
+from math import inf
+
 from hypothesis import strategies as st
 
 from castile.planner.op import Tensor
@@ -33,6 +35,16 @@ def layer_max(c: Canvas) -> Tensor | None:
 def layer_softmax(c: Canvas) -> Tensor | None:
     x = c.choose(lambda t: len(t.shape) > 1)
     return None if x is None else c.graph.softmax(c.name("softmax"), x)
+
+
+@layer()
+def layer_safe_softmax(c: Canvas) -> Tensor | None:
+    """Of rows of which some elements, and at times all, are hidden."""
+    x = c.choose(lambda t: len(t.shape) > 1)
+    if x is None:
+        return None
+    seen = c.graph.compare(c.name("seen"), x, ">", 0.0)
+    return c.graph.safe_softmax(c.name("softmax"), c.graph.masked(c.name("hidden"), x, seen, other=-inf))
 
 
 @layer()

@@ -1,5 +1,7 @@
 """Cases of operators: functions of one array."""
 
+import numpy as np
+
 from castile.planner.op import find
 from castile.planner.ops.elu import Elu
 from castile.planner.ops.gelu import Gelu
@@ -91,3 +93,16 @@ def cases_reciprocal(rng):
 def cases_clamp(rng):
     yield from elementwise(find("clamp")(-0.5, 0.75), rng)
     yield from elementwise(find("clamp")(high=0.25), rng)
+
+
+def cases_sign(rng):
+    yield from elementwise(find("sign")(), rng)
+
+
+def cases_whole(rng):
+    yield from elementwise(find("whole")(), rng)
+
+
+def cases_real(rng):
+    for shape, axes in (((5,), "b"), ((4, 7), "b d"), ((3, 1, 5, 2), "b c h w")):
+        yield case(find("real")("float64"), (rng.integers(-9, 9, shape).astype(np.int32), axes))

@@ -3,6 +3,7 @@
 import numpy as np
 
 from castile.planner.op import find
+from castile.planner.ops.compare import SIGNS
 from tests.op_cases import case
 
 
@@ -48,3 +49,20 @@ def cases_minimum(rng):
 def cases_masked(rng):
     # a mask is zeros and ones; near zero it has no slope to compare with
     yield from broadcasts(find("masked")(), rng, lambda *shape: np.asarray(rng.choice((-2.0, -1.0, 1.0, 2.0), shape)))
+    yield case(find("masked")(-1.5), (rng.normal(size=(5, 4)), "b d"), (rng.choice((-1.0, 1.0), 4), "d"))
+
+
+def cases_where(rng):
+    mask = rng.choice((-1.0, 1.0), (5, 4, 3))
+    yield case(find("where")(), (mask, "b s d"), (rng.normal(size=(5, 4, 3)), "b s d"), (rng.normal(size=3), "*d"))
+    yield case(find("where")(), (mask[:, :1], "b s d"), (rng.normal(size=(4, 3)), "*s d"), (rng.normal(size=()), ""))
+    yield case(find("where")(), (mask[0, 0], "d"), (rng.normal(size=(5, 1)), "b e"), (rng.normal(size=(5, 3)), "b d"))
+
+
+def cases_compare(rng):
+    few = lambda *shape: rng.integers(-2, 3, shape) * 1.0  # noqa: E731
+    for sign in SIGNS:
+        yield case(find("compare")(sign, 1.0), (few(5, 4), "b d"))
+        yield case(find("compare")(sign), (few(5, 4, 3), "b s d"), (few(4, 1), "s e"))
+    yield case(find("compare")("==", 0.0, -2.5, 3.0), (few(3, 1, 5, 2), "b c h w"))
+    yield case(find("compare")("<"), (few(7), "*d"), (few(), ""))

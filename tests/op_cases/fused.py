@@ -26,6 +26,10 @@ def cases_fused(rng):
     # one operand read twice, and one of a single row
     twice = (Member(find("silu")(), (0,)), Member(mul, (2, 0)), Member(find("sub")(), (3, 1)), Member(Scale(0.3), (4,)))
     yield case(Fused(twice), tokens, (rng.normal(size=(1, 4)), "s d"))
+    # what a comparison chooses, of an operand that it alone reads, and of one that it is made of
+    above, where = find("compare")(">", 0.25), find("where")()
+    yield case(Fused((Member(above, (0,)), Member(find("masked")(), (1, 2)))), tokens, (rng.normal(size=4), "f"))
+    yield case(Fused((Member(above, (0,)), Member(mul, (0, 1)), Member(where, (2, 3, 0)))), tokens, bias)
     yield case(Fused((Member(find("tanh")(), (0,)), Member(find("square")(), (1,)))), (rng.normal(size=()), ""))
 
 

@@ -1,5 +1,7 @@
 """Cases of operators: reductions over dims."""
 
+import numpy as np
+
 from castile.planner.op import find
 from tests.op_cases import case, elementwise
 
@@ -29,6 +31,13 @@ def cases_max(rng):
 def cases_softmax(rng):
     for shape, axes in (((6,), "v"), ((5, 4), "b v"), ((3, 5, 7), "b s v")):
         yield case(find("softmax")(), (3 * rng.normal(size=shape), axes))
+
+
+def cases_safe_softmax(rng):
+    for shape, axes in (((6,), "v"), ((5, 4), "b v"), ((3, 5, 7), "b s v")):
+        yield case(find("safe_softmax")(), (3 * rng.normal(size=shape), axes))
+    seen = rng.integers(0, 2, (5, 4)) * (np.arange(5)[:, None] != 2)
+    yield case(find("safe_softmax")(), (np.where(seen, rng.normal(size=(5, 4)), -np.inf), "b v"))
 
 
 def cases_log_softmax(rng):

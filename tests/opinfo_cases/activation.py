@@ -12,6 +12,11 @@ WITHOUT = {
     "shift": "a sum with a number",
     "clamp": "samples have arrays for bounds",
     "masked": "a mask of numbers, and zeros where it is none: tests/test_ops has its gradients",
+    "compare": "numbers where a relation holds, which have no gradient",
+    "real": "whole numbers, of which there are no gradients",
+    "safe_softmax": "the softmax but for rows that are hidden whole",
+    "whole": "floating-point numbers without what is behind the point",
+    "sign": "samples ask for a gradient, which is none here",
 }
 
 

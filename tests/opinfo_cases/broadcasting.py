@@ -40,6 +40,15 @@ def from_div(x, other, rounding_mode=None):
     return two("div", x, other)
 
 
+@torch_name("where")
+def from_where(x, mask, other):
+    if not torch.is_tensor(other) or x.dtype != other.dtype or not all(t.numel() for t in (x, mask, other)):
+        raise Skip("the second is a number, or of another dtype, or there is nothing")
+    ndim = max(t.ndim for t in (x, mask, other))
+    tensors = ((mask.to(x.dtype), x, other))
+    return Read(find("where")(), [(t, same, " ".join(LETTERS[ndim - t.ndim : ndim])) for t in tensors])
+
+
 @torch_name("maximum")
 def from_maximum(x, other):
     return two("maximum", x, other)

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from castile.launch.importers import Imported
+from castile.launch.importers import Imported, Stored
 from castile.launch.importers.onnx import notes, sampled, trained
 from castile.launch.importers.onnx.file import numbers, package, read
 from castile.launch.importers.onnx.network import Network
-from castile.launch.importers.onnx.values import Known
+from castile.launch.importers.onnx.values import Known, Whole, steps
 from castile.launch.models import Recipe
 from castile.planner.graph import Graph
 from castile.planner.op import Tensor
@@ -44,7 +44,7 @@ def load(path: str) -> Imported:
     build.__signature__ = _signature(file)  # type: ignore[attr-defined]
     build.__annotations__ = {p.name: p.annotation for p in _signature(file).parameters.values()}
     inputs, losses = tuple(file.inputs), tuple(trained.LOSSES)
-    return Imported(build, Recipe("noise", file.usual, 0.01), file.values, file.remark, inputs, losses)
+    return Imported(build, Recipe("noise", file.usual, 0.01), file.values, file.stored, file.remark, inputs, losses)
 
 
 def _signature(file: File) -> inspect.Signature:
@@ -180,9 +180,9 @@ class File:
                 f"{self.path}:{opened[0]}=128"
             )
         rest = [int(settings[one]) if isinstance(one, str) else one for one in self._lengths[name]]
-        kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type)).kind
+        found = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type))
         axes = AXES.get(len(rest) + 1) or " ".join(["b", *(f"d{n}" for n in range(len(rest)))])
-        net.input(name, called, (net.batch, *rest), axes, None if kind == "f" else "int32")
+        net.input(name, called, (net.batch, *rest), axes, found)
 
     def _refuse(self, net: Network) -> None:
         """Raises ValueError, naming all that castile has no operator for."""
@@ -200,19 +200,37 @@ class File:
         graph, first = net.graph, net.values[outputs[0]]
         if not isinstance(first, Tensor):
             raise ValueError(f"{self.who}: its output {outputs[0]!r} does not depend on its inputs")
+        others = [net.operand(one) for one in map(net.values.get, outputs[1:]) if isinstance(one, Tensor | Whole)]
+        if first.shape == ():
+            judged, whole = self._own_loss(graph, first, loss, others)
+        else:
+            judged, whole = [self._judged(net, first, loss, outputs[0])], [first, *others]
+        named = [one.name for one in judged] if net.training else self._depending(graph, whole)
+        trained.pruned(graph, named)
+        sampled.named(graph)
+
+    def _own_loss(
+        self, graph: Graph, first: Tensor, loss: str, others: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Trains on the file's first output; what there is to judge, and what to predict."""
+        if loss:
+            raise ValueError(f"{self.who}: its output {first.name!r} is a loss of its own: leave out loss={loss}")
+        graph.minimise(first)
+        logits = trained.judged_by(graph, first)
+        whole = [*([logits] if logits else []), *others]
+        return whole[:1], whole
+
+    def _judged(self, net: Network, first: Tensor, loss: str, output: str) -> Tensor:
+        """Trains on a loss of the first output; what of it is judged."""
         if first.shape[:1] != (net.batch,) and net.batch > 0:
             raise ValueError(
-                f"{self.who}: its output {outputs[0]!r} has shape {first.shape}, whose first dim should be the batch, "
+                f"{self.who}: its output {output!r} has shape {first.shape}, whose first dim should be the batch, "
                 f"{net.batch} samples"
             )
         loss = loss or trained.default(first.shape)
-        judged = self._before_end(net, outputs[0], loss) or first
-        graph.minimise(trained.LOSSES[loss](graph, judged))
-        others = [net.values[name] for name in outputs[1:]]
-        whole = [first, *(one for one in others if isinstance(one, Tensor))]
-        named = [judged.name] if net.training else self._depending(graph, judged, whole)
-        trained.pruned(graph, named)
-        sampled.named(graph)
+        judged = self._before_end(net, output, loss) or first
+        net.graph.minimise(trained.LOSSES[loss](net.graph, judged))
+        return judged
 
     def _before_end(self, net: Network, output: str, loss: str) -> Tensor | None:
         """What goes into the last operator, where that only turns logits into probabilities."""
@@ -222,13 +240,13 @@ class File:
         found = net.values[last.input[0]]
         return found if isinstance(found, Tensor) else None
 
-    def _depending(self, graph: Graph, judged: Tensor, whole: list[Tensor]) -> list[str]:
+    def _depending(self, graph: Graph, whole: list[Tensor]) -> list[str]:
         """The outputs that need no other parameters than the loss does."""
         of: dict[str, frozenset[str]] = {t.name: frozenset([t.name]) for t in graph.params}
         for node in graph.nodes.values():
             needs = frozenset[str]().union(*(of.get(name, frozenset()) for name in node.inputs))
             of.update(dict.fromkeys(node.outputs, needs))
-        fitting = [t.name for t in whole if of[t.name] <= of[judged.name] and t.shape[:1] == judged.shape[:1]]
+        fitting = [t.name for t in whole if of[t.name] <= of[graph.loss] and t.shape[:1] == (graph.batch,)]
         return list(dict.fromkeys(fitting))
 
     def values(self, graph: Graph, settings: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
@@ -240,6 +258,18 @@ class File:
                 there = f"its {name!r} has shape {sources[name].shape}"
                 raise ValueError(f"{self.who}: {there}, it should have {graph.tensors[name].shape}")
         return Numbers({name: sources[name] for name in wanted})
+
+    def stored(self, graph: Graph, settings: Mapping[str, Any]) -> Mapping[str, Stored]:
+        """How the file has the parameters and states of a graph, or PyTorch as the file notes it, if otherwise."""
+        sources, weights = self.network(graph.batch, graph.dtype, False, settings).sources, self._weights()
+        found = {}
+        for name, one in sources.items():
+            own = weights.get(one.name)
+            if one.form and own is not None and own.unmoved.shape == one.unmoved.shape:
+                ways = steps(one.form, ()), steps((), one.form)
+                there, here = (tuple((kind, how) for kind, how, _ in way) for way in ways)
+                found[name] = Stored(one.unmoved.shape, there, here)
+        return found
 
     def remark(self, graph: Graph, settings: Mapping[str, Any]) -> str:
         """What is not trained as in PyTorch, as the file does not say enough, in a line each."""

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from castile.launch.importers.onnx.file import package
-from castile.launch.importers.onnx.values import Value
+from castile.launch.importers.onnx.values import Several, Value, Whole
+from castile.planner.op import Tensor
 
 
 def body(node: Any, version: int, args: Sequence[Value | None]) -> Any:
@@ -33,6 +34,37 @@ def body(node: Any, version: int, args: Sequence[Value | None]) -> Any:
     body = onnx.FunctionProto()
     body.ParseFromString(made)
     return _plain(body)
+
+
+def as_told(node: Any, version: int, args: Sequence[Value | None], made: tuple[Value, ...]) -> tuple[Value, ...]:
+    """What a node gives, told from floating-point numbers where the rules of ONNX say that it is whole ones."""
+    try:
+        schema = package().defs.get_schema(node.op_type, version, node.domain)
+    except package().defs.SchemaError:
+        return made
+    alone = {one.type_param_str: one.allowed_type_strs[0] for one in schema.type_constraints if _is_alone(one)}
+    formal = [schema.inputs[min(n, len(schema.inputs) - 1)].type_str for n in range(len(args))]
+    # of inputs of one kind the first that is there
+    of = {name: kind(one) for name, one in zip(formal[::-1], args[::-1], strict=True) if one is not None}
+    found = []
+    for n, one in enumerate(made):
+        name = schema.outputs[min(n, len(schema.outputs) - 1)].type_str
+        told = np.dtype(bool) if alone.get(name, name) == "tensor(bool)" else of.get(name)
+        if isinstance(one, Tensor) and told is not None and told.kind in ("biu" if one.floating else "b"):
+            one = Whole(one, told)
+        found.append(one)
+    return tuple(found)
+
+
+def _is_alone(constraint: Any) -> bool:
+    return len(constraint.allowed_type_strs) == 1
+
+
+def kind(value: Value | None) -> np.dtype:
+    """What numbers a value has in the file: of the graph's own, and of what is left out, as files usually say it."""
+    if isinstance(value, Tensor):
+        return np.dtype(np.float32 if value.floating else np.int64)
+    return np.dtype(np.float32 if value is None or isinstance(value, Several) else value.dtype)
 
 
 def _plain(body: Any) -> Any:

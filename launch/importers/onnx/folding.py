@@ -49,10 +49,10 @@ class Folding:
             is_weight = given[0].learned and full.size > 1 and full.dtype.kind == "f"
             return [known(node.output[0], full, is_weight)]
         if node.op_type in MOVES and first is not None and first.learned and first.is_floating:
-            return [_moved(node, first, partial(self._evaluated, node), inputs[1:])]
+            return [_moved(node, first, partial(evaluated, node, opsets=self.opsets), inputs[1:])]
         if node.op_type == "Expand":
             return [known(node.output[0], self._stretched(*(one.array for one in given)))]
-        made = self._evaluated(node, [one if one is None else one.array for one in inputs])
+        made = evaluated(node, [one if one is None else one.array for one in inputs], self.opsets)
         return [known(name, array) for name, array in zip(node.output, made, strict=False)]
 
     def _stretched(self, array: np.ndarray, told: np.ndarray) -> np.ndarray:
@@ -69,21 +69,21 @@ class Folding:
         except ValueError as error:
             raise Unsupported(f"of known numbers ({error})") from error
 
-    def _evaluated(self, node: Any, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
-        onnx = package()
-        feeds = {name: array for name, array in zip(node.input, arrays, strict=True) if name and array is not None}
-        names = [onnx.helper.make_tensor_value_info(name, 0, None) for name in feeds]
-        outputs = [onnx.helper.make_tensor_value_info(name, 0, None) for name in node.output if name]
-        graph = onnx.helper.make_graph([node], "one", names, outputs)
-        opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in self.opsets.items()]
-        try:
-            made = onnx.reference.ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)).run(
-                None, feeds
-            )
-            found = iter([np.asarray(one) for one in made])
-        except Exception as error:
-            raise Unsupported(f"of known numbers ({' '.join(str(error).split())})") from error
-        return [next(found) if name else np.zeros(0) for name in node.output]
+
+def evaluated(node: Any, arrays: Sequence[np.ndarray | None], opsets: Mapping[str, int]) -> list[np.ndarray]:
+    """What ONNX's own evaluator says that a node gives. Raises Unsupported where it cannot."""
+    onnx = package()
+    feeds = {name: array for name, array in zip(node.input, arrays, strict=True) if name and array is not None}
+    names = [onnx.helper.make_tensor_value_info(name, 0, None) for name in feeds]
+    outputs = [onnx.helper.make_tensor_value_info(name, 0, None) for name in node.output if name]
+    graph = onnx.helper.make_graph([node], "one", names, outputs)
+    versions = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    try:
+        made = onnx.reference.ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=versions)).run(None, feeds)
+        found = iter([np.asarray(one) for one in made])
+    except Exception as error:
+        raise Unsupported(f"of known numbers ({' '.join(str(error).split())})") from error
+    return [next(found) if name else np.zeros(0) for name in node.output]
 
 
 def _tensor(node: Any) -> Any:

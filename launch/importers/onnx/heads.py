@@ -23,7 +23,7 @@ APART = "b s (h d) -> b h s d"
 
 def attention(c: Call, weights: Tensor, values: Tensor) -> Tensor | None:
     """Of weights [b, h, s, t] and values [b, h, t, d] the attention whose weights they are, as one operator."""
-    softmax = maker(c.g, weights, "softmax")
+    softmax = maker(c.g, weights, "softmax", "safe_softmax")
     if softmax is None or len(weights.shape) != 4 or len(values.shape) != 4:
         return None
     scores, factor = without_factor(c.g, operand(c.g, softmax, 0))

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from castile.launch.importers.onnx import operators, sampled, shaping
-from castile.launch.importers.onnx.bodies import attributes, body
+from castile.launch.importers.onnx.bodies import as_told, attributes, body, kind
 from castile.launch.importers.onnx.file import numbers, package
 from castile.launch.importers.onnx.folding import MOVES, Folding
-from castile.launch.importers.onnx.values import Erf, Form, Known, Several, Uncomputed, Unsupported, Value, known, steps
+from castile.launch.importers.onnx.values import Form, Known, Uncomputed, Unsupported, Value, Whole, known, steps
+from castile.planner.bodies.vocabulary import wide
 from castile.planner.graph import Graph
 from castile.planner.op import Init, Tensor
 
@@ -67,7 +68,11 @@ class Call:
         found = self.args[number] if self.has(number) else None
         if found is None:
             raise Unsupported(f"without its input {number + 1}")
-        return found
+        return found.tensor if isinstance(found, Whole) else found
+
+    def kind(self, number: int) -> np.dtype:
+        """What numbers an input has in the file."""
+        return kind(self.args[number])
 
     def shape(self, number: int) -> tuple[int, ...]:
         return self.value(number).shape
@@ -75,6 +80,13 @@ class Call:
     def tensor(self, number: int) -> Tensor:
         """An input as a tensor: known numbers become a parameter where they are learned, else stay as they are."""
         return self.net.operand(self.value(number))
+
+    def floating(self, number: int) -> Tensor:
+        """An input as a tensor of floating-point numbers, which whole ones become."""
+        found = self.value(number)
+        if isinstance(found, Known) and not found.is_floating:
+            found = found.derived("", found.shape, lambda array: array.astype(np.float64), np.dtype(np.float64))
+        return self.net.real(self.net.operand(found))
 
     def known(self, number: int, default: Any = None) -> Any:
         """The numbers of an input. Raises Unsupported where they depend on samples, or are trained."""
@@ -146,6 +158,7 @@ class Network:
     lacking: dict[tuple[str, str], str] = field(default_factory=dict)
     _params: dict[str, Known] = field(default_factory=dict)
     _moved: dict[tuple[str, Form], Tensor] = field(default_factory=dict)
+    _real: dict[str, Tensor] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)
     _taken: set[str] = field(default_factory=set)
     _read: set[str] = field(default_factory=set)
@@ -160,9 +173,10 @@ class Network:
         self._taken.add(found)
         return found
 
-    def input(self, name: str, called: str, shape: tuple[int, ...], axes: str, dtype: str | None) -> None:
-        """An input of the file is one of the graph."""
-        self.values[name] = self.graph.input(self.name(called), shape, axes, dtype)
+    def input(self, name: str, called: str, shape: tuple[int, ...], axes: str, kind: np.dtype, dtype: str = "") -> None:
+        """An input of the file, where it has numbers of that kind, is one of the graph."""
+        made = self.graph.input(self.name(called), shape, axes, dtype or ("int32" if kind.kind != "f" else None))
+        self.values[name] = Whole(made, kind) if kind.kind == "b" else made
 
     def add(self, nodes: Iterable[Any], outputs: Sequence[str] = ()) -> None:
         """Nodes of the file, in their order; those that give `outputs` are called so."""
@@ -212,7 +226,7 @@ class Network:
         call = Call(self, self.name(named), node.op_type, self._version(node), args, attributes, results)
         made = handler(call)
         call.check()
-        return made if isinstance(made, tuple) else (made,)
+        return as_told(node, self._version(node), args, made if isinstance(made, tuple) else (made,))
 
     def _version(self, node: Any) -> int:
         """The version of a node's operator."""
@@ -304,21 +318,25 @@ class Network:
             copy.attribute.extend(attributes(part, given))
             self._add(copy, named if set(part.output) & set(written.output) else f"{named}.{part.output[0]}")
 
-    def operand(self, value: Value) -> Tensor:
-        """A value as a tensor: weights are parameters, other known numbers are carried and never change."""
-        if isinstance(value, Tensor):
-            return value
-        if isinstance(value, Erf):
-            raise Unsupported("of what Erf gives, which castile has in x * 0.5 * (1 + erf(x / sqrt(2))) alone")
-        if isinstance(value, Several):
-            raise Unsupported("of a sequence")
+    def operand(self, value: Value, dtype: str | None = None) -> Tensor:
+        """A value as a tensor: weights are parameters, other known numbers, of that dtype, are carried unchanged."""
+        if isinstance(value, Tensor | Whole):
+            return value if isinstance(value, Tensor) else value.tensor
+        if not isinstance(value, Known):
+            raise Unsupported(value.refusal)
         axes = tuple(f"d{n}" for n in range(len(value.shape)))
         if self.is_trained(value):
             wide = sum(length > 1 for length in value.shape)
             return self.parameter(value, axes, Init("normal", 0.02) if wide > 1 else Init("zeros"))
         one = sampled.once(value, self.batch)
-        held = self.constant(one, axes)
+        held = self.constant(one, axes, dtype)
         return held if one is value else self.graph.expand(self.name(f"{value.name}.each"), held, value.shape)
+
+    def real(self, x: Tensor) -> Tensor:
+        """A tensor as floating-point numbers; of whole ones the same wherever they are asked for."""
+        if not x.floating and x.name not in self._real:
+            self._real[x.name] = self.graph.real(self.name(f"{x.name}.real"), x)
+        return x if x.floating else self._real[x.name]
 
     def parameter(self, value: Known, axes: tuple[str, ...], init: Init) -> Tensor:
         """The parameter of known numbers, the same for the same, or what is computed of others.
@@ -368,14 +386,15 @@ class Network:
         self.sources[name] = value
         return name
 
-    def constant(self, value: Known, axes: tuple[str, ...]) -> Tensor:
+    def constant(self, value: Known, axes: tuple[str, ...], dtype: str | None = None) -> Tensor:
         """Known numbers as a tensor that is carried from step to step and stays as it is."""
         if not value.is_floating:
             raise Unsupported("with whole numbers that are no indices")
-        name = self._names.get(value.name + "=")
+        key = f"{value.name}={dtype or wide(self.graph.dtype)}"
+        name = self._names.get(key)
         if name is not None and self.graph.tensors[name].shape == value.shape:
             return self.graph.tensors[name]
         name = self.name(value.name)
-        found = self.graph.state(name, value.shape, axes, Init("given", values=value.array))
-        self._names[value.name + "="], self.sources[name] = name, value
+        found = self.graph.state(name, value.shape, axes, Init("given", values=value.array), dtype=dtype)
+        self._names[key], self.sources[name] = name, value
         return found

@@ -1,4 +1,4 @@
-"""What an imported network is trained on: a loss of its first output, which files do not say.
+"""What an imported network is trained on: a loss of its first output, where a file does not bring one of its own.
 
 It does not know how the network came about.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from castile.launch.importers.onnx import shaping
+from castile.launch.importers.onnx import shaping, views
 from castile.planner.graph import Graph
 from castile.planner.op import Tensor
 from castile.runtime.strict import suggestion
@@ -17,13 +17,28 @@ LABEL, TARGET = "label", "target"
 
 
 def cross_entropy(g: Graph, output: Tensor) -> Tensor:
-    """Of logits [b, ..., classes], or [b, classes, 1, ...], and `label` [b, ...], whole numbers."""
+    """Of logits [b, classes], [b, s, classes], or of images [b, classes, h, w, ...], and `label` without the classes,
+    whole numbers; dims of one at the end are none."""
     shape = output.shape
     while len(shape) > 2 and shape[-1] == 1:
         shape = shape[:-1]
     logits = shaping.reshaped(g, f"{output.name}.logits", output, shape)
+    logits = classes_last(g, f"{output.name}.last", logits) if len(shape) > 3 else logits
     axes = " ".join(logits.axes[:-1])
-    return g.cross_entropy("loss", logits, g.input(LABEL, shape[:-1], axes, "int32"))
+    return g.cross_entropy("loss", logits, g.input(LABEL, logits.shape[:-1], axes, "int32"))
+
+
+def classes_last(g: Graph, name: str, logits: Tensor) -> Tensor:
+    """Logits [b, classes, ...] as [b, ..., classes]."""
+    return shaping.permuted(g, name, logits, (0, *range(2, len(logits.shape)), 1))
+
+
+def judged_by(g: Graph, loss: Tensor) -> Tensor | None:
+    """The logits that a file's own loss is the cross-entropy of; None for other losses."""
+    node = g.nodes.get(loss.name)
+    if node is None or node.op.name != "cross_entropy":
+        return None
+    return views.view(g, g.tensors[node.inputs[0]]).source
 
 
 def mse(g: Graph, output: Tensor) -> Tensor:

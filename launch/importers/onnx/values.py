@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -143,6 +143,8 @@ def known(name: str, array: np.ndarray, learned: bool = False) -> Known:
 class Erf:
     """times erf(inner) + plus: what castile computes only as a part of a Gaussian error linear unit."""
 
+    refusal: ClassVar[str] = "of what Erf gives, which castile has in x * 0.5 * (1 + erf(x / sqrt(2))) alone"
+
     inner: Tensor
     times: float = 1.0
     plus: float = 0.0
@@ -157,18 +159,59 @@ class Erf:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """Numbers of castile's graph that in the file are of another kind: whole ones that are floating-point numbers here,
+    or what holds, 1, and what does not, 0.
+
+    dtype   in the file
+    """
+
+    tensor: Tensor
+    dtype: np.dtype
+
+    @property
+    def shape(self) -> Shape:
+        return self.tensor.shape
+
+
+@dataclass(frozen=True)
 class Several:
     """A sequence of values, of which others take one each."""
+
+    refusal: ClassVar[str] = "of a sequence"
 
     pieces: tuple[Known | Tensor, ...]
 
     @property
     def shape(self) -> Shape:
-        raise Unsupported("of a sequence")
+        raise Unsupported(self.refusal)
 
     @property
     def dtype(self) -> np.dtype:
-        raise Unsupported("of a sequence")
+        raise Unsupported(self.refusal)
 
 
-Value = Known | Tensor | Erf | Several
+@dataclass(frozen=True)
+class Drawn:
+    """Random numbers between two, all alike: what castile has only where they are compared with one number."""
+
+    refusal: ClassVar[str] = "of random numbers, which castile has in dropout alone"
+    dtype: ClassVar[np.dtype] = np.dtype(np.float32)
+
+    shape: Shape
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Left:
+    """1 or 0 at random, so many of them 1: what castile has only where that is divided by how many."""
+
+    refusal: ClassVar[str] = "of what is left at random, which castile has where it is divided by its share alone"
+    dtype: ClassVar[np.dtype] = np.dtype(np.float32)
+
+    shape: Shape
+    share: float
+
+
+Value = Known | Tensor | Whole | Erf | Several | Drawn | Left

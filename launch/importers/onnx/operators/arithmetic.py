@@ -10,15 +10,18 @@ import numpy as np
 from castile.launch.importers.onnx import pieces
 from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
-from castile.launch.importers.onnx.values import Erf, Known, Unsupported, known
+from castile.launch.importers.onnx.operators.random import shared
+from castile.launch.importers.onnx.values import Erf, Known, Left, Unsupported
 from castile.planner.op import Tensor
 
-UNARY = {"Neg": "neg", "Abs": "abs", "Sqrt": "sqrt", "Exp": "exp", "Log": "log", "Reciprocal": "reciprocal"}
+UNARY = {
+    "Neg": "neg", "Abs": "abs", "Sqrt": "sqrt", "Exp": "exp", "Log": "log", "Reciprocal": "reciprocal", "Sign": "sign",
+}  # fmt: skip
 
 
 @handles(*UNARY)
 def unary(c: Call) -> Tensor:
-    return getattr(c.g, UNARY[c.op])(c.name, c.tensor(0))
+    return getattr(c.g, UNARY[c.op])(c.name, c.floating(0))
 
 
 def scaled(c: Call, name: str, x: Tensor, factor: float) -> Tensor:
@@ -31,16 +34,27 @@ def scaled(c: Call, name: str, x: Tensor, factor: float) -> Tensor:
 def number(c: Call, at: int, beside: int) -> float | None:
     """The one number that an input is, or that is everywhere in it, where the other one has at least as many dims, and
     as long ones; None where it is no such."""
-    found, shape = c.value(at), c.shape(beside)
+    return number_within(c, at, c.shape(beside))
+
+
+def number_within(c: Call, at: int, shape: tuple[int, ...]) -> float | None:
+    """The one number that an input is, or that is everywhere in it, where its dims are no more than a shape's, nor
+    longer; None where it is no such."""
+    found = c.value(at)
     if isinstance(found, Known) and found.size and found.is_filler and np.broadcast_shapes(found.shape, shape) == shape:
         return float(found.array.flat[0])
     return c.scalar(at) if len(found.shape) <= len(shape) else None
 
 
 def paired(c: Call, layer: str, name: str, x: Tensor, y: Tensor) -> Tensor:
-    """What a layer makes of two arrays; one that was repeated up to the other's shape is taken as it was before."""
+    """What a layer makes of two arrays."""
+    return getattr(c.g, layer)(name, *unrepeated(c, x, y))
+
+
+def unrepeated(c: Call, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Two arrays that meet; one that was repeated up to the other's shape is taken as it was before."""
     x = _before(c, x, y)
-    return getattr(c.g, layer)(name, x, _before(c, y, x))
+    return x, _before(c, y, x)
 
 
 def _before(c: Call, x: Tensor, other: Tensor) -> Tensor:
@@ -65,22 +79,23 @@ def add(c: Call) -> Tensor | Erf:
         if isinstance(value, Erf) and amount is not None:
             return replace(value, plus=value.plus + amount)
         if (amount := number(c, other, x)) is not None:
-            return shifted(c, c.tensor(x), amount)
-        whole = pieces.with_bias(c, c.tensor(x), c.value(other)) or pieces.layer_norm(c, c.tensor(x), c.value(other))
+            return shifted(c, c.floating(x), amount)
+        more = c.value(other)
+        whole = pieces.with_bias(c, c.floating(x), more) or pieces.layer_norm(c, c.floating(x), more)
         if whole is not None:
             return whole
-    return paired(c, "add", c.name, c.tensor(0), c.tensor(1))
+    return paired(c, "add", c.name, c.floating(0), c.floating(1))
 
 
 @handles("Sub")
 def sub(c: Call) -> Tensor:
     c.get("broadcast")
     if (amount := number(c, 1, 0)) is not None:
-        return shifted(c, c.tensor(0), -amount)
+        return shifted(c, c.floating(0), -amount)
     if (amount := number(c, 0, 1)) is not None:
-        turned = c.g.neg(c.inner("neg"), c.tensor(1))
+        turned = c.g.neg(c.inner("neg"), c.floating(1))
         return c.g.shift(c.name, turned, amount=amount)
-    return paired(c, "sub", c.name, c.tensor(0), c.tensor(1))
+    return paired(c, "sub", c.name, c.floating(0), c.floating(1))
 
 
 @handles("Mul")
@@ -93,7 +108,7 @@ def mul(c: Call) -> Tensor | Erf:
         if isinstance(value, Erf) and factor is not None:
             return replace(value, times=value.times * factor, plus=value.plus * factor)
         if (factor := number(c, other, x)) is not None:
-            return scaled(c, c.name, c.tensor(x), factor)
+            return scaled(c, c.name, c.floating(x), factor)
         whole = None
         if isinstance(value, Tensor) and isinstance(more, Erf):
             whole = pieces.gelu(c, value, more)
@@ -103,27 +118,31 @@ def mul(c: Call) -> Tensor | Erf:
             whole = pieces.rms_norm(c, value, more)
         if whole is not None:
             return whole
-    return paired(c, "mul", c.name, c.tensor(0), c.tensor(1))
+    return paired(c, "mul", c.name, c.floating(0), c.floating(1))
 
 
 @handles("Div")
-def div(c: Call) -> Tensor:
+def div(c: Call) -> Tensor | Known:
     c.get("broadcast")
+    if isinstance(left := c.value(0), Left):
+        return shared(c, left)
+    if c.kind(0).kind in "iu":
+        raise Unsupported("of whole numbers")
     if by := number(c, 1, 0):
-        return scaled(c, c.name, c.tensor(0), 1 / by)
+        return scaled(c, c.name, c.floating(0), 1 / by)
     if (factor := number(c, 0, 1)) is not None:
-        return scaled(c, c.name, c.g.reciprocal(c.inner("reciprocal"), c.tensor(1)), factor)
-    return paired(c, "div", c.name, c.tensor(0), c.tensor(1))
+        return scaled(c, c.name, c.g.reciprocal(c.inner("reciprocal"), c.floating(1)), factor)
+    return paired(c, "div", c.name, c.floating(0), c.floating(1))
 
 
 @handles("Erf")
 def erf(c: Call) -> Erf:
-    return Erf(c.tensor(0))
+    return Erf(c.floating(0))
 
 
 @handles("Pow")
 def power(c: Call) -> Tensor:
-    exponent, x = c.scalar(1), c.tensor(0)
+    exponent, x = c.scalar(1), c.floating(0)
     if exponent is None:
         raise Unsupported("with an exponent that is no number")
     if exponent == 1:
@@ -143,10 +162,10 @@ def power(c: Call) -> Tensor:
 
 def several(c: Call, layer: str, is_last: bool = True) -> Tensor:
     """One after another, from the first; is_last says whether that is what the node gives."""
-    found = c.tensor(0)
+    found = c.floating(0)
     for n in range(1, len(c.args)):
         name = c.name if is_last and n == len(c.args) - 1 else c.inner(f"{layer}{n}")
-        found = paired(c, layer, name, found, c.tensor(n))
+        found = paired(c, layer, name, found, c.floating(n))
     return found
 
 
@@ -158,7 +177,7 @@ def total(c: Call) -> Tensor:
 @handles("Mean")
 def mean(c: Call) -> Tensor:
     if len(c.args) == 1:
-        return c.tensor(0)
+        return c.floating(0)
     return c.g.scale(c.name, several(c, "add", is_last=False), factor=1 / len(c.args))
 
 
@@ -169,7 +188,7 @@ def extreme(c: Call) -> Tensor:
             bound = number(c, other, x) if isinstance(c.value(x), Tensor) or c.net.is_trained(c.value(x)) else None
             if bound is not None:
                 low, high = (bound, np.inf) if c.op == "Max" else (-np.inf, bound)
-                return clamped(c, c.tensor(x), low, high)
+                return clamped(c, c.floating(x), low, high)
     return several(c, "maximum" if c.op == "Max" else "minimum")
 
 
@@ -186,23 +205,4 @@ def clip(c: Call) -> Tensor:
     for n, (name, default) in enumerate((("min", -np.inf), ("max", np.inf)), start=1):
         given = c.known(n)
         bounds.append(float(c.get(name, default) if given is None else given))
-    return clamped(c, c.tensor(0), min(bounds), bounds[1])
-
-
-@handles("Where")
-def where(c: Call) -> Tensor:
-    """By a mask that is known."""
-    mask = c.known(0).astype(bool)
-    shape = np.broadcast_shapes(*(c.shape(n) for n in range(3)))
-    parts = []
-    for n, there in ((1, mask), (2, ~mask)):
-        value = c.value(n)
-        if isinstance(value, Known) and not c.net.is_trained(value):
-            parts.append(c.net.operand(known(f"{c.name}.other{n}", np.where(there, value.array, 0).astype(np.float32))))
-        else:
-            kept = known(f"{c.name}.mask{n}", there.astype(np.float32))
-            parts.append(paired(c, "masked", c.inner(f"kept{n}"), c.tensor(n), c.net.operand(kept)))
-    found = paired(c, "add", c.name, *parts)
-    if found.shape != shape:
-        raise Unsupported("with shapes that stretch each other")
-    return found
+    return clamped(c, c.floating(0), min(bounds), bounds[1])

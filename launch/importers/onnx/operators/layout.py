@@ -11,7 +11,7 @@ from castile.launch.importers.onnx import shaping
 from castile.launch.importers.onnx.file import package
 from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
-from castile.launch.importers.onnx.values import Known, Several, Unsupported, Value, known
+from castile.launch.importers.onnx.values import Known, Several, Unsupported, Value, Whole, known
 from castile.planner.op import Init, Tensor, find
 
 # An index of more pieces than this is no sum of slices.
@@ -30,21 +30,32 @@ def same(c: Call) -> Value:
     if c.op == "Identity":
         return x
     c.get("saturate"), c.get("round_mode")
-    to = _kind(c.value(1)) if c.op == "CastLike" else package().helper.tensor_dtype_to_np_dtype(c.get("to"))
-    is_floating = np.dtype(to).kind == "f" or np.dtype(to).name == "bfloat16"
+    to = c.kind(1) if c.op == "CastLike" else np.dtype(package().helper.tensor_dtype_to_np_dtype(c.get("to")))
+    c.has(1)
+    is_floating = to.kind == "f" or to.name == "bfloat16"
     if isinstance(x, Known):
         # only CastLike comes with known numbers: in which floating-point numbers it computes is castile's choice
         return x if x.is_floating and is_floating else x.derived("", x.shape, lambda array: array.astype(to), to)
-    if isinstance(x, Tensor) and x.floating != is_floating:
-        raise Unsupported("between whole and floating-point numbers")
-    return x
+    if not isinstance(x, Tensor):
+        return x
+    return _real(c, x) if is_floating else _whole(c, x, to)
 
 
-def _kind(like: Value) -> np.dtype:
-    """What numbers of a file are that are like others: the graph's own may be of other precision."""
-    if isinstance(like, Tensor):
-        return np.dtype(np.float32 if like.floating else np.int64)
-    return np.dtype(like.dtype) if isinstance(like, Known) else np.dtype(np.float32)
+def _real(c: Call, x: Tensor) -> Tensor:
+    """Numbers that depend on samples as floating-point ones; whole ones with the precision of others from here on."""
+    real = c.net.real(x)
+    if c.kind(0).kind not in "biu" or real.dtype == c.g.dtype:
+        return real
+    return c.g.apply(find("real")(c.g.dtype), c.name, real)
+
+
+def _whole(c: Call, x: Tensor, to: np.dtype) -> Value:
+    """Numbers that depend on samples as whole ones, or as what holds."""
+    if to.kind == "b" and c.kind(0).kind != "b":
+        return Whole(c.g.apply(find("compare")("==", 0.0, 0.0, 1.0), c.name, c.net.real(x)), to)
+    if x.floating and c.kind(0).kind == "f":
+        x = c.g.whole(c.name, x)
+    return Whole(x, to) if x.floating or to.kind == "b" else x
 
 
 @handles("Shape")
@@ -233,6 +244,7 @@ def gather(c: Call) -> Value:
     table, ids = c.value(0), c.value(1)
     dim = c.get("axis", 0)
     if isinstance(ids, Tensor):
+        ids = c.g.whole(c.inner("places"), ids) if ids.floating else ids
         if not isinstance(table, Known) or dim != 0 or len(table.shape) != 2:
             raise Unsupported("with indices that depend on samples, of what is no table of rows")
         return c.g.apply(find("embedding")(), c.name, ids, c.weight(0, "v d", Init("normal", 0.02)))
@@ -342,33 +354,4 @@ def tile(c: Call) -> Tensor:
     for dim, count in enumerate(times):
         if count > 1:
             x = c.g.concat(c.inner(f"dim{dim}"), dim, *[x] * count)
-    return x
-
-
-@handles("Resize", "Upsample")
-def resize(c: Call) -> Tensor:
-    """Nearest neighbours, each as often as a whole number says."""
-    x = c.tensor(0)
-    scales = c.known(2 if c.op == "Resize" and c.version > 10 else 1, c.get("scales"))
-    sizes = listed(c, 3, "") if c.op == "Resize" else None
-    if sizes is not None:
-        scales = [size / length for size, length in zip(sizes, x.shape, strict=False)]
-    mode, where = c.get("mode", b"nearest").decode(), c.get("coordinate_transformation_mode", b"half_pixel").decode()
-    nearest = c.get("nearest_mode", b"round_prefer_floor").decode()
-    # copies of each element stand side by side
-    alike = (where == "asymmetric" and nearest == "floor") or ("half_pixel" in where and nearest.startswith("round"))
-    whole = scales is not None and len(scales) == len(x.shape) and all(scale == int(scale) >= 1 for scale in scales)
-    if mode != "nearest" or not whole or not (alike or c.op == "Upsample"):
-        told = f" by {[float(scale) for scale in scales]}" if scales is not None else ""
-        raise Unsupported(f"of mode {mode}, {where}, {nearest}{told}")
-    c.has(1), c.get("cubic_coeff_a"), c.get("exclude_outside"), c.get("antialias"), c.get("extrapolation_value")
-    if sizes is not None and c.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
-        raise Unsupported("that keeps the ratio of its sides")
-    c.get("keep_aspect_ratio_policy")
-    for dim, scale in enumerate(int(scale) for scale in scales):
-        if scale > 1:
-            apart = shaping.reshaped(c.g, c.inner(f"apart{dim}"), x, (*x.shape[: dim + 1], 1, *x.shape[dim + 1 :]))
-            many = (*x.shape[: dim + 1], scale, *x.shape[dim + 1 :])
-            whole_shape = (*x.shape[:dim], x.shape[dim] * scale, *x.shape[dim + 1 :])
-            x = shaping.reshaped(c.g, c.inner(f"dim{dim}"), c.g.expand(c.inner(f"many{dim}"), apart, many), whole_shape)
     return x

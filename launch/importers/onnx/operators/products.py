@@ -41,6 +41,14 @@ def dense(c: Call, name: str, x: Tensor, w: Known, bias: Known | None = None, tu
     return c.g.apply(find("linear")(), name, x, *operands)
 
 
+def along(c: Call, name: str, x: Tensor, dim: int, matrix: Known) -> Tensor:
+    """x, of which a dim is multiplied by a matrix of constants [made, length]."""
+    before = list(ascii_letters[: len(x.shape)])
+    after = [*before[:dim], "z", *before[dim + 1 :]]
+    line = f"{' '.join(before)}, z {before[dim]} -> {' '.join(after)}"
+    return c.g.contract(name, line, x, c.net.operand(matrix, x.dtype))
+
+
 @handles("MatMul")
 def matmul(c: Call) -> Tensor:
     a, b = c.value(0), c.value(1)
@@ -52,7 +60,7 @@ def matmul(c: Call) -> Tensor:
 
 def _product(c: Call, name: str, a: Value, b: Value) -> Tensor:
     """As NumPy multiplies matrices: the dims before the last two are batched, and stretched where they are one."""
-    x, y = c.net.operand(a), c.net.operand(b)
+    x, y = c.net.operand(a, c.g.dtype), c.net.operand(b, c.g.dtype)
     if len(x.shape) == 1 or len(y.shape) == 1:
         return _with_vector(c, name, x, y)
     letters = iter(ascii_letters[3:])

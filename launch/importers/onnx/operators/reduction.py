@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
 from castile.launch.importers.onnx import shaping
 from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
 from castile.launch.importers.onnx.operators.layout import listed
-from castile.launch.importers.onnx.values import Unsupported
+from castile.launch.importers.onnx.operators.products import along
+from castile.launch.importers.onnx.values import Unsupported, known
 from castile.planner.op import Tensor
 
+# A matrix of sums up to each of more elements would take as much memory as many a network.
+MOST_SUMS = 4096
 # What is taken over the dims, what is done to each element before, and to the result after.
 TAKEN = {
     "ReduceSum": ("sum", "", ""), "ReduceMean": ("mean", "", ""), "ReduceMax": ("max", "", ""),
@@ -22,7 +27,7 @@ TAKEN = {
 @handles(*TAKEN)
 def reduced(c: Call) -> Tensor:
     layer, before, after = TAKEN[c.op]
-    x, gone = c.tensor(0), _gone(c)
+    x, gone = c.floating(0), _gone(c)
     keep = bool(c.get("keepdims", 1))
     y = getattr(c.g, before)(c.inner(before), x) if before else x
     y = taken(c, layer, y, gone, c.inner(layer) if after else c.name, keep) if gone else y
@@ -51,7 +56,7 @@ def taken(c: Call, layer: str, x: Tensor, gone: list[int], name: str, keep: bool
 @handles("ReduceLogSumExp")
 def log_sum_exp(c: Call) -> Tensor:
     """With the largest taken off before, so that nothing overflows."""
-    x, gone = c.tensor(0), _gone(c)
+    x, gone = c.floating(0), _gone(c)
     top = taken(c, "max", x, gone, c.inner("top"), True)
     exp = c.g.exp(c.inner("exp"), c.g.sub(c.inner("less"), x, top))
     y = c.g.add(c.name, c.g.log(c.inner("log"), taken(c, "sum", exp, gone, c.inner("total"), True)), top)
@@ -62,7 +67,7 @@ def log_sum_exp(c: Call) -> Tensor:
 
 @handles("TopK")
 def top_k(c: Call) -> tuple[Tensor, Tensor]:
-    x = c.tensor(0)
+    x = c.floating(0)
     count = int(c.known(1).reshape(())) if c.has(1) else c.get("k")
     dim = c.get("axis", -1) % len(x.shape)
     if not c.get("largest", 1) or not c.get("sorted", 1):
@@ -83,9 +88,20 @@ def _top(c: Call, x: Tensor, dim: int, count: int, name: str) -> tuple[Tensor, T
 def arg_max(c: Call) -> Tensor:
     if c.get("select_last_index", 0):
         raise Unsupported("that takes the last of equals")
-    x, dim = c.tensor(0), c.get("axis", 0) % len(c.shape(0))
+    x, dim = c.floating(0), c.get("axis", 0) % len(c.shape(0))
     x = c.g.neg(c.inner("neg"), x) if c.op == "ArgMin" else x
     _, places = _top(c, x, dim, 1, c.inner("top"))
     if c.get("keepdims", 1):
         return places
     return shaping.reshaped(c.g, c.name, places, (*x.shape[:dim], *x.shape[dim + 1 :]))
+
+
+@handles("CumSum")
+def running(c: Call) -> Tensor:
+    """Sums up to each element of a dim: its product with a triangle of ones."""
+    x, dim = c.floating(0), int(c.known(1).reshape(())) % len(c.shape(0))
+    length, is_reversed = x.shape[dim], c.get("reverse", 0)
+    if length > MOST_SUMS:
+        raise Unsupported(f"over {length} elements")
+    ones = np.tri(length, k=-1 if c.get("exclusive", 0) else 0, dtype=np.float32)
+    return along(c, c.name, x, dim, known(f"{c.name}.ones", ones[::-1, ::-1] if is_reversed else ones))
