@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import inf, prod
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,34 @@ def test_numbers_divide_the_batch_and_double() -> None:
         while more := [n for n in range(2 * doubled[-1], batch + 1) if batch % n == 0]:
             doubled.append(more[0])
         assert {*found} == {*doubled, *(batch // n for n in doubled)}
+
+
+@pytest.mark.parametrize("is_dear", [True, False])
+def test_where_nothing_fits_pipelines_are_asked_for_with_more_and_more_computed_again(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_dear: bool
+) -> None:
+    """Of each once; where a search would take long to say that nothing comes near fitting, before that."""
+    (tmp_path / "small.toml").write_text(SMALL.replace(str(MEMORY), str(MEMORY // 30)))
+    asked: list[tuple[int, int]] = []
+    searched: list[int] = []
+
+    def instead(chosen: Chosen, *others: Any) -> None:
+        asked.append((chosen.number, len(chosen.evaluator.lowering.recompute)))
+
+    def counted(*args: Any, **more: Any) -> Any:
+        searched.append(len(asked))
+        return search(*args, **more)
+
+    monkeypatch.setattr(looking, "instead", instead)
+    monkeypatch.setattr(looking, "search", counted)
+    monkeypatch.setattr(looking, "DEAR", 0 if is_dear else 10**9)
+    monkeypatch.setattr(accumulating, "could_fit", lambda evaluator: True)
+    monkeypatch.setattr(accumulating, "FAR", 1.0)
+    assert "no plan fits" in refused(capsys, *words)
+    (first, kept), *again = asked
+    numbers, dropped = zip(*again[-2:])
+    assert (first, kept) == (1, 0) and numbers == (2, 2) and 0 < dropped[0] < dropped[1]
+    assert searched[0] == is_dear
 
 
 def test_where_no_plan_of_a_whole_batch_fits_it_is_cut(

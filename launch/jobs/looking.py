@@ -26,7 +26,7 @@ from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating
 from castile.planner.searching.accumulating import Chosen, Foreseen
 from castile.planner.searching.fewer import FURTHER, could_gain, faster, on_fewer, only
-from castile.planner.searching.filling import Others, cut_for, filled, instead, sooner
+from castile.planner.searching.filling import Look, Others, cut_for, filled, instead, sooner
 from castile.planner.searching.fronts import Point, front_of, search_front
 from castile.planner.searching.settling import SETTLING, settled, settled_known
 from castile.planner.sketch.sieve import num_parts
@@ -197,8 +197,11 @@ class Looking:
         again = partial(self._again, limits, is_settled, progress)
         points, piped = list[Point](), None
         for chosen in self._places(enough):
+            is_hopeless = self._may_fill and not chosen.fits and self._is_far(chosen)
             try:
                 piped = sooner(chosen, self._others(chosen, timed, timed), again) if self._may_fill else None
+                if is_hopeless:
+                    piped = instead(chosen, self._others(chosen, limits, timed), again)
                 if piped is None:
                     chosen, left = self._in_time(chosen, limits, timed, began)
                     found, points = self._search(chosen, left, is_settled, progress, self.start)
@@ -206,17 +209,33 @@ class Looking:
                 num_proposals += error.num_proposals
                 refused.append(error)
                 # Late is better than nothing that fits.
-                piped = instead(chosen, self._others(chosen, limits, timed), again) if self._may_fill else None
+                if self._may_fill and not is_hopeless:
+                    piped = instead(chosen, self._others(chosen, limits, timed), again)
                 if piped is None:
                     continue
             chosen, found = piped or (chosen, found)
             break
         else:
-            raise self._advised(refused[0], enough)
+            piped = self._computed_again(limits, timed, again)
+            if piped is None:
+                raise self._advised(refused[0], enough)
+            chosen, found = piped
         if self._may_fill and limits.seconds is None:
             chosen, found = filled(chosen, found, self._others(chosen, limits, limits), again)
         num_proposals += found.num_proposals
         return chosen, replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals), points
+
+    def _computed_again(self, limits: Budget, timed: Budget, again: Look) -> tuple[Chosen, Found] | None:
+        """Where plans have too many parts for a search to look at pipelines: the soonest one that fits once more is
+        computed again; None where there is none.
+        """
+        for way in self._ways if self._may_fill else ():
+            for number in self._numbers[1:2]:
+                chosen = Chosen(number, *self._at(self.dropped(way), number))
+                piped = instead(chosen, self._others(chosen, limits, timed), again)
+                if piped is not None:
+                    return piped
+        return None
 
     def _again(
         self, limits: Budget, is_settled: IsOver, progress: Progress | None, chosen: Chosen, plan: Strategy | None
