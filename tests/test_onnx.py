@@ -22,7 +22,7 @@ from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine
-from tests import homes, onnx_networks
+from tests import onnx_networks
 from tests.answers import answer
 from tests.onnx_networks import NETWORKS, expected, network, samples, write
 from tests.op_laws import relative
@@ -233,17 +233,9 @@ def test_an_imported_network_learns_as_castiles_own(tmp_path: Path) -> None:
         assert relative(array, trained[1].carried[own(name)]) < 1e-12
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, value in homes.make(tmp_path / "home").items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_commands_take_a_file_as_they_take_a_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_take_a_file_as_they_take_a_model(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     proto = network(MLP, **SHAPES)
-    write(proto, home / "net.onnx")
+    write(proto, alone / "net.onnx")
     planned = answer(
         capsys, "plan", "net.onnx", "--machine", "dgx-h100:nodes=1", "--budget", "20", "--out", "plan.json"
     )

@@ -18,6 +18,7 @@ from castile.planner.lower import Lowering
 from castile.planner.ops.sgd import Sgd
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine
+from tests import theirs
 from tests.op_laws import relative
 from tests.test_models import forward
 from tests.test_onnx import asked
@@ -182,15 +183,8 @@ def made(name: str, path: str, how: str = "whole") -> tuple[n.Module, list[torch
 
 def learned(net: n.Module, given: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[float]:
     """Losses of PyTorch's steps."""
-    optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9)
-    losses = []
-    for x, y in zip(given, wanted, strict=True):
-        loss = f.mse_loss(net(x), y)
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return losses
+    losses = (lambda x=x, y=y: f.mse_loss(net(x), y) for x, y in zip(given, wanted, strict=True))
+    return theirs.learned(net, losses, RATE, 0.9)
 
 
 @pytest.mark.filterwarnings("ignore")

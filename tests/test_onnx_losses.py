@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from castile.planner.graph import Graph
 from castile.planner.known.plans import data_parallel
 from castile.planner.strategy import Strategy
 from castile.runtime import machine
+from tests import theirs
 from tests.op_laws import relative
 from tests.strategies import whole_on
 from tests.test_models import forward
@@ -65,14 +67,8 @@ def loss_of(kind: str, net: n.Module, x: torch.Tensor, y: torch.Tensor) -> torch
 
 
 def learned(kind: str, net: n.Module, data: list[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
-    optimizer, losses = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.5), []
-    for x, y in data:
-        loss = loss_of(kind, net, x.double(), y)
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return losses
+    losses = (partial(loss_of, kind, net, x.double(), y) for x, y in data)
+    return theirs.learned(net, losses, RATE, 0.5)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from castile.launch.arrays import weights
 from castile.planner.known.plans import data_parallel
 from castile.planner.strategy import Strategy
 from castile.runtime import machine
+from tests import theirs
 from tests.op_laws import relative
 from tests.strategies import whole_on
 from tests.test_models import forward
@@ -194,15 +196,13 @@ def export(net: n.Module, given: tuple[torch.Tensor, ...], path: str, how: str) 
 
 def learned(net: n.Module, data: list[dict[str, torch.Tensor]], dtype: torch.dtype) -> list[float]:
     """Losses of PyTorch's steps."""
-    optimizer, losses = torch.optim.SGD(net.to(dtype).parameters(), lr=RATE, momentum=0.5), []
-    for sample in data:
+    net = net.to(dtype)
+
+    def loss_of(sample: dict[str, torch.Tensor]) -> torch.Tensor:
         given = [x.to(dtype) if x.is_floating_point() else x for name, x in sample.items() if name != "label"]
-        loss = f.cross_entropy(net(*given), sample["label"])
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return losses
+        return f.cross_entropy(net(*given), sample["label"])
+
+    return theirs.learned(net, (partial(loss_of, sample) for sample in data), RATE, 0.5)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -12,7 +12,6 @@ from safetensors.numpy import load_file, save_file
 from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.arrays import weights
-from tests import homes
 from tests.answers import answer
 from tests.op_laws import relative
 from tests.test_models import forward
@@ -24,14 +23,6 @@ from tests.test_onnx_masks import CLASSES, Net, export  # noqa: E402
 
 n = torch.nn
 COUNT = 32
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, value in homes.make(tmp_path / "home").items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def images(between: n.Module) -> n.Module:
@@ -69,7 +60,7 @@ CASES: dict[str, Callable[[], n.Module]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("how", ["older", "whole"])
 @pytest.mark.parametrize("name", CASES)
-def test_parameters_go_back_as_pytorch_has_them(name: str, how: str, home: Path, capsys) -> None:
+def test_parameters_go_back_as_pytorch_has_them(name: str, how: str, alone: Path, capsys) -> None:
     torch.manual_seed(0)
     net = CASES[name]()
     export(net, (torch.randn(2, 1, 8, 8),), "net.onnx", how)
