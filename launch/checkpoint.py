@@ -15,7 +15,6 @@ import numpy as np
 import tyro
 
 from castile.launch import importers, models
-from castile.launch.arrays import weights
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints import writer
 from castile.launch.checkpoints.disk import Disk
@@ -170,7 +169,7 @@ def _stored(found: Reader) -> Mapping[str, Stored]:
     for name in found.parameters:
         if name not in graph.tensors or graph.tensors[name].shape != found.regions[name].shape:
             raise ValueError(f"{model.name} has changed: it has no parameter {name!r} {found.regions[name].shape} now")
-    return weights.stored(model, graph)
+    return model.stored(graph)
 
 
 def _write(found: Reader, names: Sequence[str], stored: Mapping[str, Stored], out: Path) -> int:

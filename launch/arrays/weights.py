@@ -47,13 +47,7 @@ def load(path: str | Path, model: Model, graph: Graph | None = None) -> Mapping[
     if importer is not None:
         return _imported(importer.load(str(path)), str(path), model, graph or model.graph())
     graph = graph or model.graph()
-    return Weights(File(path), graph, families(model), stored(model, graph))
-
-
-def stored(model: Model, graph: Graph) -> Mapping[str, Stored]:
-    """How parameters of a graph are in the file that its model is, and in files of weights for it, if otherwise."""
-    importer = importers.of(model.name)
-    return importer.load(model.name).stored(graph, model.settings) if importer is not None else {}
+    return Weights(File(path), graph, families(model), model.stored(graph))
 
 
 def _imported(file: Imported, path: str, model: Model, graph: Graph) -> Mapping[str, np.ndarray]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -195,28 +196,28 @@ class Looking:
         timed, is_settled = limits.begun(), limits.begun(1 + SETTLING).is_over
         enough = partial(self._enough, limits.is_over, timed.is_over)
         again = partial(self._again, limits, is_settled, progress)
+        late = partial(self._late, limits, timed, again)
         points, piped = list[Point](), None
         for chosen in self._places(enough):
             is_hopeless = self._may_fill and not chosen.fits and self._is_far(chosen)
             try:
                 piped = sooner(chosen, self._others(chosen, timed, timed), again) if self._may_fill else None
                 if is_hopeless:
-                    piped = instead(chosen, self._others(chosen, limits, timed), again)
+                    piped = late(chosen)
                 if piped is None:
                     chosen, left = self._in_time(chosen, limits, timed, began)
                     found, points = self._search(chosen, left, is_settled, progress, self.start)
             except NoPlanFits as error:
                 num_proposals += error.num_proposals
                 refused.append(error)
-                # Late is better than nothing that fits.
-                if self._may_fill and not is_hopeless:
-                    piped = instead(chosen, self._others(chosen, limits, timed), again)
+                if not is_hopeless:
+                    piped = late(chosen)
                 if piped is None:
                     continue
             chosen, found = piped or (chosen, found)
             break
         else:
-            piped = self._computed_again(limits, timed, again)
+            piped = next(filter(None, map(late, self._computed_again())), None)
             if piped is None:
                 raise self._advised(refused[0], enough)
             chosen, found = piped
@@ -225,17 +226,17 @@ class Looking:
         num_proposals += found.num_proposals
         return chosen, replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals), points
 
-    def _computed_again(self, limits: Budget, timed: Budget, again: Look) -> tuple[Chosen, Found] | None:
-        """Where plans have too many parts for a search to look at pipelines: the soonest one that fits once more is
-        computed again; None where there is none.
+    def _late(self, limits: Budget, timed: Budget, again: Look, chosen: Chosen) -> tuple[Chosen, Found] | None:
+        """The soonest pipeline that fits, where plans have too many parts for a search to look at any; None where there
+        is none. Late is better than nothing.
         """
-        for way in self._ways if self._may_fill else ():
-            for number in self._numbers[1:2]:
-                chosen = Chosen(number, *self._at(self.dropped(way), number))
-                piped = instead(chosen, self._others(chosen, limits, timed), again)
-                if piped is not None:
-                    return piped
-        return None
+        return instead(chosen, self._others(chosen, limits, timed), again) if self._may_fill else None
+
+    def _computed_again(self) -> Iterator[Chosen]:
+        """From where on pipelines that compute more again are looked at, once nothing else fits."""
+        for number in self._numbers[1:2]:
+            for way in self._ways_left if self._may_fill else ():
+                yield Chosen(number, *self._at(self.dropped(way), number))
 
     def _again(
         self, limits: Budget, is_settled: IsOver, progress: Progress | None, chosen: Chosen, plan: Strategy | None
@@ -278,6 +279,11 @@ class Looking:
         is_said = self.command.recompute or self.start or self.mode == "forward"
         return () if is_said else (SELECTIVE, FULL)
 
+    @cached_property
+    def _ways_left(self) -> tuple[str, ...]:
+        """Those that may help where no plan fits: none where there is not even room for what is carried."""
+        return self._ways if accumulating.could_fit(self.evaluator(self.microbatches, self.recompute)) else ()
+
     @property
     def _numbers(self) -> tuple[int, ...]:
         return divisors(self.desk.evaluator.lowering.graph.batch) if self.mode == "train" else ()
@@ -298,7 +304,7 @@ class Looking:
         is_far = self._is_free and self._is_far(first)
         numbers = self._numbers if self._is_free else (first.number,)
         chosen = enough(self.recompute, [n for n in numbers if n > first.number]) if is_far else None
-        for way in (NOTHING, *(self._ways if accumulating.could_fit(first.evaluator) else ())):
+        for way in (NOTHING, *self._ways_left):
             chosen = chosen or first if way == NOTHING else enough(self.dropped(way), numbers)
             while chosen is not None:
                 yield chosen
@@ -310,8 +316,14 @@ class Looking:
         return num_parts(chosen.evaluator) >= DEAR and self._foreseen(chosen).is_far
 
     def _foreseen(self, chosen: Chosen) -> Foreseen:
-        """What the known plans are taken for."""
-        return accumulating.foresee(chosen.evaluator, self.names, chosen.pins)
+        """What the known plans are taken for, worked out once."""
+        if chosen.evaluator not in self._known:
+            self._known[chosen.evaluator] = accumulating.foresee(chosen.evaluator, self.names, chosen.pins)
+        return self._known[chosen.evaluator]
+
+    @cached_property
+    def _known(self) -> WeakKeyDictionary[Evaluator, Foreseen]:
+        return WeakKeyDictionary()
 
     def _advised(self, refused: NoPlanFits, enough: Enough) -> NoPlanFits:
         """That no plan fits, and where the number of microbatches was said one that would do."""

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from castile.launch import importers
-from castile.launch.importers import Imported
+from castile.launch.importers import Imported, Stored
 from castile.launch.typed import settings, theirs
 from castile.planner import rewrite as rewrites
 from castile.planner.bodies.vocabulary import itemsize
@@ -68,6 +68,7 @@ class Model:
     text      the name with its settings, as the user wrote it
     rewrite   the rewrites, "" for none; None where the user leaves that open, which is none until one is chosen
     telling   what a file tells that is worth knowing before it is trained, of its graph and settings
+    storing   how a file has parameters that are otherwise here, of the same
     """
 
     name: str
@@ -77,6 +78,7 @@ class Model:
     rewrite: str | None = None
     text: str = ""
     telling: Callable[[Graph, Mapping[str, Any]], str] | None = None
+    storing: Callable[[Graph, Mapping[str, Any]], Mapping[str, Stored]] | None = None
 
     @property
     def is_theirs(self) -> bool:
@@ -109,6 +111,10 @@ class Model:
     def remark(self, graph: Graph) -> str:
         """What is worth knowing before its graph is trained; "" for nothing."""
         return self.telling(graph, self.settings) if self.telling is not None else ""
+
+    def stored(self, graph: Graph) -> Mapping[str, Stored]:
+        """How parameters of its graph are in the file that it is, and in files of weights for it, if otherwise."""
+        return self.storing(graph, self.settings) if self.storing is not None else {}
 
     def graph(self, batch: int | None = None, dtype: str = "float32", training: bool = True) -> Graph:
         """The operator graph for that many samples a step (by default the recipe's), for training or evaluation."""
@@ -175,7 +181,8 @@ def parse(text: str) -> Model:
     module = _found(name)
     values = settings.typed(module.build, given, f"model {name}", reserved=("batch", "dtype", "training"))
     recipe = getattr(module, "RECIPE", Recipe("digits", 32, 0.1))
-    return Model(name, module.build, recipe, values, rewrite, text, getattr(module, "remark", None))
+    telling, storing = (module.remark, module.stored) if isinstance(module, Imported) else (None, None)
+    return Model(name, module.build, recipe, values, rewrite, text, telling, storing)
 
 
 def _found(name: str) -> ModuleType | Imported:

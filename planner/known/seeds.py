@@ -39,11 +39,9 @@ from castile.runtime.strict import suggestion
 MOST_HALVES = 3
 # Parts are all but equal where the longest is longer than their mean by at most this share, as those of a vocabulary.
 UNEVEN = 0.01
-# What leaves less than this share of memory free beside parameters, gradients and states may not fit.
-ROOMY = 0.5
-# The first stages of a pipeline keep what as many microbatches made as there are stages behind them: what leaves less
-# than this share there may not fit.
-ROOMY_STAGE = 0.75
+# Where parameters, gradients and states take more than this share of memory, what is beside them may not fit; in a
+# pipeline, whose first stages keep what as many microbatches made as there are stages behind them, more than the other.
+ROOMY, ROOMY_STAGE = 0.5, 0.25
 
 # Where plans have more parts pipelines of so many stages are known, and by their names only: of each as many
 # microbatches are written out as it takes until they run as those before, 15 seconds for GPT-3 on 1,024 processors.
@@ -170,7 +168,7 @@ def _pipelines(
                 name = f"{PIPELINE}{num_stages}{way}{suffix}"
                 # once for both
                 made[name] = make = cache(partial(_staged, staged, num_stages, inner))
-                if size > width and all_bytes / num_stages / width > (1 - ROOMY_STAGE) * room:
+                if size > width and all_bytes / num_stages / width > ROOMY_STAGE * room:
                     made[f"{name}_zero"] = partial(_in_pieces, lowering, make)
     return made
 

@@ -175,8 +175,8 @@ class _Sketched:
             self.num_chains += 1
             self.run.adopt(count, [])
             # What a smaller budget ends with is not missing from what a larger one has seen.
-            if self.num_chains == NUM_CHAINS and self.run.spent < until and self.best is not None:
-                self.simulate(self.plainer(self.best[1]))
+            if self.num_chains == NUM_CHAINS and self.run.spent < until:
+                self.end()
 
     def judge(self, until: float) -> None:
         """Simulate the best of the chains' ends, as many as a budget of seconds leaves time for."""
@@ -184,7 +184,12 @@ class _Sketched:
         for end in sorted(best, key=lambda end: end.number):
             if self.has_time(until):
                 self.simulate(end)
-        if self.best is not None and self.has_time(until):
+        if self.has_time(until):
+            self.end()
+
+    def end(self) -> None:
+        """Simulate the best that was found without what gains it little."""
+        if self.best is not None:
             self.simulate(self.plainer(self.best[1]))
 
     def has_time(self, until: float) -> bool:
