@@ -252,23 +252,33 @@ def test_what_is_begun_ahead_leaves_more_free_and_orders_nothing_else(tell: Call
     assert seen["freed"] > examples(150) // 4
 
 
-def test_works_in_a_row_are_cut_so_that_the_slowest_takes_least() -> None:
+def test_works_in_a_row_are_cut_so_that_the_slowest_takes_least_and_then_least_is_handed_over() -> None:
     """With what handing over takes on both sides of a cut."""
     random = np.random.default_rng(0)
     for _ in range(200):
         work, rates = random.integers(0, 9, random.integers(2, 9)).astype(float), random.integers(1, 4, 3).astype(float)
         sent = np.append(random.integers(0, 3, len(work)) * random.integers(0, 2), 0.0)
         sent[0] = 0.0
+        handed = random.integers(0, 9, len(sent)).astype(float)
 
         def slowest(found: Sequence[int], work: np.ndarray = work, rates: np.ndarray = rates, sent=sent) -> float:
             ends = np.searchsorted(found, range(len(rates) + 1))
             lasts = [work[a:b].sum() / rate + sent[a] + sent[b] for a, b, rate in zip(ends, ends[1:], rates)]
             return float(max(lasts))
 
-        found = cut(work, rates, sent)
+        def over(found: Sequence[int], rates: np.ndarray = rates, handed: np.ndarray = handed) -> float:
+            return float(handed[np.searchsorted(found, range(1, len(rates)))].sum())
+
+        found = cut(work, rates, sent, handed)
         assert found == sorted(found) and len(found) == len(work)
-        every = itertools.combinations_with_replacement(range(len(rates)), len(work))
-        assert slowest(found) == pytest.approx(min(map(slowest, every)), rel=1e-4, abs=1e-4)
+        every = [*itertools.combinations_with_replacement(range(len(rates)), len(work))]
+        least = min(map(slowest, every))
+        assert slowest(found) == pytest.approx(least, rel=1e-4, abs=1e-4)
+        as_quick = [one for one in every if slowest(one) <= least * (1 + 1e-9)]
+        assert over(found) <= min(map(over, as_quick))
+        # of these the last has as much as it may
+        ties = [one for one in as_quick if over(one) == over(found)]
+        assert found.count(len(rates) - 1) >= max((one.count(len(rates) - 1) for one in ties), default=0)
 
 
 @pytest.mark.parametrize("speeds", [(1, 3, 3, 3), (3, 1, 1, 1), (1, 1, 3, 3), (2, 1, 2, 4)])

@@ -64,7 +64,9 @@ class Pipelines:
         inner   Configs on the first processors, as many as a group has
         """
         size = self._lowering.machine.num_procs // num_stages
-        return staged(inner, size, cut(self._work, self._rates(num_stages), _sent(self._lowering, inner, size)))
+        handed, has_sums = _handed(self._lowering, inner)
+        sent = self._sent(handed, size) if has_sums else np.zeros(len(handed))
+        return staged(inner, size, cut(self._work, self._rates(num_stages), sent, handed))
 
     def interleaved(self, num_stages: int, inner: Mapping[str, Config]) -> dict[str, Config]:
         """The same with several shorter stretches for each group, which come round to it again: a pipeline fills, and
@@ -86,6 +88,17 @@ class Pipelines:
         lengths = np.diff([*necks[begins], len(self._work)])
         stages = np.repeat(np.arange(-len(begins), 0) % num_stages, lengths)
         return staged(inner, self._lowering.machine.num_procs // num_stages, stages.tolist())
+
+    def _sent(self, handed: np.ndarray, size: int) -> np.ndarray:
+        """float64[N + 1]: picoseconds in which so many bytes come from one group of so many processors to the next.
+
+        Without partial sums what is handed over goes beside other microbatches' kernels wherever it is cut.
+        """
+        levels = self._lowering.machine.levels
+        level, each = next((level for level in levels if level.group > size), levels[-1]), handed / size
+        # As much is sent wherever it is cut.
+        each[1:-1] -= each[1:-1].min(initial=each.max())
+        return np.array([PICOSECONDS * seconds("move", nbytes, 2, level) if nbytes > 0 else 0.0 for nbytes in each])
 
     def _rates(self, num_stages: int) -> np.ndarray:
         """At which rate each group works."""
@@ -151,44 +164,64 @@ def staged(inner: Mapping[str, Config], size: int, stages: Sequence[int]) -> dic
     return {name: moved[config, stage] for (name, config), stage in zip(inner.items(), stages, strict=True)}
 
 
-def cut(work: np.ndarray, rates: np.ndarray, sent: np.ndarray) -> list[int]:
-    """Which of some in a row does each of many works in a row, so that the slowest takes as little time as can be.
+def cut(work: np.ndarray, rates: np.ndarray, sent: np.ndarray, handed: np.ndarray) -> list[int]:
+    """Which of some in a row does each of many works in a row, so that the slowest takes as little time as can be, and
+    then as little as can be is handed over.
 
-    work[N]       what each takes at a rate of 1
-    rates[S]      of who do them; the last have as much as they may, as the first hold the activations of more
-                  microbatches
-    sent[N + 1]   time that both who do what is before and who do what comes then take to hand over what is between
+    work[N]         what each takes at a rate of 1
+    rates[S]        of who do them; the last have as much as they may, as the first hold the activations of more
+                    microbatches
+    sent[N + 1]     time that both who do what is before and who do what comes then take to hand over what is between
+    handed[N + 1]   how much that is
     """
     upto = np.append(0.0, np.cumsum(work))
     least, most = 0.0, upto[-1] / rates.min() + 2 * sent.max()
 
-    def ends(seconds: float) -> list[np.ndarray]:
-        """By how many have done theirs, up to where all may be done."""
-        found = [np.arange(len(upto)) == 0]
+    def ends(seconds: float) -> bool:
+        """Whether all may be done when none takes longer."""
+        may_end = np.arange(len(upto)) == 0
         for rate in rates:
-            begun = np.maximum.accumulate(np.where(found[-1], upto - sent * rate, -np.inf))
-            found.append(upto + sent * rate - begun <= seconds * rate)
-        return found
+            begun = np.maximum.accumulate(np.where(may_end, upto - sent * rate, -np.inf))
+            may_end = upto + sent * rate - begun <= seconds * rate
+        return bool(may_end[-1])
 
     for _ in range(HALVINGS):
         middle = (least + most) / 2
-        least, most = (least, middle) if ends(middle)[-1][-1] else (middle, most)
-    bounds, may_end = [len(work)], ends(most)
-    for rate, begins in zip(rates[::-1], may_end[-2::-1], strict=True):
-        end = bounds[-1]
-        lasts = upto[end] - upto[: end + 1] + (sent[end] + sent[: end + 1]) * rate
-        bounds.append(int(np.argmax(begins[: end + 1] & (lasts <= most * rate))))
-    return np.repeat(np.arange(len(rates)), -np.diff(bounds)[::-1]).tolist()
+        least, most = (least, middle) if ends(middle) else (middle, most)
+    return np.repeat(np.arange(len(rates)), np.diff(_thrifty(upto, rates, sent, handed, most))).tolist()
 
 
-def _sent(lowering: Lowering, inner: Mapping[str, Config], size: int) -> np.ndarray:
-    """float64[N + 1]: picoseconds in which a microbatch's results, and their gradients, come from one group to the next
-    that begins with each node, partial sums as often as there are.
-
-    Without any, what is sent goes beside other microbatches' kernels wherever it is cut, and counts nothing.
+def _thrifty(upto: np.ndarray, rates: np.ndarray, sent: np.ndarray, handed: np.ndarray, most: float) -> list[int]:
+    """Behind how many works each begins, and all: none takes longer than `most`, to a millionth, and least is handed
+    over, of that which leaves the last most.
     """
-    graph, machine = lowering.piece, lowering.machine
-    level = next((level for level in machine.levels if level.group > size), machine.levels[-1])
+    windows: dict[float, tuple[np.ndarray, np.ndarray]] = {}
+    for rate in {*rates.tolist()}:
+        every, room = np.arange(len(upto)), most * rate * (1 + 2.0**-HALVINGS)
+        width = int((every - np.searchsorted(upto, upto - room)).max()) + 1
+        # earlier ones first
+        begin = every[:, None] - np.arange(width - 1, -1, -1)
+        lasts = upto[:, None] - upto[begin] + (sent[:, None] + sent[begin]) * rate
+        windows[rate] = begin, (begin >= 0) & (lasts <= room)
+    total, found = np.where(np.arange(len(upto)) == 0, 0.0, np.inf), list[np.ndarray]()
+    for rate in rates.tolist():
+        begin, fits = windows[rate]
+        each = np.where(fits, total[begin], np.inf)
+        best = each.argmin(1)
+        rows = np.arange(len(upto))
+        found.append(begin[rows, best])
+        total = each[rows, best] + handed
+    bounds = [len(upto) - 1]
+    for begins in reversed(found):
+        bounds.append(int(begins[bounds[-1]]))
+    return bounds[::-1]
+
+
+def _handed(lowering: Lowering, inner: Mapping[str, Config]) -> tuple[np.ndarray, bool]:
+    """float64[N + 1]: bytes of a microbatch's results, and of their gradients, that are made before each node and read
+    from there on, partial sums as often as there are; and whether there are any.
+    """
+    graph = lowering.piece
     place = {name: n for n, name in enumerate(inner)}
     last: dict[str, int] = {}
     gradients: dict[str, int] = {}
@@ -213,10 +246,7 @@ def _sent(lowering: Lowering, inner: Mapping[str, Config], size: int) -> np.ndar
                 has_sums |= times > 1 + tensor.floating
                 change[place[node.name] + 1] += nbytes
                 change[last[name] + 1] -= nbytes
-    each = has_sums * np.cumsum(change)[:-1] / size
-    # As much is sent wherever it is cut.
-    each[1:-1] -= each[1:-1].min(initial=each.max())
-    return np.array([PICOSECONDS * seconds("move", nbytes, 2, level) if nbytes > 0 else 0.0 for nbytes in each])
+    return np.cumsum(change)[:-1], has_sums
 
 
 def _times(config: Config, operand: Operand) -> int:

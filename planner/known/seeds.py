@@ -45,7 +45,7 @@ ROOMY, ROOMY_STAGE = 0.5, 0.25
 
 # Where plans have more parts pipelines of so many stages are known, and by their names only: of each as many
 # microbatches are written out as it takes until they run as those before, 15 seconds for GPT-3 on 1,024 processors.
-MOST_PIPED, MOST_STAGES = 100_000, 32
+MOST_PIPED, MOST_STAGES = 100_000, 64
 # Of more microbatches than so many times the stages what a pipeline takes to fill is little, which interleaving saves.
 FEW = 2
 # How the names of pipelines begin.
