@@ -280,7 +280,9 @@ def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None
         counts = tuple(tuple([p.volume if p else 0 for p in row]) for row in rows)
         send = _sent(t, members, [[p for p in row if p] for row in rows])
         landed = _landed(t, copies, [[p for p in column if p] for column in zip(*rows, strict=True)], ends)
-    scratch = _scratch(t, form, [(n - 1) * count for count in counts[0]], group)
+    # Of an all-reduce as much for all, so that where it does not divide evenly none differs by an element.
+    each = (max(counts[0]),) * n if form == "all_reduce" else counts[0]
+    scratch = _scratch(t, form, [(n - 1) * count for count in each], group)
     received = [view for view, _ in landed] or receive
     transfer.emit(t, form, group, send, tuple(received), scratch, counts, elements)
     for copy, end, (view, run) in zip(copies, ends, landed, strict=False):

@@ -21,7 +21,7 @@ from castile.planner.evaluation.budget import Budget, clock
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.sizes import SIZES
 from castile.planner.known.pipelines import divisors
-from castile.planner.known.seeds import known_names
+from castile.planner.known.seeds import known_names, microbatch_counts
 from castile.planner.lower import Lowering
 from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating
@@ -199,7 +199,7 @@ class Looking:
         late = partial(self._late, limits, timed, again)
         points, piped = list[Point](), None
         for chosen in self._places(enough):
-            is_hopeless = self._may_fill and not chosen.fits and self._is_far(chosen)
+            is_hopeless = self._may_fill and not chosen.fits and self._is_dear and not self._foreseen(chosen).fitting
             try:
                 piped = sooner(chosen, self._others(chosen, timed, timed), again) if self._may_fill else None
                 if is_hopeless:
@@ -265,7 +265,8 @@ class Looking:
         """The other numbers of microbatches in which pipelines are looked at: until when for more numbers, and until
         when for better plans once there is one.
         """
-        numbers = (n for n in self._numbers[2:] if n != chosen.number and not for_more.is_over())
+        counts = microbatch_counts(chosen.evaluator.lowering)[2:]
+        numbers = (n for n in counts if n != chosen.number and not for_more.is_over())
         return Others(numbers, partial(self._at, chosen.evaluator.lowering.recompute), for_better.is_over)
 
     @property
@@ -313,7 +314,11 @@ class Looking:
 
     def _is_far(self, chosen: Chosen) -> bool:
         """Whether no known plan comes near fitting, where a search takes long to say that it found none."""
-        return num_parts(chosen.evaluator) >= DEAR and self._foreseen(chosen).is_far
+        return self._is_dear and self._foreseen(chosen).is_far
+
+    @property
+    def _is_dear(self) -> bool:
+        return num_parts(self.desk.evaluator) >= DEAR
 
     def _foreseen(self, chosen: Chosen) -> Foreseen:
         """What the known plans are taken for, worked out once."""

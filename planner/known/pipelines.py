@@ -24,6 +24,10 @@ from castile.planner.strategy import Config
 from castile.runtime.forms import seconds
 from castile.runtime.timeline import PICOSECONDS
 
+# Where groups share a microbatch's samples, those that have fewer wait at most so much of the time.
+IDLE = 0.1
+# Of more microbatches than so many times the stages what a pipeline takes to fill is little, which interleaving saves.
+FEW = 2
 # How often a group's turn may come round.
 ROUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 # In so many halvings the longest stretch is as short as can be, to a millionth.
@@ -47,6 +51,30 @@ def stage_counts(num_procs: int, near: int, most: int) -> list[int]:
     """
     sizes = {num_procs // n: n for n in range(2, most + 1) if num_procs % n == 0}
     return [n for size, n in sizes.items() if size % near == 0 or near % size == 0]
+
+
+def is_shared(batch: int, microbatches: int, num_stages: int, groups: int) -> bool:
+    """Whether so many groups of each stage share a microbatch's samples about equally; or several of them one sample,
+    where there would be few microbatches if each had one.
+    """
+    samples = batch // microbatches
+    if samples < groups:
+        return groups % samples == 0 and batch < FEW * num_stages * groups
+    return samples >= (1 - IDLE) * groups * -(-samples // groups)
+
+
+def shared(batch: int, num_procs: int, near: int, most: int) -> tuple[int, ...]:
+    """Into how many microbatches a batch may be cut for pipelines of at most `most` stages: so that those that are near
+    share its samples in equal pieces, each of one, of two, of four and so on, as long as there are microbatches for all
+    stages.
+    """
+    found = set[int]()
+    for num_stages in stage_counts(num_procs, near, most):
+        samples = max(1, num_procs // num_stages // near)
+        while batch % samples == 0 and batch // samples >= num_stages:
+            found.add(batch // samples)
+            samples *= 2
+    return tuple(sorted(found))
 
 
 class Pipelines:

@@ -15,9 +15,10 @@ import numpy as np
 from castile.planner.choices import shares
 from castile.planner.choices.pins import Pins
 from castile.planner.cost import CostModel
+from castile.planner.known.large import has_many_parts
 from castile.planner.known.megatron import TensorCuts
 from castile.planner.known.pieces import in_pieces
-from castile.planner.known.pipelines import Pipelines, stage_counts
+from castile.planner.known.pipelines import FEW, Pipelines, divisors, is_shared, shared, stage_counts
 from castile.planner.known.plans import (
     Configs,
     apart,
@@ -33,6 +34,7 @@ from castile.planner.known.plans import (
 from castile.planner.lower import Lowering
 from castile.planner.step.program import update_name
 from castile.planner.strategy import Config, Strategy
+from castile.runtime.machine import Machine
 from castile.runtime.strict import suggestion
 
 # Of known plans on fewer processors there are so many, each on half as many as the one before.
@@ -43,11 +45,9 @@ UNEVEN = 0.01
 # pipeline, whose first stages keep what as many microbatches made as there are stages behind them, more than the other.
 ROOMY, ROOMY_STAGE = 0.5, 0.25
 
-# Where plans have more parts pipelines of so many stages are known, and by their names only: of each as many
-# microbatches are written out as it takes until they run as those before, 15 seconds for GPT-3 on 1,024 processors.
-MOST_PIPED, MOST_STAGES = 100_000, 64
-# Of more microbatches than so many times the stages what a pipeline takes to fill is little, which interleaving saves.
-FEW = 2
+# Where plans have many parts pipelines of at most so many stages are known, and by their names only: of each as many
+# microbatches are written out as it takes until they run as those before, seconds for GPT-3 on 1,024 processors.
+MOST_STAGES = 64
 # How the names of pipelines begin.
 PIPELINE = "pipeline_"
 
@@ -88,9 +88,15 @@ def known_names(lowering: Lowering, pins: Pins | None = None) -> tuple[str, ...]
     return tuple(_makers_within(lowering, None, pins))
 
 
-def has_many_parts(lowering: Lowering) -> bool:
-    """Whether plans have too many parts to simulate several pipelines."""
-    return len(lowering.piece.nodes) * lowering.machine.num_procs > MOST_PIPED
+def microbatch_counts(lowering: Lowering) -> tuple[int, ...]:
+    """Into how many microbatches the batch may be cut, ascending: where plans have many parts those too in which the
+    groups of pipelines share samples.
+    """
+    return tuple(sorted({*divisors(lowering.graph.batch), *(_shared(lowering) if has_many_parts(lowering) else ())}))
+
+
+def _shared(lowering: Lowering) -> tuple[int, ...]:
+    return shared(lowering.graph.batch, lowering.machine.num_procs, _near(lowering.machine), MOST_STAGES)
 
 
 def seed(name: str, lowering: Lowering, cost: CostModel | None = None) -> Configs:
@@ -123,8 +129,7 @@ def _makers(
     graph, num_procs = lowering.piece, lowering.machine.num_procs
     on_fastest = partial(_on_fastest, lowering, cost, frozenset(range(num_procs) if procs is None else procs))
     cuts = TensorCuts(graph)
-    # What is cut within a layer talks at every layer, so it stays within a node: all levels but the farthest.
-    near = lowering.machine.levels[-2:][0].group if lowering.machine.levels else 1
+    near = _near(lowering.machine)
     made: dict[str, Callable[[], Configs]] = {
         "data_parallel": partial(data_parallel, graph, num_procs),
         "balanced": partial(balanced, lowering, cost),
@@ -145,6 +150,11 @@ def _makers(
     return made | _for_large(lowering, cuts, near) | _pipelines(lowering, cuts, near, cost)
 
 
+def _near(machine: Machine) -> int:
+    """How many processors may cut a layer, which talk all the time: those of a node, by all levels but the farthest."""
+    return machine.levels[-2:][0].group if machine.levels else 1
+
+
 def _pipelines(
     lowering: Lowering, cuts: TensorCuts, near: int, cost: CostModel | None
 ) -> dict[str, Callable[[], Configs]]:
@@ -157,13 +167,18 @@ def _pipelines(
     room = min(p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors)
     _, all_bytes = _param_bytes(lowering)
     made, rows = dict[str, Callable[[], Configs]](), Pipelines(lowering, cost)
-    most = min(lowering.microbatches, MOST_STAGES if has_many_parts(lowering) else num_procs)
+    is_large = has_many_parts(lowering)
+    most = min(lowering.microbatches, MOST_STAGES if is_large else num_procs)
+    # Of many parts all are simulated through few, which takes groups that do the same.
+    must_share = is_large and bool(_shared(lowering))
     for num_stages in stage_counts(num_procs, near, most):
         size = num_procs // num_stages
         ways = {"": rows.once}
         if lowering.microbatches <= FEW * num_stages:
             ways["_interleaved"] = rows.interleaved
         for suffix, width, inner in _within(lowering, cuts, size, near):
+            if must_share and not is_shared(lowering.graph.batch, lowering.microbatches, num_stages, size // width):
+                continue
             for way, staged in ways.items():
                 name = f"{PIPELINE}{num_stages}{way}{suffix}"
                 # once for both

@@ -5,7 +5,7 @@ It does not know how plans are found; whether one fits, and what it takes, the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, prod
 
@@ -20,6 +20,8 @@ from castile.runtime.transfer import TooManyTransfers
 
 # Of the known plans that are taken to fit so many are simulated, the best, until one does; then the smallest.
 MOST_TRIED = 3
+# Known plans need as much memory where what they need differs by less than this share.
+ALIKE = 0.02
 # A search may find a plan that fits where a sketch takes the smallest known one for so many times the memory: searches
 # were seen to save a quarter.
 NEAR = 1.5
@@ -86,6 +88,15 @@ def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins
     return Foreseen(min(shares), tuple((seconds, plan) for seconds, _, plan in (*found[:MOST_TRIED], *last)))
 
 
+def may_need(shares: Mapping[int, float], number: int, most: float) -> bool:
+    """Whether the smallest known plan in so many microbatches may need at most `most` times the memory.
+
+    shares   how many times it needs in other numbers: in twice as many never less than half, also with twice the stages
+    """
+    least = min(shares.values(), default=0.0)
+    return max([n for n, share in shares.items() if share <= (1 + ALIKE) * least], default=0) * least <= most * number
+
+
 def could_fit(evaluator: Evaluator) -> bool:
     """Whether all memory together has room for what is carried from step to step, each element once: else no plan fits,
     however little it keeps beside.
@@ -111,9 +122,12 @@ def enough(
     """
     least, best = inf, None
     share, nearest = NEAR, None
+    shares: dict[int, float] = {}
     for number in numbers:
         if best is not None and is_over():
             break
+        if not may_need(shares, number, NEAR):
+            continue
         try:
             evaluator, pins = at(number)
             foreseen = foresee(evaluator, names, pins)
@@ -121,6 +135,7 @@ def enough(
             # What cannot be cut into so many may be cut into others.
             continue
         fitting = foreseen.fitting
+        shares[number] = foreseen.share
         if fitting and fitting[0][0] >= least:
             break
         found = next((seconds for _, plan in fitting if (seconds := _seconds(evaluator, plan)) < inf), inf)

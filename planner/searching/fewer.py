@@ -15,7 +15,7 @@ from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.choices import shares
 from castile.planner.choices.pins import Pin, Pins
 from castile.planner.evaluation.evaluator import Evaluator
-from castile.planner.known.seeds import has_many_parts
+from castile.planner.known.large import has_many_parts
 from castile.planner.search import Found, same
 from castile.planner.strategy import Names
 from castile.runtime.machine import Machine

@@ -16,9 +16,10 @@ from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.evaluator import Evaluated, Evaluator
 from castile.planner.evaluation.sizes import variants
-from castile.planner.known.seeds import PIPELINE, has_many_parts, known_names
+from castile.planner.known.large import has_many_parts
+from castile.planner.known.seeds import PIPELINE, known_names
 from castile.planner.search import Found, NoPlanFits
-from castile.planner.searching.accumulating import Chosen, foresee
+from castile.planner.searching.accumulating import Chosen, foresee, may_need
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.transfer import TooManyTransfers
@@ -169,16 +170,23 @@ def _ordered(
 
 def _taken_for_best(others: Others) -> Iterator[_Candidate]:
     """For each number that has some the pipelines that are taken to fit."""
+    shares: dict[int, float] = {}
     for number in others.numbers:
+        if not may_need(shares, number, 1.0):
+            continue
         try:
             evaluator, pins = others.at(number)
             names = [name for name in known_names(evaluator.lowering, pins) if name.startswith(PIPELINE)]
-            fitting = foresee(evaluator, names, pins).fitting if names else ()
+            foreseen = foresee(evaluator, names, pins) if names else None
         except ValueError:
             # What cannot be cut into so many may be cut into others.
             continue
-        if fitting:
-            yield _Candidate(fitting[0][0], number, evaluator, pins, tuple([plan for _, plan in fitting]))
+        if foreseen is None:
+            continue
+        shares[number] = foreseen.share
+        if foreseen.fitting:
+            plans = tuple([plan for _, plan in foreseen.fitting])
+            yield _Candidate(foreseen.fitting[0][0], number, evaluator, pins, plans)
 
 
 def _of_many_parts(first: int, others: Others) -> Iterator[_Candidate]:

@@ -1,0 +1,16 @@
+"""Large plans: those of so many parts that of known ones only few are simulated, and these through few processors.
+
+It does not know what known plans there are.
+"""
+
+from __future__ import annotations
+
+from castile.planner.lower import Lowering
+
+# To look at one of more parts takes seconds.
+MOST_PARTS = 100_000
+
+
+def has_many_parts(lowering: Lowering) -> bool:
+    """Whether plans have too many parts to simulate several pipelines."""
+    return len(lowering.piece.nodes) * lowering.machine.num_procs > MOST_PARTS
