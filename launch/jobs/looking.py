@@ -197,13 +197,13 @@ class Looking:
         enough = partial(self._enough, limits.is_over, timed.is_over)
         again = partial(self._again, limits, is_settled, progress)
         late = partial(self._late, limits, timed, again)
-        points, piped = list[Point](), None
+        points, piped, computed = list[Point](), None, filter(None, map(late, self._computed_again()))
         for chosen in self._places(enough):
             is_hopeless = self._may_fill and not chosen.fits and self._is_dear and not self._foreseen(chosen).fitting
             try:
                 piped = sooner(chosen, self._others(chosen, timed, timed), again) if self._may_fill else None
                 if is_hopeless:
-                    piped = late(chosen)
+                    piped = late(chosen) or next(computed, None)
                 if piped is None:
                     chosen, left = self._in_time(chosen, limits, timed, began)
                     found, points = self._search(chosen, left, is_settled, progress, self.start)
@@ -217,7 +217,7 @@ class Looking:
             chosen, found = piped or (chosen, found)
             break
         else:
-            piped = next(filter(None, map(late, self._computed_again())), None)
+            piped = next(computed, None)
             if piped is None:
                 raise self._advised(refused[0], enough)
             chosen, found = piped

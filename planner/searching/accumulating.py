@@ -75,17 +75,12 @@ def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins
     lowering, cost = evaluator.lowering, evaluator.cost
     known = seeds(lowering, names, cost, pins)
     sieve = Sieve(evaluator, known, Spaces(lowering, cost, pins))
-    shares, found = [], []
-    for name, configs in sieve.configs.items():
-        sieve.sketch.update(name in sieve.in_pieces)
-        seconds = sieve.sketch.seconds(configs)
-        shares.append(float((sieve.sketch.held / evaluator.capacity).max()))
-        if shares[-1] <= 1:
-            found.append((seconds, shares[-1], known[name]))
+    found = [(*seen, known[name]) for name, seen in sieve.seen.items() if seen.share <= 1]
     found.sort(key=lambda one: one[:2])
     # A sketch took a small vit for half the memory that it needs: where the best do not fit, the smallest may.
     last = sorted(found[MOST_TRIED:], key=lambda one: one[1])[:1]
-    return Foreseen(min(shares), tuple((seconds, plan) for seconds, _, plan in (*found[:MOST_TRIED], *last)))
+    fitting = tuple((seconds, plan) for seconds, _, plan in (*found[:MOST_TRIED], *last))
+    return Foreseen(min(seen.share for seen in sieve.seen.values()), fitting)
 
 
 def may_need(shares: Mapping[int, float], number: int, most: float) -> bool:

@@ -6,6 +6,7 @@ It does not know what they take; of those that are left the simulator says so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from castile.planner.choices.spaces import Spaces
 from castile.planner.evaluation.budget import Budget
@@ -27,6 +28,18 @@ CLOSE = 1.02
 WORTH = 0.01
 
 
+class Seen(NamedTuple):
+    """What a sketch says of a plan: what a step takes, and how much of its memory the fullest processor needs."""
+
+    seconds: float
+    share: float
+
+    @property
+    def energy(self) -> float:
+        """Seconds, and for a plan that does not fit a penalty."""
+        return self.seconds * (1 + PENALTY * max(0.0, self.share - 1))
+
+
 class Sieve:
     """Known plans as one sketch sees them.
 
@@ -36,7 +49,7 @@ class Sieve:
     configs   of their nodes
     unseen    which have Configs of more than these, so take other time than the sketch says
     in_pieces which have their updates in pieces, of which a sketch knows what memory they take
-    energy    seconds, and for plans that do not fit a penalty
+    seen      what it says of each plan
     is_joined whether that, and what the sketch says of others, is with sums in buckets, as it is where these pay
     """
 
@@ -54,23 +67,28 @@ class Sieve:
         bucket = max(sizes, default=0)
         self.sketch = Sketch(evaluator.lowering, evaluator.cost, spaces, list(self.configs.values()), bucket)
         self._capacity = evaluator.capacity
-        self.energy, self.is_joined = self._energies(), False
+        self.seen, self.is_joined = self._seen(), False
         if bucket:
             self.sketch.join(True)
-            joined = self._energies()
-            self.is_joined = min(joined.values()) < (1 - WORTH) * min(self.energy.values())
+            joined = self._seen()
+            least, before = (min(one.energy for one in seen.values()) for seen in (joined, self.seen))
+            self.is_joined = least < (1 - WORTH) * before
             self.sketch.join(self.is_joined)
-            self.energy = joined if self.is_joined else self.energy
+            self.seen = joined if self.is_joined else self.seen
 
-    def _energies(self) -> dict[str, float]:
+    def _seen(self) -> dict[str, Seen]:
         """What the sketch says of each plan now."""
-        found: dict[str, float] = {}
+        found: dict[str, Seen] = {}
         for name, configs in self.configs.items():
             self.sketch.update(name in self.in_pieces)
             seconds = self.sketch.seconds(configs)
-            overflow = max(0.0, float((self.sketch.held / self._capacity).max()) - 1)
-            found[name] = seconds * (1 + PENALTY * overflow)
+            found[name] = Seen(seconds, float((self.sketch.held / self._capacity).max()))
         return found
+
+    @property
+    def energy(self) -> dict[str, float]:
+        """By plan."""
+        return {name: one.energy for name, one in self.seen.items()}
 
     def within(self, times: float) -> list[str]:
         """The plans that take at most so many times as long as the best.
@@ -78,8 +96,8 @@ class Sieve:
         And the latency of a message for each flow: how many messages there are is what a sketch knows worst.
         """
         latency = float(self.sketch.links.latency.max(initial=0.0)) * len(self.sketch.program.itemsize)
-        most = times * min(self.energy.values()) + latency
-        return [name for name, energy in self.energy.items() if energy <= most]
+        most = times * min(one.energy for one in self.seen.values()) + latency
+        return [name for name, one in self.seen.items() if one.energy <= most]
 
     def promising(self, times: float) -> list[str]:
         """Those of them that are worth simulating: all, where slow ones are wanted too."""
