@@ -34,16 +34,22 @@ def short(graph: Graph, share: float, procs: int = 16) -> Machine:
     return Machine("short", (Processor("p", 1e10, 1e11, int(share * nbytes(graph)), 0, 1e-7),) * procs, levels)
 
 
-def evaluator(share: float, updates: str, samples: int = 4) -> Evaluator:
-    graph = models.parse(DEEP).graph(samples)
+def evaluator(
+    share: float, updates: str, samples: int = 4, dtype: str = "float32", microbatches: int = 1
+) -> Evaluator:
+    graph = models.parse(DEEP).graph(samples, dtype)
     machine = short(graph, share)
-    return Evaluator(Lowering(graph, machine, Updates(find(updates)())), CostModel(machine))
+    lowering = Lowering(graph, machine, Updates(find(updates)()), microbatches=microbatches)
+    return Evaluator(lowering, CostModel(machine))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("updates", ["sgd", "adam"])
-@pytest.mark.parametrize("samples", [2, 16])
-def test_a_sketch_knows_roughly_what_memory_known_plans_take(updates: str, samples: int) -> None:
-    same = evaluator(0.7, updates, samples)
+@pytest.mark.parametrize(("samples", "microbatches"), [(2, 1), (16, 1), (32, 4)])
+def test_a_sketch_knows_roughly_what_memory_known_plans_take(
+    updates: str, samples: int, microbatches: int, dtype: str
+) -> None:
+    same = evaluator(0.7, updates, samples, dtype, microbatches)
     plans = seeds(same.lowering)
     sieve = Sieve(same, plans, Spaces(same.lowering, same.cost))
     assert sieve.in_pieces == {name for name in plans if name == "fsdp" or name.endswith("_zero")}
@@ -51,8 +57,8 @@ def test_a_sketch_knows_roughly_what_memory_known_plans_take(updates: str, sampl
     for name in plans.keys() - {"one_weird_trick"}:
         sieve.sketch.update(name in sieve.in_pieces)
         sieve.sketch.seconds(sieve.configs[name])
-        held, peak = sieve.sketch.room.held.max(), max(same.evaluate(plans[name]).peak_bytes)
-        assert 0.95 * peak < held < 1.4 * peak, name
+        held, peak = sieve.sketch.held.max(), max(same.evaluate(plans[name]).peak_bytes)
+        assert 0.9 * peak < held < (1.4 if dtype == "float32" else 1.55) * peak, name
 
 
 @pytest.mark.parametrize(

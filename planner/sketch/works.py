@@ -218,13 +218,17 @@ class Works:
             index = node.inputs.index(param)
             size = of.size(True, index)
             nbytes = size * np.dtype(dtypes[param]).itemsize
-            cast = size * np.dtype(dtypes[param + FETCHED]).itemsize if param + FETCHED in dtypes else 0
+            is_cast = param + FETCHED in dtypes
+            cast = size * np.dtype(dtypes[param + FETCHED]).itemsize if is_cast else 0
             borne = node.alignment.operands[index].axes
             alike = prod(degree for axis, degree in of.cut.items() if axis not in borne)
             like = sum(o.dims == step.node.alignment.operands[0].dims for o in step.node.alignment.operands)
             # Arrays where many splits are asked about: what both numbers begin with is not to be changed.
             total = total + nbytes * like + cast
-            in_pieces = in_pieces + nbytes * np.minimum(like, 1 + like / alike) + cast
+            # What is gathered is the whole parameter as it is computed with, and goes as its gradient comes, which is
+            # whole until it is scattered: of several microbatches when the last has added its own.
+            is_alone = count > 1 and is_cast
+            in_pieces = in_pieces + nbytes * np.minimum(like, (not is_alone) + like / alike) + (cast if is_alone else 0)
             if count > 1:
                 in_pieces = in_pieces + size * np.dtype(dtypes[param + GRADIENT]).itemsize * (1 - 1 / alike)
         return kept, total, in_pieces
