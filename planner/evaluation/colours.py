@@ -7,16 +7,27 @@ from __future__ import annotations
 
 import numpy as np
 
+from castile.runtime.compiled import compiled
+
 
 def mixed(*columns: np.ndarray) -> np.ndarray:
     """A hash of each row, by the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
     state = np.full(len(columns[0]), 0x9E3779B97F4A7C15, np.uint64)
-    for column in columns:
-        state = (state ^ column.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state ^= state >> np.uint64(31)
+    stir = compiled(_stirred)
+    # what is too large for 64 bits goes round, of which the interpreter would warn
+    with np.errstate(over="ignore"):
+        for column in columns:
+            stir(state, np.ascontiguousarray(column, np.uint64))
     return state
+
+
+def _stirred(state, column):  # type: ignore[no-untyped-def]
+    """Each of a state mixed with what a column has there, in one pass."""
+    for n in range(len(state)):
+        found = (state[n] ^ column[n]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)
+        found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state[n] = found ^ (found >> np.uint64(31))
 
 
 def sums(size: int, index: np.ndarray, colours: np.ndarray) -> np.ndarray:
