@@ -21,7 +21,9 @@ from benchmarks.gpu import cases
 from benchmarks.gpu.calls import calls
 from castile.kernels.estimates.chips import CHIPS, H200
 from castile.kernels.estimates.compiled import Compiled, code, compiled, parameters
-from castile.kernels.estimates.counted import SECTOR, Counted, counted, made
+from castile.kernels.estimates.counted import Counted, counted
+from castile.kernels.estimates.sectors import SECTOR
+from castile.kernels.estimates.text import made
 from castile.kernels.estimates.estimate import estimate, lost, moved_bytes, of_call, of_plan
 from castile.kernels.triton.contract import Tile
 from castile.kernels.triton.launch import Launch, Plan
