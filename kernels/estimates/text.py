@@ -142,7 +142,7 @@ class Text:
     numbers: Mapping[str, Value]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def text_of(ptx: str) -> Text:
     """A kernel's text, from what Triton leaves of it."""
     steps: list[Step] = []
@@ -194,15 +194,18 @@ def _items(steps: Sequence[Step], labelled: set[int]) -> tuple[tuple[Step | Idle
 
 def _decisive(steps: Sequence[Step]) -> set[str]:
     """Registers of which anything depends that steps do besides writing registers."""
-    found = {name for step in steps if step.acts for name in step.decided_by}
-    while True:
-        # Where a predicate does not hold, what was there stays.
-        more = {
-            name for step in steps if not found.isdisjoint(step.writes) for name in (*step.reads, *step.decided_by)
-        } - found
-        if not more:
-            return found
-        found |= more
+    made_of: dict[str, set[str]] = {}
+    for step in steps:
+        for name in step.writes:
+            # Where a predicate does not hold, what was there stays.
+            made_of.setdefault(name, set()).update(step.reads, step.decided_by)
+    found = set[str]()
+    waiting = [name for step in steps if step.acts for name in step.decided_by]
+    while waiting:
+        if (name := waiting.pop()) not in found:
+            found.add(name)
+            waiting += made_of.get(name, ())
+    return found
 
 
 def made(word: str) -> Callable[..., Value] | None:
