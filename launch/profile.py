@@ -105,7 +105,7 @@ def run(command: Profile) -> int:
     job.measure()
     works = _works(job, command, given)
     known = set() if command.again else {row.key for row in job.snapshot.rows}
-    with interrupts.told(_kept(command, path)):
+    with interrupts.told(_kept(command, path, "measured")):
         num_tuned = tuning.tune(job, (work.tasks() for work in works), command.again)
         rows = _measure_all(job, works, known)
     if job.leads:
@@ -133,7 +133,7 @@ def _foretell(command: Profile, machine: Machine, path: str, begun: float) -> in
     plans |= coverage.plans(lowering) if command.all else {}
     holds_for, database = absent.environment(kind, jobs.kernels_hash()), jobs.opened(path)
     known = {} if command.again else {row.key: row for row in database.snapshot(holds_for).rows}
-    with interrupts.told(_kept(command, path)), progress.bar(True, "compiling") as advance:
+    with interrupts.told(_kept(command, path, "told")), progress.bar(True, "compiling") as advance:
         found = estimated.kinds(lowering, plans)
         rows = estimated.estimate(
             found, kind, known, partial(advance, "kernels"), lambda row: database.add(snapshot_of(holds_for, [row]))
@@ -143,10 +143,10 @@ def _foretell(command: Profile, machine: Machine, path: str, begun: float) -> in
     return 0
 
 
-def _kept(command: Profile, path: str) -> str:
+def _kept(command: Profile, path: str, done: str) -> str:
     """What there is where it is broken off."""
     how = "without --again the same command" if command.again else "the same command"
-    return f"ended; what was measured until now is kept in {path}, and {how} goes on from there"
+    return f"ended; what was {done} until now is kept in {path}, and {how} goes on from there"
 
 
 def _tell(command: Profile, facts: dict[str, Any]) -> None:

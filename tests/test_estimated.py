@@ -5,6 +5,7 @@ with.
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from itertools import product
@@ -139,9 +140,25 @@ def test_a_table_says_that_nothing_ran(compiling, capsys) -> None:
     assert main(["profile", *SMALL, "--profile", "some.db", "--picture", "roof.svg"]) == 0
     lines = capsys.readouterr().out
     assert "nothing ran: it is told from kernels compiled for h200-sxm-141gb" in lines and "(memory)" in lines
+    assert " 0.0 us" not in lines, "nothing is said of how far repetitions lie apart"
     (plan,) = re.findall(r"^plan with it: castile (.*)", lines, re.MULTILINE)
     assert told(capsys, *shlex.split(plan), "--budget", "20")["prices"]["compiled"] > 0
     assert Path("roof.svg").read_text().startswith("<svg")
+
+
+def test_what_was_told_before_it_was_broken_off_is_kept(monkeypatch, compiling, capsys) -> None:
+    def breaks(calls, kind):
+        for number, call in enumerate(calls):
+            if number == 9:
+                signal.raise_signal(signal.SIGTERM)
+            yield call, TOLD
+
+    with monkeypatch.context() as patch:
+        patch.setattr(estimated, "tell_all", breaks)
+        assert main(["profile", *SMALL, "--profile", "some.db"]) == 128 + signal.SIGTERM
+    assert "what was told until now is kept in some.db, and the same command goes on" in capsys.readouterr().err
+    facts = told(capsys, "profile", *SMALL, "--profile", "some.db")
+    assert 0 < facts["num_keys"] - facts["num_new_keys"] <= 9
 
 
 def test_what_cannot_be_told_is_refused(compiling, capsys, monkeypatch) -> None:

@@ -21,12 +21,15 @@ from benchmarks.gpu import cases
 from benchmarks.gpu.calls import calls
 from castile.kernels.estimates.chips import CHIPS, H200
 from castile.kernels.estimates.compiled import Compiled, code, compiled, parameters
-from castile.kernels.estimates.counted import SECTOR, Counted, counted, made
+from castile.kernels.estimates.counted import Counted, counted
 from castile.kernels.estimates.estimate import estimate, lost, moved_bytes, of_call, of_plan
+from castile.kernels.estimates.sectors import SECTOR
+from castile.kernels.estimates.text import made
 from castile.kernels.triton.contract import Tile
 from castile.kernels.triton.launch import Launch, Plan
 from tests import triton_chips
 from tests.kernel_cases import Case
+from tests.test_kernel_loops import followed
 from tests.test_waves import MEASURED, TILES
 from tests.triton_arrays import array, outermost
 from tests.triton_cases import NAMES, OF_LOGITS, STEPPED, fake_plan, large, launches, plan, results
@@ -161,6 +164,29 @@ def test_a_row_that_is_not_held_is_read_again_and_lost_where_many_run() -> None:
         assert again <= far <= 1.02 * again and 2 * row <= one.touched <= 2 * row + 2
         moved = estimate(launch, found, H200).alone["memory"] * CHIPS[90].bytes_per_second / moved_bytes(launch)
         assert (moved > 1.5) == is_lost, moved
+
+
+LONG = {
+    "a product": ("contract", (("to,ti->oi", array((20000, 128), "bfloat16"), array((20000, 256), "bfloat16")), {})),
+    "one of rows that begin anywhere": (
+        "contract", (("to,ti->oi", array((6000, 67), "float32"), array((6000, 130), "float32")), {}),
+    ),
+    "rows that are read twice": ("softmax", ((array((132, 400000), "bfloat16"),), {})),
+    "sums": ("sum_over", ((array((60000, 256), "float32"),), {"dims": (0,)})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_turns_of_kernels_are_counted_as_if_they_were_followed(case: str) -> None:
+    found = fake_plan(*LONG[case])
+    assert found is not None
+    for launch in found.launches(found.settings[0]):
+        program, grid = compiled(launch, 90), (*launch.grid, 1, 1)[:3]
+        params = [None if one is None else np.array([one]) for one in parameters(launch, 90)]
+        place = (prod(grid) // 2 % grid[0], 0, 0)
+        once = counted(program.ptx, 32 * launch.warps, place, grid, params)
+        with followed():
+            assert once == counted(program.ptx, 32 * launch.warps, place, grid, params)
 
 
 def test_halves_of_sectors_are_seen() -> None:

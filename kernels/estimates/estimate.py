@@ -14,7 +14,9 @@ import numpy as np
 from castile.kernels import choice
 from castile.kernels.estimates.chips import Chip
 from castile.kernels.estimates.compiled import Compiled, compiled, parameters
-from castile.kernels.estimates.counted import SECTOR, Counted, counted, text_of
+from castile.kernels.estimates.counted import Counted, counted
+from castile.kernels.estimates.sectors import SECTOR
+from castile.kernels.estimates.text import text_of
 from castile.kernels.table import forms, given
 from castile.kernels.triton.launch import Blocks, Launch, Plan
 from castile.kernels.triton.views import View
@@ -100,7 +102,7 @@ def estimate(launch: Launch, made: Compiled, about: Chip) -> Estimate:
         return float(np.mean([getattr(one, word) for one in some]))
 
     # What the chip has several words for where the text has one, and none where that has some.
-    instructions = each("instructions") * made.instructions / max(1, len(text_of(made.ptx)[0]))
+    instructions = each("instructions") * made.instructions / max(1, text_of(made.ptx).lines)
     again = float(np.mean([lost(one, min(num, held), moved_bytes(launch), about) for one in some]))
     moved = moved_bytes(launch) + num * SECTOR * (again + _PARTLY * each("partly"))
     waves, cycle = num / held, 1 / about.hertz

@@ -184,7 +184,7 @@ def _cells(key: Mapping[str, Any]) -> tuple[str, ...]:
         key["pass"],
         _shortened(key["shapes"].rstrip("|") or f"{key['num_members']} ranks, {written(key['size_bytes'])}"),
         _time(key["seconds"]),
-        _time(key["spread_seconds"]),
+        _time(key["spread_seconds"]) if key["spread_seconds"] else "-",
         _giga(key["flops_per_second"]),
         _giga(key["bytes_per_second"]),
         report.percent(key["roofline_share"]),
