@@ -265,8 +265,9 @@ class Looking:
         """The other numbers of microbatches in which pipelines are looked at: until when for more numbers, and until
         when for better plans once there is one.
         """
-        numbers = (n for n in self._numbers[2:] if n != chosen.number and not for_more.is_over())
-        return Others(numbers, partial(self._at, chosen.evaluator.lowering.recompute), for_better.is_over)
+        numbers = [n for n in self._numbers[2:] if n != chosen.number]
+        at = partial(self._at, chosen.evaluator.lowering.recompute)
+        return Others(numbers, at, for_better.is_over, for_more.is_over)
 
     @property
     def _is_free(self) -> bool:
