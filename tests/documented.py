@@ -30,14 +30,17 @@ BLOCK = re.compile(r"<!-- (?P<name>\w+): .*? -->\n(?P<text>.*?)<!-- end of (?P=n
 OWN = "castile's own"
 LAYERS = "its stated layers, by hand"
 TORCHVISION = "torchvision's"
+META = "Meta's checkpoints"
 # Every model, some at a published size, and whose the number of its parameters is.
 COUNTED = {
     "mlp": OWN, "convnet": OWN, "lenet": LAYERS, "alexnet": TORCHVISION, "vgg": TORCHVISION, "inception": TORCHVISION,
     "resnet": OWN, "resnet:depth=50": TORCHVISION, "resnet:depth=101": TORCHVISION, "resnext": TORCHVISION,
     "wide_resnet": TORCHVISION, "vit": TORCHVISION, "lstm": OWN, "seq2seq": OWN, "rnnlm": LAYERS, "rnntc": LAYERS,
     "nmt": LAYERS, "bert": "Google's checkpoints", "gpt": OWN, "gpt:size=124m": "OpenAI's checkpoints",
-    "gpt:size=1.5b": "OpenAI's checkpoints", "gpt:size=175b": LAYERS, "moe": OWN, "moe:size=70b": LAYERS, "dlrm": OWN,
-    "dlrm:size=terabyte": LAYERS, "xdl": LAYERS, "candle_uno": LAYERS,
+    "gpt:size=1.5b": "OpenAI's checkpoints", "gpt:size=175b": LAYERS, "llama": OWN, "llama:size=2-70b": META,
+    "llama:size=8b": META, "llama:size=70b": META, "llama:size=405b": META, "moe": OWN, "moe:size=70b": LAYERS,
+    "moe:size=8x7b": "Mistral's checkpoints", "dlrm": OWN, "dlrm:size=terabyte": LAYERS, "xdl": LAYERS,
+    "candle_uno": LAYERS,
 }  # fmt: skip
 
 

@@ -137,11 +137,11 @@ def attention(q: Array, k: Array, v: Array, heads: int, kv_heads: int = 0, causa
     return np.concatenate(list(np.moveaxis(softmax(scores) @ v, 1, 0)), axis=-1)
 
 
-def rotated(x: Array, heads: int) -> Array:
+def rotated(x: Array, heads: int, base: float = 1e4) -> Array:
     """x [b, s, heads * d], each head of which is d / 2 complex numbers that turn with their place (Su et al., 2021);
     real parts are the first half, as in Llama's checkpoints of Hugging Face."""
     y = np.stack(np.split(x, heads, axis=-1), axis=2)
     half = y.shape[-1] // 2
-    angles = np.arange(x.shape[1])[:, None, None] / 10000 ** (np.arange(half) / half)
+    angles = np.arange(x.shape[1])[:, None, None] / base ** (np.arange(half) / half)
     turned = (y[..., :half] + 1j * y[..., half:]) * np.exp(1j * angles)
     return np.concatenate([turned.real, turned.imag], axis=-1).reshape(x.shape)

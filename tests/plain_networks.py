@@ -213,14 +213,16 @@ def nmt(given: Given) -> Found:
     return seq2seq(given)
 
 
-def gpt(given: Given, *, heads: int, kv_heads: int, rotary: bool, norm: str, mlp: str) -> Found:
+def gpt(
+    given: Given, *, heads: int, kv_heads: int, rotary: bool, norm: str, mlp: str, base: float = 1e4, eps: float = 1e-5
+) -> Found:
     """GPT-2; with rotary, rms and silu Llama's blocks."""
 
     def normal(name: str, x: Array) -> Array:
-        return given.layer_norm(name, x) if norm == "layer" else given.rms_norm(name, x, 1e-5)
+        return given.layer_norm(name, x) if norm == "layer" else given.rms_norm(name, x, eps)
 
     def turned(x: Array, heads: int) -> Array:
-        return plain.rotated(x, heads) if rotary else x
+        return plain.rotated(x, heads, base) if rotary else x
 
     x = given.embedding("tok", given["tokens"])
     if not rotary:
@@ -237,6 +239,12 @@ def gpt(given: Given, *, heads: int, kv_heads: int, rotary: bool, norm: str, mlp
         x = x + given.dropout(f"{b}.down.dropout", given.linear(f"{b}.down", m))
     table = given["head.weight" if "head.weight" in given else "tok.weight"]
     return classified(given, normal("norm", x) @ table.T, "targets")
+
+
+def llama(given: Given, *, size: str, heads: int, kv_heads: int, base: float, eps: float) -> Found:
+    """Llama 3 turns queries and keys by smaller angles than Llama 2."""
+    base = base or (5e5 if size in ("8b", "70b", "405b") else 1e4)
+    return gpt(given, heads=heads, kv_heads=kv_heads, rotary=True, norm="rms", mlp="silu", base=base, eps=eps)
 
 
 def bert(given: Given, *, heads: int) -> Found:
@@ -256,39 +264,60 @@ def bert(given: Given, *, heads: int) -> Found:
     return [logits], cross_entropy(logits, given["targets"]) + cross_entropy(pair, given["follows"])
 
 
-def moe(given: Given, *, heads: int, choices: int, capacity: float, balance: float) -> Found:
-    x, loss = given.embedding("tok", given["tokens"]) + given["pos.weight"], np.zeros(())
+def moe(
+    given: Given, *, size: str, heads: int, kv_heads: int, choices: int, capacity: float, balance: float
+) -> Found:
+    """GShard's every other block has experts; every one of Mixtral's, which are Llama's otherwise."""
+    is_mixtral = size.startswith("8x")
+
+    def normal(name: str, x: Array) -> Array:
+        return given.rms_norm(name, x, 1e-5) if is_mixtral else given.layer_norm(name, x)
+
+    def turned(x: Array, heads: int) -> Array:
+        return plain.rotated(x, heads, 1e6) if is_mixtral else x
+
+    x, loss = given.embedding("tok", given["tokens"]), np.zeros(())
+    x = x if is_mixtral else x + given["pos.weight"]
     for n in numbered(given, "block{}.q.weight"):
         b = f"block{n}"
-        a = given.layer_norm(f"{b}.norm1", x)
-        a = attention(*(given.linear(f"{b}.{part}", a) for part in "qkv"), heads, causal=True)
+        q, k, v = (given.linear(f"{b}.{part}", normal(f"{b}.norm1", x)) for part in "qkv")
+        a = attention(turned(q, heads), turned(k, kv_heads or heads), v, heads, kv_heads, causal=True)
         x = x + given.linear(f"{b}.o", a)
-        m = given.layer_norm(f"{b}.norm2", x)
-        if n % 2:
+        m = normal(f"{b}.norm2", x)
+        if n % 2 and not is_mixtral:
             x = x + given.linear(f"{b}.down", gelu_of_gpt(given.linear(f"{b}.up", m)))
             continue
         worked = [_worked(given, b, tokens, choices, capacity) for tokens in m]
         x = x + np.stack([tokens for tokens, _ in worked])
         loss = loss + balance * given.training * np.mean([uneven for _, uneven in worked])
-    logits = given.linear("head", given.layer_norm("norm", x))
+    logits = given.linear("head", normal("norm", x))
     return [logits], loss + cross_entropy(logits, given["targets"])
 
 
 def _worked(given: Given, name: str, tokens: Array, choices: int, capacity: float) -> tuple[Array, float]:
     """What experts make of the tokens [s, d] of a sample, and GShard's loss: how uneven their loads are."""
-    up, down = given[f"{name}.up.weight"], given[f"{name}.down.weight"]
+    down = given[f"{name}.down.weight"]
     chances = plain.softmax(given.linear(f"{name}.gate", tokens))
     order = np.argsort(-chances, axis=1)[:, :choices]
-    room = np.full(len(up), min(len(tokens), ceil(capacity * choices * len(tokens) / len(up))))
+    room = np.full(len(down), min(len(tokens), ceil(capacity * choices * len(tokens) / len(down))))
     made = np.zeros_like(tokens)
     for choice in range(choices):
         for token, expert in enumerate(order[:, choice]):
             gate = chances[token, expert] / (chances[token, order[token]].sum() if choices > 1 else 1)
             if room[expert]:
                 room[expert] -= 1
-                made[token] += gate * (gelu_of_gpt(tokens[token] @ up[expert]) @ down[expert])
-    loads = np.bincount(order[:, 0], minlength=len(up)) / len(tokens)
-    return made, float(len(up) * (loads * chances.mean(axis=0)).sum())
+                made[token] += gate * (_lifted(given, name, tokens[token], expert) @ down[expert])
+    loads = np.bincount(order[:, 0], minlength=len(down)) / len(tokens)
+    return made, float(len(down) * (loads * chances.mean(axis=0)).sum())
+
+
+def _lifted(given: Given, name: str, token: Array, expert: int) -> Array:
+    """What lies between the halves of an expert's network; Mixtral's is gated."""
+    up = token @ given[f"{name}.up.weight"][expert]
+    if f"{name}.opening.weight" not in given:
+        return gelu_of_gpt(up)
+    opening = token @ given[f"{name}.opening.weight"][expert]
+    return up * opening * plain.sigmoid(opening)
 
 
 # Recommendation and regression.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from math import inf
@@ -20,7 +20,7 @@ from castile.planner.known.seeds import PIPELINE, seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import Found, NoPlanFits, search
 from castile.planner.searching import filling
-from castile.planner.searching.accumulating import Chosen, foresee
+from castile.planner.searching.accumulating import Chosen, Foreseen, foresee
 from castile.planner.searching.filling import BETTERED, WORTH, Others, cut_for, filled, instead, sooner
 from castile.planner.searching.settling import settled_known
 from castile.planner.strategy import ORDERS, READY, Strategy
@@ -52,7 +52,7 @@ def at(number: int, widths: tuple[int, ...] = EVEN, rate: float = SLOW) -> tuple
     return Evaluator(lowering, CostModel(machine)), Pins([], lowering.names, 4)
 
 
-def others(numbers: Iterable[int], at: Callable[[int], tuple[Evaluator, Pins | None]] = at) -> Others:
+def others(numbers: Sequence[int], at: Callable[[int], tuple[Evaluator, Pins | None]] = at) -> Others:
     return Others(numbers, at, lambda: False)
 
 
@@ -254,7 +254,27 @@ def test_of_plans_of_many_parts_numbers_are_looked_at_until_more_gain_little(
         monkeypatch.setattr(filling, "OF_MANY", little)
         asked.clear()
         assert sooner(known, others((1, 4, 8, 16, 32), watched), looking([])) is not None
-        assert asked == [2, *(n for n in (4, 8, 16, 32) if n <= last)]
+        assert asked == [2, 1, *(n for n in (4, 8, 16, 32) if n <= last)]
+
+
+def test_of_plans_of_many_parts_fewer_microbatches_are_looked_at_while_pipelines_fit(
+    large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other plans may need more microbatches than these do."""
+    (chosen, _), asked = whole(), list[int]()
+
+    def watched(evaluator: Evaluator, *given: Any) -> Foreseen:
+        asked.append(number := evaluator.lowering.microbatches)
+        seen = foresee(evaluator, *given)
+        return replace(seen, fitting=()) if number == 4 else seen
+
+    monkeypatch.setattr(filling, "foresee", watched)
+    known = replace(chosen, number=16, seconds=1e3)
+    piped = sooner(known, others((2, 4, 8)), looking([]))
+    assert asked == [16, 8, 4] and piped is not None
+    assert piped[1].evaluated.seconds == min(named(number)[1] for number in (8, 16))
+    late = Others((2, 4, 8), at, lambda: False, lambda: True)
+    assert sooner(known, late, pytest.fail) is None
 
 
 def test_where_nothing_of_many_parts_was_found_to_fit_the_soonest_pipeline_that_does_is_taken(

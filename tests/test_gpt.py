@@ -116,18 +116,18 @@ def test_a_gpt2_state_dict_gives_pytorchs_logits(tmp_path, shape, seq, dtype, to
         assert all(np.array_equal(again.read(name), tensor.numpy()) for name, tensor in state.items())
 
 
-def llama_logits(held: dict, tokens, heads: int, groups: int):
+def llama_logits(held: dict, tokens, heads: int, groups: int, base: float, eps: float):
     """A Llama's forward pass on tokens [b, s], under our names."""
 
     def linear(name: str, x):
         return x @ held[f"{name}.weight"].T
 
     def norm(name: str, x):
-        return F.rms_norm(x, x.shape[-1:], held[f"{name}.weight"], 1e-5)
+        return F.rms_norm(x, x.shape[-1:], held[f"{name}.weight"], eps)
 
     def turned(x):
         half = x.shape[-1] // 2
-        angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * 1e4 ** (-torch.arange(half, dtype=x.dtype) / half)
+        angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * base ** (-torch.arange(half, dtype=x.dtype) / half)
         c, s = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
         return x * c + torch.cat((-x[..., half:], x[..., :half]), -1) * s
 
@@ -145,16 +145,21 @@ def llama_logits(held: dict, tokens, heads: int, groups: int):
     return linear("head", norm("norm", x))
 
 
-def test_a_llama_gives_pytorchs_logits(tmp_path):
-    shape = {"layers": 2, "width": 24, "heads": 6, "kv_heads": 2, "vocab": 40, "hidden": 50}
-    model = gpt(shape, 11, ",norm=rms,rotary=true,mlp=silu,bias=false")
+@pytest.mark.parametrize(
+    ("name", "base", "eps"),
+    [("gpt:norm=rms,rotary=true,mlp=silu,bias=false", 1e4, 1e-5), ("llama:base=5e5,eps=1e-3", 5e5, 1e-3)],
+    ids=["gpt", "llama"],
+)
+def test_a_llama_gives_pytorchs_logits(tmp_path, name, base, eps):
+    model = models.parse(f"{name},layers=2,width=24,heads=6,kv_heads=2,vocab=40,hidden=50,seq=11")
     graph = model.graph(2, "float64")
     held = values(graph)
     weights.save(tmp_path / "llama", {t.name: held[t.name] for t in graph.params}, model, standard=True)
     assert "layers.1.self_attn.k_proj.weight" in weights.File(tmp_path / "llama").names
     tokens = np.random.default_rng(0).integers(0, 40, (2, 11)).astype(np.int32)
     ours = logits_of(model, weights.load(tmp_path / "llama", model), tokens, "float64")
-    theirs = llama_logits({n: torch.from_numpy(a) for n, a in held.items()}, torch.from_numpy(tokens).long(), 6, 2)
+    state = {n: torch.from_numpy(a) for n, a in held.items()}
+    theirs = llama_logits(state, torch.from_numpy(tokens).long(), 6, 2, base, eps)
     assert np.abs(ours - theirs.numpy()).max() <= 1e-10 * theirs.abs().max()
 
 

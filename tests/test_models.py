@@ -16,6 +16,7 @@ from tests.op_laws import reference, relative
 
 SMALL = {
     "gpt": "gpt:layers=2,width=8,heads=2,seq=6,vocab=11",
+    "llama": "llama:layers=2,width=16,heads=4,kv_heads=2,hidden=12,seq=6,vocab=11",
     "mlp": "mlp:layers=1,width=7,size=4",
     "convnet": "convnet:size=4",
     "resnet": "resnet:size=8,width=2",
@@ -44,12 +45,13 @@ def small(name: str) -> str:
     return SMALL.get(name, name)
 
 
-# Models that are of full size as they are, at a size that runs in a moment.
+# Models that take a while as they are, most of full size, at a size that runs in a moment.
 SCALED = {
     "rnnlm": "rnnlm:width=16,seq=4,vocab=40",
     "rnntc": "rnntc:layers=2,width=16,seq=4,vocab=40",
     "nmt": "nmt:layers=1,width=16,seq=4,vocab=40",
     "bert": "bert:layers=2,width=16,heads=2,seq=12,positions=12,vocab=40",
+    "llama": "llama:layers=2,width=16,heads=4,kv_heads=2,hidden=24,seq=12,vocab=40",
     "xdl": "xdl:sizes=40+30+20,features=8,top=16",
     "candle_uno": "candle_uno:width=16,encoders=2,layers=2,cell=9,descriptors=13,fingerprints=12",
     "alexnet": "alexnet:size=63,width=4,hidden=32,classes=10",
@@ -62,7 +64,7 @@ SCALED = {
 
 
 def scaled(name: str) -> str:
-    """A size of the model that runs in a moment: as it is, unless it is of full size as it is."""
+    """A size of the model that runs in a moment: as it is, unless it takes a while as it is."""
     return SCALED.get(name, name)
 
 

@@ -29,9 +29,13 @@ FORMS = [
     "inception:size=75,width=1,blocks=1,classes=4,dropout=0,norm=false",
     "gpt:layers=2,width=8,heads=2,seq=6,vocab=11,positions=9,dropout=0.2,tied=true",
     "gpt:layers=2,width=16,heads=4,kv_heads=2,hidden=12,seq=6,vocab=11,rotary=true,norm=rms,mlp=silu,bias=false",
+    "llama:size=8b,layers=2,width=16,heads=4,kv_heads=1,hidden=12,seq=6,vocab=11,eps=0.01",
+    "llama:size=2-7b,layers=2,width=16,heads=4,kv_heads=4,hidden=12,seq=6,vocab=11,tied=true,base=20",
     "bert:layers=2,width=8,heads=4,seq=6,vocab=11,positions=8,dropout=0.2",
     "moe:layers=4,width=8,heads=2,seq=7,vocab=11,experts=4,choices=2,capacity=0.7,balance=0.5",
     "moe:layers=2,width=8,heads=4,seq=7,vocab=11,experts=3,choices=1,capacity=1.0,balance=0",
+    "moe:layers=2,width=8,heads=4,kv_heads=2,seq=7,vocab=11,experts=3",
+    "moe:size=8x7b,layers=2,width=16,heads=4,kv_heads=2,hidden=6,seq=7,vocab=11,experts=4",
 ]
 NOISE = 7
 
@@ -83,6 +87,8 @@ HEADS = {
     "gpt:size=760m": 96,
     "gpt:size=2.7b": 80,
     **{f"gpt:size={size}": 128 for size in ("1.3b", "6.7b", "13b", "175b")},
+    **{f"llama:size={size}": 128 for size in ("2-7b", "2-13b", "2-70b", "8b", "70b", "405b")},
+    **{f"moe:size={size}": 128 for size in ("8x7b", "8x22b")},
     **{f"bert:size={size}": 64 for size in ("base", "large")},
     **{f"vit:form={form}": 64 for form in ("b16", "b32", "l16", "l32")},
     "vit:form=h14": 80,

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from math import prod
 
+import numpy as np
 import pytest
 
 from castile.launch import models
@@ -14,16 +15,19 @@ from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.known.megatron import TensorCuts
 from castile.planner.known.pieces import in_pieces
-from castile.planner.known.plans import data_parallel, fsdp, megatron
+from castile.planner.known.plans import context_parallel, data_parallel, fsdp, megatron
 from castile.planner.known.seeds import known_names, seed, seeds, stamped
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import Evaluator, search
 from castile.planner.searches import available
 from castile.planner.strategy import Config, Names, Strategy, check_config, parts
+from castile.runtime import rng
 from castile.runtime.machine import Level, Machine, Processor, parse
 from castile.runtime.region import intersect
 from tests.little import proposed
+from tests.strategies import whole_on
+from tests.training import difference, train
 
 GPT = "gpt:layers=2,width=32,heads=4,seq=8,vocab=64"
 PAIRS = {"q": "o", "k": "o", "v": "o", "attention": "h", "o": "i", "up": "o", "gelu": "o", "down": "i"}
@@ -157,6 +161,49 @@ def test_positions_are_cut_where_there_are_more_processors_than_samples():
     assert configs["block1.q"] == configs["block1.attention"] == Config({"b": 2, "s": 4}, 1, tuple(range(8)))
     assert few["context_parallel_zero"].configs["block1.up.weight/update"].num_parts == 8
     assert "context_parallel" not in known_names(Lowering(gpt(batch=8), machine(8)))
+    # What counts are the samples of a microbatch.
+    cut = seeds(Lowering(gpt(batch=8), machine(8), microbatches=4))
+    assert cut["context_parallel"].configs == configs
+    assert cut["pipeline_2"].configs["block1.q"].split == {"b": 2, "s": 2}
+
+
+def test_matrices_of_stages_are_cut_as_wide_as_a_node_or_less():
+    names = known_names(Lowering(gpt(batch=16), machine(16, 4), microbatches=8))
+    assert {n for n in names if n.startswith("pipeline_2_meg")} == {"pipeline_2_megatron_4", "pipeline_2_megatron_2"}
+    assert {n for n in names if n.startswith("pipeline_8_meg")} == {"pipeline_8_megatron_2"}
+
+
+LONG = "gpt:layers=1,width=8,heads=2,vocab=16"
+
+
+@pytest.mark.parametrize(("model", "samples", "procs", "width"), [
+    (f"{LONG},seq=64", 1, 4, 1), (f"{LONG},seq=64", 2, 8, 1), (f"{LONG},seq=64", 1, 8, 2),
+    (f"{LONG},seq=128,rotary=true", 2, 8, 2), ("gpt:layers=1,width=12,heads=3,vocab=16,seq=192", 1, 4, 4),
+])  # fmt: skip
+def test_of_positions_that_have_unequal_work_each_has_a_piece_of_either_end(model, samples, procs, width):
+    """All do as much then, and lie as all others of their group do; and the network learns the same."""
+    graph = models.parse(model).graph(samples, "float64")
+    cuts = TensorCuts(graph)
+    configs = megatron(cuts, procs, width) if width > 1 else context_parallel(cuts, procs)
+    node = graph.nodes["block1.attention"]
+    config, work = configs[node.name], Counter[int]()
+    for proc, part in zip(config.procs, parts(node, config.split), strict=True):
+        work[proc] += node.op.flops("F", part)
+    assert max(work.values()) == min(work.values()) and set(Counter(config.procs).values()) == {2}
+    assert set(Counter(configs["block1.norm1"].procs).values()) == {2}
+    steps = [{name: np.arange(samples * t.shape[1]).reshape(t.shape) * k % 16 for name in graph.inputs
+              for t in [graph.tensors[name]]} for k in (3, 5)]  # fmt: skip
+    start = {t.name: rng.normal(0, t.name, t.shape) for t in graph.params}
+    one = train(graph, whole_on(graph), parse("local:procs=1"), steps, start)
+    many = train(graph, Strategy(configs), parse(f"local:procs={procs}"), steps, start, size=procs)
+    assert difference(many.losses, one.losses) < 1e-12
+    assert max(difference(many.carried[name], one.carried[name], 1e-3) for name in start) < 1e-9
+
+
+def test_positions_of_equal_work_are_cut_once():
+    for text in (f"{LONG},seq=4", "bert:layers=1,width=8,heads=2,seq=64,positions=64,vocab=16"):
+        configs = context_parallel(TensorCuts(models.parse(text).graph(1)), 4)
+        assert configs["block1.attention"] == Config({"s": 4}, 1, (0, 1, 2, 3)), text
 
 
 def test_what_a_parameter_has_for_each_place_is_cut_as_places_are():

@@ -12,6 +12,7 @@ from castile.launch.arrays.standard_names import Piece, StandardNames
 from castile.launch.arrays.weights import families
 
 TINY = "gpt:layers=2,width=8,heads=2,seq=6,vocab=11"
+LLAMA = "llama:layers=2,width=8,heads=2,kv_heads=1,hidden=12,seq=6,vocab=11"
 MODERN = f"{TINY},norm=rms,rotary=true,kv_heads=1,mlp=silu,hidden=12,bias=false"
 
 
@@ -26,7 +27,7 @@ def equal(one, other) -> bool:
 
 
 @pytest.mark.parametrize("standard", [False, True])
-@pytest.mark.parametrize("text", [TINY, f"{TINY},tied=true", MODERN, f"{MODERN},tied=true"])
+@pytest.mark.parametrize("text", [TINY, f"{TINY},tied=true", MODERN, f"{MODERN},tied=true", LLAMA])
 def test_what_was_written_is_read_bit_for_bit(tmp_path, text, standard):
     model = models.parse(text)
     values = drawn(model)

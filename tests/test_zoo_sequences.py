@@ -82,6 +82,14 @@ def moe(layers: int, width: int, experts: int) -> int:
     return (2 * 32000 + 1024 + 2) * width + layers // 2 * (2 * (attention + norms) + network + of_experts)
 
 
+def llama(layers: int, width: int, shared: int, hidden: int, vocab: int, experts: int = 0) -> int:
+    """No biases; a head of 128 features, of which keys and values have `shared`; three matrices a network, or an expert
+    that a gate chooses; two norms a block, and one."""
+    attention = 2 * width**2 + 2 * width * 128 * shared
+    networks = (experts or 1) * 3 * width * hidden + experts * width
+    return 2 * vocab * width + layers * (attention + networks + 2 * width) + width
+
+
 DERIVED = {
     # words; four layers; two classes
     "rnntc": (52_788_226, 18765 * 1024 + 4 * lstm(1024, 1024) + dense(1024, 2)),
@@ -99,6 +107,16 @@ DERIVED = {
     "dlrm:size=terabyte": (24_036_595_969, dlrm()),
     "moe:size=380m": (408_654_336, moe(8, 768, 8)),
     "moe:size=70b": (70_466_179_072, moe(32, 2048, 64)),
+    # of Mistral's own checkpoints
+    "moe:size=8x7b": (46_702_792_704, llama(32, 4096, 8, 14336, 32000, 8)),
+    "moe:size=8x22b": (140_620_634_112, llama(56, 6144, 8, 16384, 32000, 8)),
+    # of Meta's own
+    "llama:size=2-7b": (6_738_415_616, llama(32, 4096, 32, 11008, 32000)),
+    "llama:size=2-13b": (13_015_864_320, llama(40, 5120, 40, 13824, 32000)),
+    "llama:size=2-70b": (68_976_648_192, llama(80, 8192, 8, 28672, 32000)),
+    "llama:size=8b": (8_030_261_248, llama(32, 4096, 8, 14336, 128256)),
+    "llama:size=70b": (70_553_706_496, llama(80, 8192, 8, 28672, 128256)),
+    "llama:size=405b": (405_853_388_800, llama(126, 16384, 8, 53248, 128256)),
     # "340M" and "110M" in its paper, which counts no head; that many in the checkpoints that were given out
     "bert": (336_226_108, bert(24, 1024)),
     "bert:size=base": (110_106_428, bert(12, 768)),
@@ -109,7 +127,8 @@ DERIVED = {
     "gpt:size=1.5b": (1_557_611_200, gpt(48, 1600, 1024)),
     "gpt:size=175b": (174_604_259_328, gpt(96, 12288, 2048)),
 }
-SEQUENCES = ("rnntc", "rnnlm", "nmt", "bert", "xdl", "candle_uno")
+MIXTRAL = "moe:size=8x7b,layers=2,width=16,heads=4,kv_heads=2,hidden=12,seq=8,vocab=40,experts=4"
+SEQUENCES = ("rnntc", "rnnlm", "nmt", "bert", "llama", MIXTRAL, "xdl", "candle_uno")
 
 
 @pytest.mark.parametrize("text", DERIVED)
@@ -144,6 +163,11 @@ def test_a_size_gives_what_settings_leave_open() -> None:
     assert "pos.weight" not in rotary.tensors and rotary.tensors["tokens"].shape == (2, 1024)
     experts = models.parse("moe:size=70b,layers=2,width=64,heads=4").graph(2)
     assert experts.tensors["block2.up.weight"].shape == (64, 64, 256)
+    shorter = models.parse("llama:size=70b,layers=1,seq=16").graph(2)
+    assert shorter.tensors["block1.k.weight"].shape == (8 * 128, 8192)
+    assert (shorter.nodes["block1.rotary_k"].op.h, shorter.nodes["block1.rotary_k"].op.base) == (8, 5e5)
+    every = models.parse("moe:size=8x7b,layers=2,seq=16").graph(2)
+    assert "pos.weight" not in every.tensors and every.tensors["block1.opening.weight"].shape == (8, 4096, 14336)
     base = models.parse("bert:size=base,layers=1,heads=8").graph(2)
     assert base.tensors["block1.attention:lse"].shape == (2, 8, 512)
 
@@ -153,7 +177,10 @@ def test_a_size_gives_what_settings_leave_open() -> None:
     [
         ("gpt:size=124M", "size should be one of small, 124m, .*, 175b, got '124M'"),
         ("gpt:size=124m,seq=2000", "positions 1024 should be at least seq, 2000"),
-        ("moe:size=71b", "size should be one of small, 380m, .*, 70b, got '71b'"),
+        ("moe:size=71b", "size should be one of small, 380m, .*, 70b, 8x7b, 8x22b, got '71b'"),
+        ("moe:size=8x7b,kv_heads=5", "model moe: heads 32 should be a multiple of kv_heads, 5"),
+        ("llama:size=7b", "model llama: size should be one of small, 2-7b, .*, 405b, got '7b'"),
+        ("llama:size=8b,heads=4", "model llama: heads 4 should be a multiple of kv_heads, 8"),
         ("dlrm:size=kaggle", "size should be one of small, terabyte, got 'kaggle'"),
         ("bert:size=huge", "size should be one of base, large, got 'huge'"),
         ("bert:heads=7", "width 1024 should be a multiple of heads, 7"),

@@ -1,6 +1,6 @@
 """Steps that others measured on clusters, beside what the simulator says of the same plan by the cluster's data sheets.
 
-    python benchmarks/published [--source megatron mpt] [--machine dgx-a100 dgx-h100] [--most-nodes 64]
+    python benchmarks/published [--source nemo titan] [--machine dgx-a100 dgx-h100] [--most-nodes 64]
 
 `steps.csv` has a line for each step: the network, the plan, and seconds.
 
@@ -11,6 +11,15 @@ megatron   Narayanan et al., "Efficient Large-Scale Language Model Training on G
 mpt        mosaicml/llm-foundry, scripts/train/benchmarking/README.md at 061f2c7: FSDP with bfloat16 on A100 of 80 GB
            and on H100; those lines of at most 64 GPUs and 32,768 tokens that keep float32 weights. Attention is that of
            2023.
+nemo       NVIDIA/dgxc-benchmarking at 143b90d, llama3.1/README_8b.md, README_70b.md and README_405b.md: Llama 3.1 in
+           bfloat16 on H100, NeMo 24.09. Each text is cut in two, and so that both halves have as much to do; pipelines
+           come round five or seven times. What is called 405b has fewer blocks on few GPUs, and GPT-2's words.
+maxtext    the same, maxtext/README_70b.md: FSDP of Llama 2; configure.sh names what is kept for gradients.
+titan      pytorch/torchtitan, docs/performance.md at 0413364 on A100, benchmarks/llama3_h100_202412_torchtitan.md at
+           31a17bf on H100 of 500 W with 2.4 TB/s: FSDP. Every second block is computed again, or in each block all but
+           attention and every second product (torchtitan/parallelisms/parallelize_llama.py at 004b314).
+experts    NVIDIA/Megatron-LM at 022bcb5, megatron/core/transformer/moe/README.md: Mixtral 8x7B on H100 as it says to
+           lay it; seconds are the operations of a step over the 468 teraflop/s a GPU that it tells.
 
 Kernels come in the order of the program, as there. What is simulated gathers parameters once a step, whether or not it
 would fit; PyTorch's FSDP does twice a microbatch. The figures: simulated over measured seconds, their geometric mean

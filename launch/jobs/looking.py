@@ -266,8 +266,8 @@ class Looking:
         when for better plans once there is one.
         """
         counts = microbatch_counts(chosen.evaluator.lowering)[2:]
-        numbers = (n for n in counts if n != chosen.number and not for_more.is_over())
-        return Others(numbers, partial(self._at, chosen.evaluator.lowering.recompute), for_better.is_over)
+        at = partial(self._at, chosen.evaluator.lowering.recompute)
+        return Others([n for n in counts if n != chosen.number], at, for_better.is_over, for_more.is_over)
 
     @property
     def _is_free(self) -> bool:

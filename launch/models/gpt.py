@@ -1,6 +1,6 @@
 """A decoder-only transformer language model with normalisation before each block: GPT-2 (Radford et al., 2019) and
 GPT-3 (Brown et al., 2020, every block with dense attention) by their sizes, or with settings the blocks of Llama
-(Touvron et al., 2023).
+(Touvron et al., 2023), whose sizes are in `llama`.
 
 It does not know how it is cut or trained.
 """
@@ -18,6 +18,8 @@ from castile.planner.ops.linear import Linear
 
 RECIPE = Recipe(data="text", batch=8, lr=0.05, momentum=0.9, epochs=1)
 SCALE = 0.02
+# Of the angles of rotary embeddings, as their paper has it.
+BASE = 1e4
 
 GPT2 = StandardNames(
     pieces=(
@@ -113,18 +115,45 @@ FORMS = {
 
 
 @dataclass(frozen=True)
-class _Blocks:
-    """What all blocks have in common."""
+class Blocks:
+    """What all blocks have in common.
+
+    layers     how many there are
+    norm, mlp  "layer" or "rms"; "gelu" or "silu", which is gated
+    base       of the angles by which queries and keys are turned; 0 where a table says positions instead
+    eps        what norms add to a variance or a mean square
+    """
 
     layers: int
     heads: int
     kv_heads: int
     hidden: int
-    norm: str
-    mlp: str
-    rotary: bool
-    bias: bool
-    dropout: float
+    norm: str = "layer"
+    mlp: str = "gelu"
+    base: float = 0.0
+    bias: bool = True
+    dropout: float = 0.0
+    eps: float = 1e-5
+
+    @property
+    def added(self) -> float:
+        """How large what is added to the residual stream begins: smaller in a deep network, so that the sum keeps its
+        size."""
+        return SCALE / sqrt(2 * self.layers)
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a network reads and writes: texts of `seq` words out of `vocab`.
+
+    tied       whether the table of words is the head too
+    positions  rows of the table of positions, 0 where there is none
+    """
+
+    seq: int
+    vocab: int
+    tied: bool = False
+    positions: int = 0
 
 
 def build(
@@ -165,88 +194,96 @@ def build(
         raise ValueError(f"model gpt: size should be one of {', '.join(FORMS)}, got {size!r}")
     form = FORMS[size]
     layers, width, heads = layers or form.layers, width or form.width, heads or form.heads
-    seq, vocab, tied = seq or form.seq, vocab or form.vocab, form.tied if tied is None else tied
-    positions = positions or (0 if rotary else form.positions)
-    blocks = _Blocks(layers, heads, kv_heads or heads, hidden or 4 * width, norm, mlp, rotary, bias,
-                     dropout if training else 0.0)  # fmt: skip
-    _check(blocks, width, seq, positions)
-    g = Graph("gpt", dtype)
-    b = batch or RECIPE.batch
-    tokens = g.input("tokens", (b, seq), "b s", "int32")
-    targets = g.input("targets", (b, seq), "b s", "int32")
-    x = g.embedding("tok", tokens, rows=vocab, features=width, scale=SCALE)
-    if not rotary:
-        x = g.add("embed", x, _positions(g, seq, positions or seq, width))
+    seq, tied = seq or form.seq, form.tied if tied is None else tied
+    if rotary and positions:
+        raise ValueError("model gpt: positions is the length of a table, and with rotary=true there is none")
+    words = Words(seq, vocab or form.vocab, tied, 0 if rotary else positions or form.positions or seq)
+    blocks = Blocks(layers, heads, kv_heads or heads, hidden or 4 * width, norm, mlp, BASE if rotary else 0.0, bias,
+                    dropout if training else 0.0)  # fmt: skip
+    return decoder(Graph("gpt", dtype), batch or RECIPE.batch, words, width, blocks, class_blocks)
+
+
+def decoder(g: Graph, batch: int, words: Words, width: int, blocks: Blocks, class_blocks: int = 0) -> Graph:
+    """The graph with all that lies between tokens and the loss added.
+
+    Raises ValueError in the user's words for settings that do not go together.
+    """
+    check(g.name, width, words, blocks)
+    x, targets = embedded(g, batch, words, width)
     x = _dropped(g, "embed", x, blocks)
-    for n in range(layers):
-        x = _block(g, f"block{n + 1}", x, blocks)
-    logits = _head(g, _norm(g, "norm", x, blocks), vocab, tied)
+    for n in range(1, blocks.layers + 1):
+        x = attended(g, f"block{n}", x, blocks)
+        m = fed(g, f"block{n}", normed(g, f"block{n}.norm2", x, blocks), blocks)
+        x = g.add(f"block{n}.add2", x, _dropped(g, f"block{n}.down", m, blocks))
+    logits = _head(g, normed(g, "norm", x, blocks), words)
     g.outputs = [logits.name]
     g.minimise(g.cross_entropy("loss", logits, targets, blocks=class_blocks))
     return g
 
 
-def _check(blocks: _Blocks, width: int, seq: int, positions: int) -> None:
+def check(model: str, width: int, words: Words, blocks: Blocks) -> None:
     """Raises ValueError in the user's words for settings that do not go together."""
     if width % blocks.heads:
-        raise ValueError(f"model gpt: width {width} should be a multiple of heads, {blocks.heads}")
+        raise ValueError(f"model {model}: width {width} should be a multiple of heads, {blocks.heads}")
     if blocks.heads % blocks.kv_heads:
-        raise ValueError(f"model gpt: heads {blocks.heads} should be a multiple of kv_heads, {blocks.kv_heads}")
-    if blocks.rotary and width // blocks.heads % 2:
-        raise ValueError(f"model gpt: rotary turns pairs, and heads of {width // blocks.heads} features are odd")
-    if blocks.rotary and positions:
-        raise ValueError("model gpt: positions is the length of a table, and with rotary=true there is none")
-    if positions and positions < seq:
-        raise ValueError(f"model gpt: positions {positions} should be at least seq, {seq}")
+        raise ValueError(f"model {model}: heads {blocks.heads} should be a multiple of kv_heads, {blocks.kv_heads}")
+    if blocks.base and width // blocks.heads % 2:
+        raise ValueError(f"model {model}: rotary turns pairs, and heads of {width // blocks.heads} features are odd")
+    if words.positions and words.positions < words.seq:
+        raise ValueError(f"model {model}: positions {words.positions} should be at least seq, {words.seq}")
     for setting, value, known in (("norm", blocks.norm, ("layer", "rms")), ("mlp", blocks.mlp, ("gelu", "silu"))):
         if value not in known:
-            raise ValueError(f"model gpt: {setting} should be {' or '.join(known)}, got {value!r}")
+            raise ValueError(f"model {model}: {setting} should be {' or '.join(known)}, got {value!r}")
     if not 0 <= blocks.dropout < 1:
-        raise ValueError(f"model gpt: dropout should be at least 0 and below 1, got {blocks.dropout}")
+        raise ValueError(f"model {model}: dropout should be at least 0 and below 1, got {blocks.dropout}")
 
 
-def _positions(g: Graph, seq: int, rows: int, width: int) -> Tensor:
-    table = g.param("pos.weight", (rows, width), ("s", "d"), Init("normal", SCALE))
-    return table if rows == seq else g.slice("positions", table, 0, 0, seq)
+def embedded(g: Graph, batch: int, words: Words, width: int) -> tuple[Tensor, Tensor]:
+    """Words as vectors [b, seq, width], with their positions where a table says these; and the words to come."""
+    tokens, targets = (g.input(name, (batch, words.seq), "b s", "int32") for name in ("tokens", "targets"))
+    x = g.embedding("tok", tokens, rows=words.vocab, features=width, scale=SCALE)
+    if not words.positions:
+        return x, targets
+    places = g.param("pos.weight", (words.positions, width), ("s", "d"), Init("normal", SCALE))
+    if words.positions > words.seq:
+        places = g.slice("positions", places, 0, 0, words.seq)
+    return g.add("embed", x, places), targets
 
 
-def _block(g: Graph, name: str, x: Tensor, blocks: _Blocks) -> Tensor:
-    # what is added to the residual stream begins smaller in a deep network, so that the sum keeps its size
-    added = SCALE / sqrt(2 * blocks.layers)
-    a = _attention(g, name, _norm(g, f"{name}.norm1", x, blocks), blocks)
-    a = g.linear(f"{name}.o", a, features=x.shape[-1], bias=blocks.bias, scale=added)
-    x = g.add(f"{name}.add1", x, _dropped(g, f"{name}.o", a, blocks))
-    m = _hidden(g, name, _norm(g, f"{name}.norm2", x, blocks), blocks)
-    m = g.linear(f"{name}.down", m, features=x.shape[-1], bias=blocks.bias, scale=added)
-    return g.add(f"{name}.add2", x, _dropped(g, f"{name}.down", m, blocks))
-
-
-def _attention(g: Graph, name: str, a: Tensor, blocks: _Blocks) -> Tensor:
-    width, heads, groups = a.shape[-1], blocks.heads, blocks.kv_heads
-    features = {"q": width, "k": width // heads * groups, "v": width // heads * groups}
+def attended(g: Graph, name: str, x: Tensor, blocks: Blocks) -> Tensor:
+    """The stream x [b, s, d] with what the block's attention adds to it."""
+    a, width, turned = normed(g, f"{name}.norm1", x, blocks), x.shape[-1], blocks.base
+    heads = {"q": blocks.heads, "k": blocks.kv_heads, "v": blocks.kv_heads}
+    features = {part: width // blocks.heads * number for part, number in heads.items()}
     q, k, v = (g.linear(f"{name}.{part}", a, features=n, bias=blocks.bias, scale=SCALE) for part, n in features.items())
-    if blocks.rotary:
-        q, k = g.rotary(f"{name}.rotary_q", q, heads), g.rotary(f"{name}.rotary_k", k, groups)
-    return g.attention(f"{name}.attention", q, k, v, heads=heads, causal=True, kv_heads=groups)
+    if turned:
+        q, k = (g.rotary(f"{name}.rotary_{n}", t, heads[n], base=turned) for n, t in (("q", q), ("k", k)))
+    a = g.attention(f"{name}.attention", q, k, v, heads=blocks.heads, causal=True, kv_heads=blocks.kv_heads)
+    a = g.linear(f"{name}.o", a, features=width, bias=blocks.bias, scale=blocks.added)
+    return g.add(f"{name}.add1", x, _dropped(g, f"{name}.o", a, blocks))
 
 
-def _hidden(g: Graph, name: str, m: Tensor, blocks: _Blocks) -> Tensor:
+def fed(g: Graph, name: str, m: Tensor, blocks: Blocks) -> Tensor:
+    """What the block's feed-forward network makes of m [b, s, d]."""
     up = g.linear(f"{name}.up", m, features=blocks.hidden, bias=blocks.bias, scale=SCALE)
     if blocks.mlp == "gelu":
-        return g.gelu(f"{name}.gelu", up)
-    gate = g.linear(f"{name}.gate", m, features=blocks.hidden, bias=blocks.bias, scale=SCALE)
-    return g.mul(f"{name}.gated", g.silu(f"{name}.silu", gate), up)
+        made = g.gelu(f"{name}.gelu", up)
+    else:
+        gate = g.linear(f"{name}.gate", m, features=blocks.hidden, bias=blocks.bias, scale=SCALE)
+        made = g.mul(f"{name}.gated", g.silu(f"{name}.silu", gate), up)
+    return g.linear(f"{name}.down", made, features=m.shape[-1], bias=blocks.bias, scale=blocks.added)
 
 
-def _norm(g: Graph, name: str, x: Tensor, blocks: _Blocks) -> Tensor:
-    return g.rms_norm(name, x) if blocks.norm == "rms" else g.layer_norm(name, x)
+def normed(g: Graph, name: str, x: Tensor, blocks: Blocks) -> Tensor:
+    """x [..., d] normalised as the blocks are."""
+    return g.rms_norm(name, x, blocks.eps) if blocks.norm == "rms" else g.layer_norm(name, x, blocks.eps)
 
 
-def _dropped(g: Graph, name: str, x: Tensor, blocks: _Blocks) -> Tensor:
+def _dropped(g: Graph, name: str, x: Tensor, blocks: Blocks) -> Tensor:
     return g.dropout(f"{name}.dropout", x, blocks.dropout) if blocks.dropout else x
 
 
-def _head(g: Graph, x: Tensor, vocab: int, tied: bool) -> Tensor:
-    if tied:
+def _head(g: Graph, x: Tensor, words: Words) -> Tensor:
+    if words.tied:
         return g.apply(Linear(), "head", x, g.tensors["tok.weight"])
-    return g.linear("head", x, features=vocab, bias=False, scale=SCALE)
+    return g.linear("head", x, features=words.vocab, bias=False, scale=SCALE)

@@ -5,6 +5,7 @@ It does not know what they cost, nor which are worth trying.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from math import gcd, prod
@@ -18,11 +19,16 @@ from castile.planner.graph import Graph, Node
 from castile.planner.known.megatron import SAMPLES, TensorCuts
 from castile.planner.known.pieces import in_pieces
 from castile.planner.lower import Lowering
-from castile.planner.strategy import Config
+from castile.planner.op import Op
+from castile.planner.strategy import Config, parts
 
 # Keys of earlier positions are passed on one by one: where that makes more messages a layer than this, to lower a plan
 # takes gigabytes, so positions are not cut across groups of processors then.
 MOST_PASSED = 1024
+
+# Where parts of causal attention that are as long take as many operations as the longest, and that is more than so much
+# more of all operations, each processor has one piece from the beginning and one from the end: twice as many kernels.
+UNEVEN = 0.15
 
 Configs = dict[str, Config]
 
@@ -105,7 +111,27 @@ def expert_parallel(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
 def _crossed_by(cuts: TensorCuts, axes: Mapping[str, str], num_procs: int, width: int) -> Configs:
     """Each node cut along its axis of these by name, if it has one, within groups of processors."""
     nodes = cuts.graph.nodes
-    return {name: _crossed(node.alignment, axes.get(name, ""), num_procs, width) for name, node in nodes.items()}
+    plain = {name: _crossed(node.alignment, axes.get(name, ""), num_procs, width) for name, node in nodes.items()}
+    if _unevenness(cuts.graph, plain) <= UNEVEN:
+        return plain
+    return {name: _crossed(node.alignment, axes.get(name, ""), num_procs, width, True) for name, node in nodes.items()}
+
+
+def _unevenness(graph: Graph, configs: Configs) -> float:
+    """By which share of all operations more there would be if all parts of each node had as many as its longest."""
+    alike = Counter((node.op, node.alignment, configs[name]) for name, node in graph.nodes.items())
+    flops = np.array([times * _flops(*of) for of, times in alike.items()])
+    return float(flops[:, 0].sum() / flops[:, 1].sum()) - 1
+
+
+@lru_cache(maxsize=4096)
+def _flops(op: Op, a: Alignment, config: Config) -> np.ndarray:
+    """float64[2]: operations of a forward pass, if all parts had as many as the longest, and as they are."""
+    node = Node("", op, (), (), a)
+    if type(op).flops is Op.flops:
+        return np.full(2, op.flops("F", node.whole()))
+    found = [op.flops("F", part) for part in parts(node, config.split)]
+    return np.array([max(found) * len(found), sum(found)])
 
 
 def apart(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
@@ -140,11 +166,13 @@ def _cut(axis: str, degree: int, replicas: int) -> Config:
 
 
 @lru_cache(maxsize=4096)
-def _crossed(a: Alignment, axis: str, num_procs: int, width: int) -> Config:
+def _crossed(a: Alignment, axis: str, num_procs: int, width: int, is_folded: bool = False) -> Config:
     """Samples cut across groups of `width` processors, and the axis within them; where samples are fewer than groups,
     another axis of the results (positions) across those that are left.
 
     "": samples over all processors, else such another axis within groups too, else all of a group alike.
+    is_folded   whether that other axis is cut twice as often, and each has one piece from its beginning and one from
+                its end
     """
     ways = num_procs // width
     samples = 1 if SAMPLES in a.frozen else a.extents.get(SAMPLES, 1)
@@ -159,7 +187,7 @@ def _crossed(a: Alignment, axis: str, num_procs: int, width: int) -> Config:
     params = [o.axes for o in a.operands if o.param]
     of_matrices = {x for axes in params if not {*axes} <= {SAMPLES, axis, *others} for x in axes}
     within, left = 1 if axis else width, max(1, ways // groups) if SAMPLES in a.axes else 1
-    if num_procs * left > MOST_PASSED:
+    if num_procs * left * (1 + is_folded) > MOST_PASSED:
         left = 1
     # What a parameter has for each place may be cut as places are, if nothing else can be.
     free = sorted((x for x in others if x not in of_matrices), key=lambda x: any(x in axes for axes in params))
@@ -171,7 +199,13 @@ def _crossed(a: Alignment, axis: str, num_procs: int, width: int) -> Config:
     rows = [("", copies), (SAMPLES if groups > 1 else "", groups), (second, degree)]
     rows += [(axis, width)] if axis or not second else []
     inner = sorted(range(len(rows)), key=lambda n: a.axes.index(rows[n][0]) if rows[n][0] else len(a.axes))
-    procs = np.arange(prod(n for _, n in rows)).reshape([n for _, n in rows]).transpose(inner)
+    procs = np.arange(prod(n for _, n in rows)).reshape([n for _, n in rows])
+    if is_folded and second and _is_free(a, second, 2 * degree):
+        # Across groups there and back; what is within a group lies in its order in both pieces.
+        there = np.arange(degree).reshape(left if left > 1 and degree > within else degree, -1)
+        procs = procs.take(np.concatenate([there, there[::-1]]).reshape(-1), axis=2)
+        rows[2] = second, 2 * degree
+    procs = procs.transpose(inner)
     split = {name: rows[n][1] for n in inner if (name := rows[n][0])}
     return Config(split, procs.size // prod(split.values()), tuple(procs.reshape(-1).tolist()))
 

@@ -138,7 +138,7 @@ def _makers(
         "fsdp": partial(fsdp, lowering),
         "megatron": partial(megatron, cuts, num_procs, near),
     }
-    if graph.batch < num_procs:
+    if lowering.graph.batch < num_procs * lowering.microbatches:
         made["context_parallel"] = make = partial(context_parallel, cuts, num_procs)
         made["context_parallel_zero"] = partial(_in_pieces, lowering, make)
     for fewer in _halves(num_procs):
@@ -191,11 +191,14 @@ def _pipelines(
 def _within(
     lowering: Lowering, cuts: TensorCuts, size: int, near: int
 ) -> Iterator[tuple[str, int, Callable[[], Configs]]]:
-    """What each of a stage's processors may do: samples, matrices cut in pairs as wide as `near` allows, or experts; by
-    the end of a name, with the width.
+    """What each of a stage's processors may do: samples, and positions where these are fewer; matrices cut in pairs as
+    wide as `near` allows, or less where there are few enough parts to simulate several; or experts. By the end of a
+    name, with the width.
     """
-    yield "", 1, partial(data_parallel, lowering.piece, size)
-    if (width := min(size, near)) > 1:
+    yield "", 1, partial(context_parallel, cuts, size)
+    widest = min(size, near)
+    narrower = [] if has_many_parts(lowering) else _halves(widest)
+    for width in [widest, *narrower] if widest > 1 else []:
         yield f"_megatron_{width}", width, partial(megatron, cuts, size, width)
     for name, make in _with_experts(cuts, size, near).items():
         yield f"_{name}", 1, make

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -41,14 +40,16 @@ Look = Callable[[Chosen, Strategy | None], Found]
 class Others:
     """Other numbers of microbatches, in which pipelines are looked at.
 
-    numbers   ascending, as long as there is time to look at one more
+    numbers   ascending
     at        an evaluator for so many, and what plans must have
     is_over   once it says so a pipeline that is known to be better will do, and is taken as it is
+    is_late   once it says so no further number is looked at
     """
 
-    numbers: Iterable[int]
+    numbers: Sequence[int]
     at: Callable[[int], tuple[Evaluator, Pins | None]]
     is_over: Callable[[], bool]
+    is_late: Callable[[], bool] = lambda: False
 
 
 def filled(chosen: Chosen, found: Found, others: Others, look: Look) -> tuple[Chosen, Found]:
@@ -172,6 +173,8 @@ def _taken_for_best(others: Others) -> Iterator[_Candidate]:
     """For each number that has some the pipelines that are taken to fit."""
     shares: dict[int, float] = {}
     for number in others.numbers:
+        if others.is_late():
+            return
         if not may_need(shares, number, 1.0):
             continue
         try:
@@ -190,12 +193,19 @@ def _taken_for_best(others: Others) -> Iterator[_Candidate]:
 
 
 def _of_many_parts(first: int, others: Others) -> Iterator[_Candidate]:
-    """Those of the first number and of larger ones, as in fewer none fitted, up to twice one in which a pipeline is not
-    taken for much more: to look at each takes seconds.
+    """Those of the first number; of smaller ones, as long as a pipeline is taken to fit, of which stages keep less than
+    the known plans that the first was found for; and of larger ones, up to twice one in which a pipeline is not taken
+    for much more: to look at each takes seconds.
     """
     least, best = inf, first
-    larger = (number for number in others.numbers if number > first)
-    for one in _taken_for_best(replace(others, numbers=chain((first,), larger))):
+    for number in (first, *reversed([number for number in others.numbers if number < first])):
+        found = next(_taken_for_best(replace(others, numbers=(number,))), None)
+        if found is None:
+            break
+        yield found
+        if found.seconds < least:
+            least, best = found.seconds, number
+    for one in _taken_for_best(replace(others, numbers=[number for number in others.numbers if number > first])):
         yield one
         if one.seconds > OF_MANY * least and one.number >= 2 * best:
             return
