@@ -100,4 +100,5 @@ def test_heads_are_as_wide_as_published() -> None:
     for text, features in HEADS.items():
         graph = models.parse(f"{text},layers=1").graph(1)
         (node,) = (node for node in graph.nodes.values() if node.op.name == "attention")
-        assert graph.tensors[node.name].shape[-1] == features * node.alignment.extents["h"], text
+        heads = node.op.r * node.alignment.extents["h"]
+        assert graph.tensors[node.name].shape[-1] == features * heads, text

@@ -142,4 +142,4 @@ def test_a_large_plan_is_told_of_without_being_written_out(
     assert "of 16 microbatches 5 drawn" in drawn
     assert main(["simulate", large]) == 0
     out = capsys.readouterr().out
-    assert any(line.split()[0] == "1-63" for line in out.splitlines() if line) and ">0-63<" in drawn
+    assert any(line.split()[0] == "0-63" for line in out.splitlines() if line) and ">0-63<" in drawn

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -28,6 +29,9 @@ WORTH = 1.1
 # And simulated where a sketch, which begins nothing ahead, takes it for so many times what was found, or less; where
 # there are many parts for less than that, as to simulate one takes long.
 PROMISING, OF_MANY = 1.2, 0.95
+# Of a number of microbatches so many, where there are not many parts: which gains most by beginning microbatches ahead
+# a sketch does not know.
+SEVERAL = 3
 # A search from a known pipeline makes it some percent better. Where plans have at most so many parts, with which it
 # takes a second or two, one that takes so many times what was found is worth that.
 QUICK_PARTS, BETTERED = 10_000, 1.03
@@ -88,7 +92,7 @@ def cut_for(chosen: Chosen, others: Others) -> Chosen:
     """
     if has_many_parts(chosen.evaluator.lowering) or not chosen.fits or not _is_worth(chosen, chosen.seconds):
         return chosen
-    return _simulated(_taken_for_best(others), chosen.seconds, (READY,), OF_MANY, others.is_over)[0] or chosen
+    return _simulated(_taken_for_best(others), chosen.seconds, (READY,), OF_MANY, 1, others.is_over)[0] or chosen
 
 
 def instead(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] | None:
@@ -120,41 +124,49 @@ def _is_worth(chosen: Chosen, seconds: float) -> bool:
 
 
 class _Candidate(NamedTuple):
-    """A number of microbatches, the pipelines that are taken to fit in so many, the best first, and its seconds."""
+    """A number of microbatches, and the pipelines that are taken to fit, with their seconds, the best first."""
 
-    seconds: float
     number: int
     evaluator: Evaluator
     pins: Pins | None
-    plans: tuple[Strategy, ...]
+    plans: tuple[tuple[float, Strategy], ...]
+
+    @property
+    def seconds(self) -> float:
+        """What the best is taken for."""
+        return self.plans[0][0]
 
 
 def _soonest(chosen: Chosen, seconds: float, others: Others) -> tuple[Chosen | None, Strategy | None]:
     """The number in which a pipeline takes least, if that is less than `seconds`; and where plans have many parts that
     one.
 
-    The most promising are simulated first, in every order where there are not many parts.
+    The most promising are simulated first; where there are not many parts in every order, and several of a number.
     """
     if not has_many_parts(chosen.evaluator.lowering):
-        return _simulated(_taken_for_best(others), seconds, ORDERS, PROMISING, others.is_over)[0], None
-    return _simulated(_of_many_parts(chosen.number, others), seconds, (READY,), OF_MANY, others.is_over)
+        return _simulated(_taken_for_best(others), seconds, ORDERS, PROMISING, SEVERAL, others.is_over)[0], None
+    return _simulated(_of_many_parts(chosen.number, others), seconds, (READY,), OF_MANY, 1, others.is_over)
 
 
 def _simulated(
-    candidates: Iterable[_Candidate], seconds: float, orders: Sequence[str], promising: float,
+    candidates: Iterable[_Candidate], seconds: float, orders: Sequence[str], promising: float, most: int,
     is_over: Callable[[], bool],
 ) -> tuple[Chosen | None, Strategy | None]:  # fmt: skip
-    """The one that takes least, if that is less than `seconds`, and its pipeline."""
+    """The one that takes least, if that is less than `seconds`, and its pipeline.
+
+    most   of each number so many are simulated that fit
+    """
     least, best, found = seconds, None, None
     # The others are let go of: each holds all that was worked out of its plans.
     left = sorted(candidates, key=attrgetter("seconds"), reverse=True)
     while left and left[-1].seconds <= promising * least and (best is None or not is_over()):
         one = left.pop()
-        ordered = (_ordered(one.evaluator, plan, orders, is_over) for plan in one.plans)
-        soonest = next((plan for plan in ordered if plan is not None), None)
-        if soonest is not None and soonest.seconds < least:
-            least, found = soonest.seconds, soonest.strategy
-            best = Chosen(one.number, one.evaluator, one.pins, least)
+        near = (plan for taken_for, plan in one.plans if taken_for <= promising * least)
+        ordered = filter(None, (_ordered(one.evaluator, plan, orders, is_over) for plan in near))
+        for soonest in islice(ordered, most):
+            if soonest.seconds < least:
+                least, found = soonest.seconds, soonest.strategy
+                best = Chosen(one.number, one.evaluator, one.pins, least)
     return best, found
 
 
@@ -188,8 +200,7 @@ def _taken_for_best(others: Others) -> Iterator[_Candidate]:
             continue
         shares[number] = foreseen.share
         if foreseen.fitting:
-            plans = tuple([plan for _, plan in foreseen.fitting])
-            yield _Candidate(foreseen.fitting[0][0], number, evaluator, pins, plans)
+            yield _Candidate(number, evaluator, pins, foreseen.fitting)
 
 
 def _of_many_parts(first: int, others: Others) -> Iterator[_Candidate]:
