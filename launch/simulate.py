@@ -23,7 +23,7 @@ from castile.launch.reports import report, trace
 from castile.launch.typed import files, options
 from castile.launch.typed.files import Outputs
 from castile.planner import strategy as strategies
-from castile.planner.evaluation.evaluator import moved_bytes
+from castile.planner.evaluation.moved import moved_bytes
 from castile.planner.evaluation.seen import Seen
 from castile.planner.known.seeds import seeds
 from castile.planner.searching.settling import sized

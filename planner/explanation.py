@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from castile.planner.cost import CostModel
-from castile.planner.evaluation.evaluator import Evaluator, key_moves
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.evaluation.moved import key_moves
 from castile.planner.evaluation.seen import Seen
 from castile.planner.lower import Lowering
 from castile.planner.lowering.rows import pointer

@@ -18,7 +18,8 @@ from castile.launch import models
 from castile.launch.jobs.execution import Execution, feed_from, prepare
 from castile.launch.typed import optimizers
 from castile.planner.cost import CostModel
-from castile.planner.evaluation.evaluator import Evaluator, moved_bytes
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.evaluation.moved import moved_bytes
 from castile.planner.evaluation.sizes import SIZES
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Node

@@ -16,7 +16,8 @@ from castile.planner import strategy as strategies
 from castile.planner.alternatives import alternatives, differences, plain, switches
 from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
-from castile.planner.evaluation.evaluator import Evaluator, moved_bytes
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.evaluation.moved import moved_bytes
 from castile.planner.explanation import Cause, Labels, account, explain
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering

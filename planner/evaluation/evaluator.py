@@ -18,6 +18,7 @@ from castile.planner.cost import CostModel
 from castile.planner.costs import snapshot as snapshots
 from castile.planner.costs.snapshot import Snapshot
 from castile.planner.evaluation.folding import Folded, Folding, expand, timed
+from castile.planner.evaluation.moved import moved_bytes
 from castile.planner.evaluation.seen import Seen
 from castile.planner.evaluation.unrolled import FEW, Unrolled, unrolled
 from castile.planner.lower import Lowering
@@ -29,7 +30,7 @@ from castile.planner.strategy import PATH, READY, Config, Strategy
 from castile.runtime import memory
 from castile.runtime.memory import Packing
 from castile.runtime.strict import suggestion
-from castile.runtime.task import CostKey, Kind, TaskGraph
+from castile.runtime.task import Kind, TaskGraph
 from castile.runtime.timeline import PICOSECONDS
 from castile.runtime.transfer import TooManyTransfers
 
@@ -46,8 +47,8 @@ FILLING = 16
 # times as many are written out at once.
 IRREGULAR = 4
 
-# Plans of more tasks take ten seconds each; of microbatches that are copied at most so many are made: two gigabytes.
-MOST_SMALL, MOST_TASKS = 2**21, 2**22
+# Plans of more tasks take ten seconds each; of microbatches that are copied at most so many are made: three gigabytes.
+MOST_SMALL, MOST_TASKS = 2**21, 5 * 2**20
 MANY = "of its {} tasks no few say what all take: lay processors out alike, or use fewer microbatches"
 
 # What a search makes small: seconds of a training step, seconds of a forward pass, or bytes of the fullest processor.
@@ -121,6 +122,7 @@ class Evaluator:
         self.cost_snapshot = identity(snapshot)
         self.capacity = np.array([p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors])
         self._known: dict[Key, _Known] = {}
+        self._refused: dict[Key, TooManyTransfers] = {}
         self._small: dict[Key, bool] = {}
         self._work: dict[tuple[str, Config], np.ndarray] = {}
         self._steps: dict[str, list[Step]] = {}
@@ -141,8 +143,8 @@ class Evaluator:
         other = copy(self)
         other.objective, other._best = objective, None
         if lowering is not None:
-            other.lowering, other._known, other._small, other._work, other._steps = lowering, {}, {}, {}, {}
-            other._short, other._enough, other._unrolled = {}, {}, None
+            other.lowering, other._known, other._refused, other._small, other._work = lowering, {}, {}, {}, {}
+            other._steps, other._short, other._enough, other._unrolled = {}, {}, {}, None
         if (objective == "latency") > (other.lowering.mode == "forward"):
             raise ValueError("objective 'latency' is that of a forward pass: it takes a lowering of mode 'forward'")
         if most_bytes is not None:
@@ -201,7 +203,14 @@ class Evaluator:
         key = self._key(strategy)
         if key in self._known:
             return self._evaluated(strategy, key)
-        seen = self._see(strategy, key)
+        # What is too large to see is asked for again, in another order or to be settled.
+        if key in self._refused:
+            raise self._refused[key]
+        try:
+            seen = self._see(strategy, key)
+        except TooManyTransfers as error:
+            self._refused[key] = error.with_traceback(None)
+            raise
         tasks, count = seen.tasks, seen.count
         counts = int(count.sum()), int(count[tasks.kind == Kind.COLLECTIVE].sum())
         self._known[key] = _Known(seen.seconds, seen.peak_bytes, moved_bytes(tasks, count), *counts)
@@ -381,20 +390,3 @@ def identity(snapshot: Snapshot | None) -> str:
     if snapshot is None or not snapshot.rows:
         return ""
     return hashlib.sha256(snapshots.to_json(snapshot)).hexdigest()[:16]
-
-
-def moved_bytes(tasks: TaskGraph, count: np.ndarray | None = None) -> int:
-    """The bytes that the transfers of a step bring from one processor to another; tasks may stand for `count` each."""
-    counts = np.bincount(tasks.cost, count, len(tasks.cost_keys))
-    return sum(int(count) * key_moves(key) for count, key in zip(counts, tasks.cost_keys, strict=True))
-
-
-def key_moves(key: CostKey) -> int:
-    """The bytes that one transfer of a cost key moves, over all its members; 0 for kernels.
-
-    Of an all-to-all as if each had as much as the one that has most, and sent an equal part of it to each.
-    """
-    if not key.link:
-        return 0
-    rounds = 2 if key.name == "all_reduce" else 1
-    return rounds * (key.members - 1) * key.nbytes

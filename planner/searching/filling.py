@@ -35,6 +35,8 @@ SEVERAL = 3
 # A search from a known pipeline makes it some percent better. Where plans have at most so many parts, with which it
 # takes a second or two, one that takes so many times what was found is worth that.
 QUICK_PARTS, BETTERED = 10_000, 1.03
+# Where they have more than so many it takes a minute and gains a percent: there the pipeline itself is taken.
+SEARCHED_PARTS = 50_000
 
 # The same search in another number of microbatches; with a known plan for that one alone, on which it does not insist.
 Look = Callable[[Chosen, Strategy | None], Found]
@@ -138,13 +140,14 @@ class _Candidate(NamedTuple):
 
 
 def _soonest(chosen: Chosen, seconds: float, others: Others) -> tuple[Chosen | None, Strategy | None]:
-    """The number in which a pipeline takes least, if that is less than `seconds`; and where plans have many parts that
-    one.
+    """The number in which a pipeline takes least, if that is less than `seconds`; and that one, where it is taken as it
+    is.
 
     The most promising are simulated first; where there are not many parts in every order, and several of a number.
     """
     if not has_many_parts(chosen.evaluator.lowering):
-        return _simulated(_taken_for_best(others), seconds, ORDERS, PROMISING, SEVERAL, others.is_over)[0], None
+        best, plan = _simulated(_taken_for_best(others), seconds, ORDERS, PROMISING, SEVERAL, others.is_over)
+        return best, plan if num_parts(chosen.evaluator) > SEARCHED_PARTS else None
     return _simulated(_of_many_parts(chosen.number, others), seconds, (READY,), OF_MANY, 1, others.is_over)
 
 
