@@ -54,12 +54,12 @@ def stage_counts(num_procs: int, near: int, most: int) -> list[int]:
 
 
 def is_shared(batch: int, microbatches: int, num_stages: int, groups: int) -> bool:
-    """Whether so many groups of each stage share a microbatch's samples about equally; or several of them one sample,
-    where there would be few microbatches if each had one.
+    """Whether so many groups of each stage share a microbatch's samples about equally; or two of them each sample, or
+    more where there would be few microbatches if each had one.
     """
     samples = batch // microbatches
     if samples < groups:
-        return groups % samples == 0 and batch < FEW * num_stages * groups
+        return groups % samples == 0 and (groups == 2 * samples or batch < FEW * num_stages * groups)
     return samples >= (1 - IDLE) * groups * -(-samples // groups)
 
 

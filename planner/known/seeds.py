@@ -192,12 +192,11 @@ def _within(
     lowering: Lowering, cuts: TensorCuts, size: int, near: int
 ) -> Iterator[tuple[str, int, Callable[[], Configs]]]:
     """What each of a stage's processors may do: samples, and positions where these are fewer; matrices cut in pairs as
-    wide as `near` allows, or less where there are few enough parts to simulate several; or experts. By the end of a
-    name, with the width.
+    wide as `near` allows, or less, of many parts half as wide; or experts. By the end of a name, with the width.
     """
     yield "", 1, partial(context_parallel, cuts, size)
     widest = min(size, near)
-    narrower = [] if has_many_parts(lowering) else _halves(widest)
+    narrower = _halves(widest)[: 1 if has_many_parts(lowering) else None]
     for width in [widest, *narrower] if widest > 1 else []:
         yield f"_megatron_{width}", width, partial(megatron, cuts, size, width)
     for name, make in _with_experts(cuts, size, near).items():

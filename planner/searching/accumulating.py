@@ -75,7 +75,7 @@ def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins
     lowering, cost = evaluator.lowering, evaluator.cost
     known = seeds(lowering, names, cost, pins)
     sieve = Sieve(evaluator, known, Spaces(lowering, cost, pins))
-    found = [(*seen, known[name]) for name, seen in sieve.seen.items() if seen.share <= 1]
+    found = [(seen.seconds, seen.share, known[name]) for name, seen in sieve.seen.items() if seen.share <= 1]
     found.sort(key=lambda one: one[:2])
     # A sketch took a small vit for half the memory that it needs: where the best do not fit, the smallest may.
     last = sorted(found[MOST_TRIED:], key=lambda one: one[1])[:1]

@@ -27,11 +27,11 @@ from castile.runtime.transfer import TooManyTransfers
 # One is looked for where a step takes so many times as long as all processors' work, less than which none takes.
 WORTH = 1.1
 # And simulated where a sketch, which begins nothing ahead, takes it for so many times what was found, or less; where
-# there are many parts for less than that, as to simulate one takes long.
-PROMISING, OF_MANY = 1.2, 0.95
-# Of a number of microbatches so many, where there are not many parts: which gains most by beginning microbatches ahead
-# a sketch does not know.
-SEVERAL = 3
+# there are many parts for less, as to simulate one takes long, and instead of a plan that was searched for still less.
+PROMISING, AHEAD, OF_MANY = 1.2, 1.1, 0.95
+# Of a number of microbatches so many that fit, of many parts fewer: which gains most by beginning microbatches ahead a
+# sketch does not know.
+SEVERAL, FEW_OF_MANY = 3, 2
 # A search from a known pipeline makes it some percent better. Where plans have at most so many parts, with which it
 # takes a second or two, one that takes so many times what was found is worth that.
 QUICK_PARTS, BETTERED = 10_000, 1.03
@@ -143,12 +143,12 @@ def _soonest(chosen: Chosen, seconds: float, others: Others) -> tuple[Chosen | N
     """The number in which a pipeline takes least, if that is less than `seconds`; and that one, where it is taken as it
     is.
 
-    The most promising are simulated first; where there are not many parts in every order, and several of a number.
+    The most promising are simulated first; where there are not many parts in every order.
     """
     if not has_many_parts(chosen.evaluator.lowering):
         best, plan = _simulated(_taken_for_best(others), seconds, ORDERS, PROMISING, SEVERAL, others.is_over)
         return best, plan if num_parts(chosen.evaluator) > SEARCHED_PARTS else None
-    return _simulated(_of_many_parts(chosen.number, others), seconds, (READY,), OF_MANY, 1, others.is_over)
+    return _simulated(_of_many_parts(chosen.number, others), seconds, (READY,), AHEAD, FEW_OF_MANY, others.is_over)
 
 
 def _simulated(

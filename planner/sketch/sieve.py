@@ -12,6 +12,7 @@ from castile.planner.choices.spaces import Spaces
 from castile.planner.evaluation.budget import Budget
 from castile.planner.evaluation.evaluator import PENALTY, Evaluator
 from castile.planner.known.pieces import in_pieces
+from castile.planner.sketch.blocked import blocked
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.strategy import Config, Strategy
 
@@ -29,15 +30,22 @@ WORTH = 0.01
 
 
 class Seen(NamedTuple):
-    """What a sketch says of a plan: what a step takes, and how much of its memory the fullest processor needs."""
+    """What a sketch says of a plan: what a step takes, how much more in stages, of which walks know nothing, and what
+    share of its memory the fullest processor needs.
+    """
 
-    seconds: float
+    plain: float
+    blocked: float
     share: float
 
     @property
-    def energy(self) -> float:
+    def seconds(self) -> float:
+        """What a step takes in all."""
+        return self.plain + self.blocked
+
+    def energy(self, seconds: float) -> float:
         """Seconds, and for a plan that does not fit a penalty."""
-        return self.seconds * (1 + PENALTY * max(0.0, self.share - 1))
+        return seconds * (1 + PENALTY * max(0.0, self.share - 1))
 
 
 class Sieve:
@@ -71,7 +79,7 @@ class Sieve:
         if bucket:
             self.sketch.join(True)
             joined = self._seen()
-            least, before = (min(one.energy for one in seen.values()) for seen in (joined, self.seen))
+            least, before = (min(one.energy(one.plain) for one in seen.values()) for seen in (joined, self.seen))
             self.is_joined = least < (1 - WORTH) * before
             self.sketch.join(self.is_joined)
             self.seen = joined if self.is_joined else self.seen
@@ -82,13 +90,14 @@ class Sieve:
         for name, configs in self.configs.items():
             self.sketch.update(name in self.in_pieces)
             seconds = self.sketch.seconds(configs)
-            found[name] = Seen(seconds, float((self.sketch.held / self._capacity).max()))
+            share = float((self.sketch.held / self._capacity).max())
+            found[name] = Seen(seconds, blocked(self.sketch, configs), share)
         return found
 
     @property
     def energy(self) -> dict[str, float]:
-        """By plan."""
-        return {name: one.energy for name, one in self.seen.items()}
+        """By plan, as walks see it."""
+        return {name: one.energy(one.plain) for name, one in self.seen.items()}
 
     def within(self, times: float) -> list[str]:
         """The plans that take at most so many times as long as the best.
@@ -96,8 +105,9 @@ class Sieve:
         And the latency of a message for each flow: how many messages there are is what a sketch knows worst.
         """
         latency = float(self.sketch.links.latency.max(initial=0.0)) * len(self.sketch.program.itemsize)
-        most = times * min(one.energy for one in self.seen.values()) + latency
-        return [name for name, one in self.seen.items() if one.energy <= most]
+        energy = {name: one.energy(one.seconds) for name, one in self.seen.items()}
+        most = times * min(energy.values()) + latency
+        return [name for name, worth in energy.items() if worth <= most]
 
     def promising(self, times: float) -> list[str]:
         """Those of them that are worth simulating: all, where slow ones are wanted too."""

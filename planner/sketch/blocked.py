@@ -1,0 +1,49 @@
+"""Blocked: for how long stages of a pipeline compute nothing because they send among themselves.
+
+What comes next reads what is sent, and other microbatches' kernels seldom fill the time: matrices cut eight ways in
+pairs send for a quarter as long as they compute. Walks leave it out, as they change one node at a time and seldom how a
+whole stage is cut. It does not know what else a step takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from castile.planner.lowering.stages import stages
+from castile.planner.sketch.sketch import Sketch
+from castile.planner.strategy import Config
+
+
+def blocked(sketch: Sketch, configs: Mapping[str, Config]) -> float:
+    """How many seconds more a plan takes than the sketch has just said of it; 0 where there is one stage."""
+    room, (begin, end, more) = sketch.room, sketch.program.turns.tolist()
+    turn, num_stages = float(room.turn[0, 1]), int(room.num_stages[0])
+    if num_stages == 1:
+        return 0.0
+    stage = np.array(stages(configs[name].procs for name in sketch.names))
+    work = room.work / (more + 2)
+    firsts = np.unique(stage, return_index=True)[1]
+    each = np.array([work[list(configs[sketch.names[n]].procs)].max() for n in firsts])
+    # As a step's seconds are worked out (`sweep.step_seconds`).
+    busiest = float(work.max())
+    sooner = max(0.0, min(turn * sketch.program.slopes * (1 - 1 / num_stages), turn - busiest))
+    said = min(max((turn - sooner) / num_stages, busiest), turn)
+    taken = float((each + _sent_within(sketch, stage, begin, end)).max())
+    return (more + 1) * max(0.0, taken - said)
+
+
+def _sent_within(sketch: Sketch, stage: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """float64[stages]: seconds for which each sends what it makes, and reads, in these steps; stage: of each node."""
+    program, uses = sketch.program, sketch.uses
+    of_step, (first, last) = stage[program.node], program.read_ptr[[begin, end]].tolist()
+    reader = np.repeat(np.arange(begin, end), np.diff(program.read_ptr[begin : end + 1]))
+    sources = uses.source_ptr[first : last + 1]
+    read, source = np.repeat(np.arange(last - first), np.diff(sources)), uses.source[sources[0] : sources[-1]]
+    is_within = (source >= begin) & (source < end) & (of_step[source] == of_step[reader[read]])
+    is_own = np.bincount(read, is_within, last - first) == np.maximum(1, np.diff(sources))
+    # What is only sent on its way is waited for where it is read.
+    is_own &= program.row[reader] >= 0
+    tolls = np.where(is_own, sketch.room.toll[first:last].clip(0), 0.0)
+    return np.bincount(of_step[reader], tolls, 1 + int(stage.max()))
