@@ -1,6 +1,6 @@
 """Steps that others measured on clusters, beside what the simulator says of the same plan by the cluster's data sheets.
 
-    python benchmarks/published [--source nemo titan] [--machine dgx-a100 dgx-h100] [--most-nodes 64]
+    python benchmarks/published [--source nemo titan] [--machine dgx-a100 dgx-h100] [--most-nodes 64] [--plan]
 
 `steps.csv` has a line for each step: the network, the plan, and seconds.
 
@@ -24,17 +24,24 @@ experts    NVIDIA/Megatron-LM at 022bcb5, megatron/core/transformer/moe/README.m
 Kernels come in the order of the program, as there. What is simulated gathers parameters once a step, whether or not it
 would fit; PyTorch's FSDP does twice a microbatch. The figures: simulated over measured seconds, their geometric mean
 and by which factor they lie around it (geometric standard deviation), apart for sequences of more than 2,048 tokens.
+
+With --plan, what `castile plan` finds for the same network, samples and machine too, once each: simulated over what the
+best of theirs is simulated to take, and the longest that it took to find one. That takes minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import re
+import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -72,6 +79,11 @@ class Step(NamedTuple):
     seconds: float
 
     @property
+    def text(self) -> str:
+        """The model as commands take it."""
+        return str(FOLDER / self.model) if self.model.startswith("scores.py") else self.model
+
+    @property
     def seq(self) -> int:
         """Tokens of a sample; 2,048 where the model does not say."""
         said = re.search(r"seq=(\d+)", self.model)
@@ -85,12 +97,13 @@ def main() -> None:
         known = sorted({getattr(step, name) for step in steps})
         parser.add_argument(f"--{name}", nargs="+", choices=known, default=known)
     parser.add_argument("--most-nodes", type=int, default=64, help="leave out steps on more nodes")
+    parser.add_argument("--plan", action="store_true", help="look for plans of castile's own too")
     options = parser.parse_args()
     chosen = [s for s in steps if s.source in options.source and s.machine in options.machine]
-    ratios = defaultdict[str, list[float]](list)
+    ratios, theirs = defaultdict[str, list[float]](list), dict[Step, float]()
     print(f"{'machine':9} {'GPUs':>4} {'tokens':>6} {'samples':>7} {'measured':>8} {'simulated':>9} ratio  network")
     for step in (s for s in chosen if s.nodes <= options.most_nodes):
-        seconds = simulated(step)
+        seconds = theirs[step] = simulated(step)
         length = "short" if step.seq <= SHORT else "long"
         ratios[f"published_{step.source}_{step.machine.replace('-', '_')}_{length}"].append(seconds / step.seconds)
         print(
@@ -98,7 +111,29 @@ def main() -> None:
             f"{seconds / step.seconds:5.2f}  {step.model} {step.plan}",
             flush=True,
         )
-    tell([figure for name, found in ratios.items() for figure in summary(name, found)])
+    figures = [figure for name, found in ratios.items() for figure in summary(name, found)]
+    tell(figures + (planned(theirs) if options.plan else []))
+
+
+def planned(theirs: Mapping[Step, float]) -> list[Figure]:
+    """What is found for the networks of these steps, over what the best of theirs is simulated to take."""
+    best: dict[tuple[str, str, str, int], float] = {}
+    for step, seconds in theirs.items():
+        asked = step.source, step.text, f"{step.machine}:nodes={step.nodes}", step.samples
+        best[asked] = min(seconds, best.get(asked, inf))
+    ratios, longest = defaultdict[str, list[float]](list), 0.0
+    print(f"{'machine':18} {'samples':>7} {'theirs':>8} {'found':>8} ratio  in, s  network")
+    for (source, text, machine, samples), seconds in best.items():
+        began = perf_counter()
+        words = ["plan", text, "--machine", machine, "--batch", str(samples), "--dtype", "bfloat16", "--json"]
+        ran = subprocess.run([sys.executable, "-m", "castile", *words], capture_output=True, text=True, check=True)
+        took, found = perf_counter() - began, json.loads(ran.stdout)["found"]["step_seconds"]
+        ratios[source].append(found / seconds)
+        longest = max(longest, took)
+        row = f"{machine:18} {samples:7} {seconds:8.3f} {found:8.3f} {found / seconds:5.2f} {took:6.1f}  {text}"
+        print(row, flush=True)
+    each = [figure for name, found in ratios.items() for figure in summary(f"published_{name}_plan", found)]
+    return [*each, Figure("published_longest_planning_seconds", longest)]
 
 
 def read() -> list[Step]:
@@ -109,9 +144,8 @@ def read() -> list[Step]:
 
 def simulated(step: Step) -> float:
     """Seconds of the step by the machine's figures alone."""
-    text = str(FOLDER / step.model) if step.model.startswith("scores.py") else step.model
     machine = machines.parse(f"{step.machine}:nodes={step.nodes}")
-    graph = models.parse(text).graph(step.samples, "bfloat16")
+    graph = models.parse(step.text).graph(step.samples, "bfloat16")
     updates = Updates(find("adamw")())
     again = recompute.named(step.recompute, graph, updates)
     lowering = Lowering(graph, machine, updates, microbatches=step.microbatches, recompute=again)
