@@ -29,9 +29,9 @@ WORTH = 1.1
 # And simulated where a sketch, which begins nothing ahead, takes it for so many times what was found, or less; where
 # there are many parts for less, as to simulate one takes long, and instead of a plan that was searched for still less.
 PROMISING, AHEAD, OF_MANY = 1.2, 1.1, 0.95
-# Of a number of microbatches so many that fit, of many parts fewer: which gains most by beginning microbatches ahead a
-# sketch does not know.
-SEVERAL, FEW_OF_MANY = 3, 2
+# In so many numbers of microbatches so many that fit, where there are many parts fewer: which gains most by beginning
+# microbatches ahead a sketch does not know.
+SEVERAL, FEW_OF_MANY, ONE_EACH = (16, 3), (4, 2), (16, 1)
 # A search from a known pipeline makes it some percent better. Where plans have at most so many parts, with which it
 # takes a second or two, one that takes so many times what was found is worth that.
 QUICK_PARTS, BETTERED = 10_000, 1.03
@@ -94,7 +94,7 @@ def cut_for(chosen: Chosen, others: Others) -> Chosen:
     """
     if has_many_parts(chosen.evaluator.lowering) or not chosen.fits or not _is_worth(chosen, chosen.seconds):
         return chosen
-    return _simulated(_taken_for_best(others), chosen.seconds, (READY,), OF_MANY, 1, others.is_over)[0] or chosen
+    return _simulated(_taken_for_best(others), chosen.seconds, (READY,), OF_MANY, ONE_EACH, others.is_over)[0] or chosen
 
 
 def instead(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] | None:
@@ -152,21 +152,21 @@ def _soonest(chosen: Chosen, seconds: float, others: Others) -> tuple[Chosen | N
 
 
 def _simulated(
-    candidates: Iterable[_Candidate], seconds: float, orders: Sequence[str], promising: float, most: int,
-    is_over: Callable[[], bool],
+    candidates: Iterable[_Candidate], seconds: float, orders: Sequence[str], promising: float,
+    most: tuple[int, int], is_over: Callable[[], bool],
 ) -> tuple[Chosen | None, Strategy | None]:  # fmt: skip
     """The one that takes least, if that is less than `seconds`, and its pipeline.
 
-    most   of each number so many are simulated that fit
+    most   in so many numbers at most so many are simulated that fit
     """
     least, best, found = seconds, None, None
     # The others are let go of: each holds all that was worked out of its plans.
-    left = sorted(candidates, key=attrgetter("seconds"), reverse=True)
+    left = sorted(candidates, key=attrgetter("seconds"))[: most[0]][::-1]
     while left and left[-1].seconds <= promising * least and (best is None or not is_over()):
         one = left.pop()
         near = (plan for taken_for, plan in one.plans if taken_for <= promising * least)
         ordered = filter(None, (_ordered(one.evaluator, plan, orders, is_over) for plan in near))
-        for soonest in islice(ordered, most):
+        for soonest in islice(ordered, most[1]):
             if soonest.seconds < least:
                 least, found = soonest.seconds, soonest.strategy
                 best = Chosen(one.number, one.evaluator, one.pins, least)
