@@ -53,13 +53,14 @@ def stage_counts(num_procs: int, near: int, most: int) -> list[int]:
     return [n for size, n in sizes.items() if size % near == 0 or near % size == 0]
 
 
-def is_shared(batch: int, microbatches: int, num_stages: int, groups: int) -> bool:
-    """Whether so many groups of each stage share a microbatch's samples about equally; or two of them each sample, or
-    more where there would be few microbatches if each had one.
+def is_shared(batch: int, microbatches: int, num_stages: int, groups: int, are_cut: bool) -> bool:
+    """Whether so many groups of each stage share a microbatch's samples about equally; or, where samples are cut, two of
+    them each one, or more where there would be few microbatches if each had its own.
     """
     samples = batch // microbatches
     if samples < groups:
-        return groups % samples == 0 and (groups == 2 * samples or batch < FEW * num_stages * groups)
+        is_near = groups == 2 * samples or batch < FEW * num_stages * groups
+        return are_cut and groups % samples == 0 and is_near
     return samples >= (1 - IDLE) * groups * -(-samples // groups)
 
 

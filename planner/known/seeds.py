@@ -15,7 +15,7 @@ import numpy as np
 from castile.planner.choices import shares
 from castile.planner.choices.pins import Pins
 from castile.planner.cost import CostModel
-from castile.planner.known.large import has_many_parts
+from castile.planner.known.large import VAST, has_many_parts
 from castile.planner.known.megatron import TensorCuts
 from castile.planner.known.pieces import in_pieces
 from castile.planner.known.pipelines import FEW, Pipelines, divisors, is_shared, shared, stage_counts
@@ -177,7 +177,8 @@ def _pipelines(
         if lowering.microbatches <= FEW * num_stages:
             ways["_interleaved"] = rows.interleaved
         for suffix, width, inner in _within(lowering, cuts, size, near):
-            if must_share and not is_shared(lowering.graph.batch, lowering.microbatches, num_stages, size // width):
+            shape = lowering.graph.batch, lowering.microbatches, num_stages, size // width
+            if must_share and not is_shared(*shape, are_cut=not has_many_parts(lowering, VAST)):
                 continue
             for way, staged in ways.items():
                 name = f"{PIPELINE}{num_stages}{way}{suffix}"
@@ -192,11 +193,12 @@ def _within(
     lowering: Lowering, cuts: TensorCuts, size: int, near: int
 ) -> Iterator[tuple[str, int, Callable[[], Configs]]]:
     """What each of a stage's processors may do: samples, and positions where these are fewer; matrices cut in pairs as
-    wide as `near` allows, or less, of many parts half as wide; or experts. By the end of a name, with the width.
+    wide as `near` allows, or less, of many parts half as wide, but of vast plans; or experts. By the end of a name,
+    with the width.
     """
     yield "", 1, partial(context_parallel, cuts, size)
     widest = min(size, near)
-    narrower = _halves(widest)[: 1 if has_many_parts(lowering) else None]
+    narrower = _halves(widest)[: 0 if has_many_parts(lowering, VAST) else 1 if has_many_parts(lowering) else None]
     for width in [widest, *narrower] if widest > 1 else []:
         yield f"_megatron_{width}", width, partial(megatron, cuts, size, width)
     for name, make in _with_experts(cuts, size, near).items():
