@@ -54,8 +54,8 @@ def stage_counts(num_procs: int, near: int, most: int) -> list[int]:
 
 
 def is_shared(batch: int, microbatches: int, num_stages: int, groups: int, are_cut: bool) -> bool:
-    """Whether so many groups of each stage share a microbatch's samples about equally; or, where samples are cut, two of
-    them each one, or more where there would be few microbatches if each had its own.
+    """Whether so many groups of each stage share a microbatch's samples about equally; or, where samples are cut, two
+    of them each one, or more where there would be few microbatches if each had its own.
     """
     samples = batch // microbatches
     if samples < groups:
