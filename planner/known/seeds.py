@@ -171,6 +171,7 @@ def _pipelines(
     most = min(lowering.microbatches, MOST_STAGES if is_large else num_procs)
     # Of many parts all are simulated through few, which takes groups that do the same.
     must_share = is_large and bool(_shared(lowering))
+    are_cut = not has_many_parts(lowering, VAST)
     for num_stages in stage_counts(num_procs, near, most):
         size = num_procs // num_stages
         ways = {"": rows.once}
@@ -178,7 +179,7 @@ def _pipelines(
             ways["_interleaved"] = rows.interleaved
         for suffix, width, inner in _within(lowering, cuts, size, near):
             shape = lowering.graph.batch, lowering.microbatches, num_stages, size // width
-            if must_share and not is_shared(*shape, are_cut=not has_many_parts(lowering, VAST)):
+            if must_share and not is_shared(*shape, are_cut):
                 continue
             for way, staged in ways.items():
                 name = f"{PIPELINE}{num_stages}{way}{suffix}"
@@ -198,7 +199,9 @@ def _within(
     """
     yield "", 1, partial(context_parallel, cuts, size)
     widest = min(size, near)
-    narrower = _halves(widest)[: 0 if has_many_parts(lowering, VAST) else 1 if has_many_parts(lowering) else None]
+    narrower = [] if has_many_parts(lowering, VAST) else _halves(widest)
+    if has_many_parts(lowering):
+        narrower = narrower[:1]
     for width in [widest, *narrower] if widest > 1 else []:
         yield f"_megatron_{width}", width, partial(megatron, cuts, size, width)
     for name, make in _with_experts(cuts, size, near).items():
