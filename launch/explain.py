@@ -195,7 +195,7 @@ def _facts(command: Explain, desk: Desk, plan: Strategy, found: Explanation, wor
         "num_procs": desk.machine.num_procs,
         "batch_samples": desk.evaluator.lowering.graph.batch,
         "microbatches": plan.microbatches,
-        "num_recomputed": report.num_recomputed(desk.evaluator, plan),
+        **report.dropped(desk.evaluator, plan),
         "forward": command.forward,
         "num_tasks": int(found.num_tasks.sum()),
         "buckets": report.buckets(desk.evaluator, plan),

@@ -80,7 +80,8 @@ class Plan:
     """Cut each batch into so many pieces in time, one after another; by default one, or as many as let a plan fit."""
     recompute: options.RecomputeOrOwn = ""
     """Results that are computed again for gradients, for less memory: selective (what is cheap), full (nearly all),
-    names with wildcards, or none; by default as little as lets a plan fit."""
+    parameters (gathered for each pass), names with wildcards, several with commas, or none; by default as little as
+    lets a plan fit."""
     dtype: options.Dtype = "float32"
     """What is computed with: float32, float64, bfloat16 or float16."""
     profile: options.File = ""
@@ -127,7 +128,8 @@ def run(command: Plan) -> int:
     is_cut = plan.microbatches > looking.microbatches and facts["num_stages"] == 1
     facts["is_cut_to_fit"] = is_cut and not _fits_whole(found, looking.microbatches)
     facts["num_nodes"] = len(desk.evaluator.lowering.graph.nodes)
-    facts["num_recomputed"] = report.num_recomputed(evaluator, plan)
+    facts["num_params"] = len(desk.evaluator.lowering.graph.params)
+    facts |= report.dropped(evaluator, plan)
     facts["is_recomputed_to_fit"] = {*plan.recompute} != {*looking.recompute}
     facts["pinned"] = [str(pin) for pin in pinned.pins] if pinned is not None else []
     facts |= _bound_facts(_bound(evaluator, pinned, found), found)

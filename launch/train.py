@@ -98,8 +98,8 @@ class Train:
     accumulate: options.Count = None
     """Cut each batch into so many pieces in time, one after another, whose gradients are summed: less memory."""
     recompute: options.RecomputeOrOwn = ""
-    """Results that are computed again for gradients, for less memory: selective (what is cheap), full (nearly all), or
-    names with wildcards; none by default."""
+    """Results that are computed again for gradients, for less memory: selective (what is cheap), full (nearly all),
+    parameters (gathered for each pass), names with wildcards, or several with commas; none by default."""
     dtype: options.Dtype = "float32"
     """What is computed with: float32, float64, bfloat16 or float16; with the last two parameters, sums of gradients and
     optimizer state stay float32."""

@@ -60,8 +60,8 @@ class Validate:
     accumulate: options.Count = None
     """Cut each batch into so many pieces in time, one after another; then pipelines are among the plans."""
     recompute: options.RecomputeOrOwn = ""
-    """Results that are computed again for gradients: selective (what is cheap), full (nearly all), or names with
-    wildcards; none by default."""
+    """Results that are computed again for gradients: selective (what is cheap), full (nearly all), parameters (gathered
+    for each pass), names with wildcards, or several with commas; none by default."""
     rounds: options.Number = ROUNDS
     """How many steps of each plan are timed; the plans take turns."""
     seed: options.Number = 0
@@ -238,7 +238,7 @@ def _report(command: Validate, job: Job, rows: Sequence[Row], num_held_up: int, 
         "machine": job.machine.name,
         "batch": job.graph.batch,
         "microbatches": job.lowering.microbatches,
-        "num_recomputed": len(job.lowering.recompute),
+        "num_recomputed": len(job.graph.nodes.keys() & {*job.lowering.recompute}),
         "num_plans": len(rows),
         "measured_spread": max(seconds) / min(seconds),
         "num_steps": num_steps,

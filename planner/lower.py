@@ -125,7 +125,7 @@ class Lowering:
             if self.mode == "train":
                 self._programs[key] = passes.training(self.graph, self.updates, *key)
             else:
-                self._programs[key] = passes.forward(self.graph, self.updates, chosen)
+                self._programs[key] = passes.forward(self.graph, self.updates, chosen, key[-1])
         return self._programs[key]
 
     def configs(self, strategy: Strategy) -> dict[str, Config]:
@@ -141,7 +141,8 @@ class Lowering:
                     nodes = self.names.optional[update], self.names.nodes[user]
                     self._homes[key] = self._home(*nodes, tensor, configs[user])
                 configs[update] = self._homes[key]
-        for name, update in self._followers.items():
+        dropped = {name: self._fetches[name] for name in strategy.recompute if name in self._fetches}
+        for name, update in {**self._followers, **dropped}.items():
             configs.setdefault(name, configs[update])
         if self._together:
             procs = {p for param in self.graph.params for p in configs[update_name(param.name)].procs}
@@ -203,6 +204,11 @@ class Lowering:
         found = {fetch_name(name): update_name(name) for name in self._cast}
         clipped = [param.name for param in self.graph.params if self._together]
         return found | {f"{name}/{kind}": update_name(name) for name in clipped for kind in ("square_sum", "clip")}
+
+    @cached_property
+    def _fetches(self) -> dict[str, str]:
+        """By fetch of a parameter its update."""
+        return {fetch_name(param.name): update_name(param.name) for param in self.graph.params}
 
     @cached_property
     def _everywhere(self) -> list[str]:
@@ -386,7 +392,7 @@ class Lowering:
 
 
 def _check_micro(step: Step, config: Config) -> None:
-    if step.micro.count > 1 and config.degree(step.axis) > step.node.alignment.extents[step.axis] // step.micro.count:
+    if step.axis and config.degree(step.axis) > step.node.alignment.extents[step.axis] // step.micro.count:
         raise ValueError(
             f"{step.node.name}: one of {step.micro.count} microbatches has fewer samples than axis {step.axis!r} is to "
             f"have parts, {config.degree(step.axis)}: use fewer microbatches or a smaller degree"

@@ -109,7 +109,8 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     order            which of the kernels that are ready a processor begins first, one of ORDERS
     ahead            how many microbatches a processor may have begun beyond those that fill its pipeline: what is sent
                      for one then goes beside another's kernels (Fan et al., "DAPPLE", PPoPP 2021), which takes memory
-    recompute        the nodes whose results are not kept for gradient passes: what these read is computed again
+    recompute        the nodes whose results are not kept for gradient passes: what these read is computed again.
+                     Parameters whose fetch is one are fetched for each microbatch, and again for its gradients
     """
 
     configs: dict[str, Config]
@@ -159,10 +160,14 @@ def _run_by(plan: Strategy) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class Names:
-    """The names a strategy may use: the graph's nodes, and update, accumulate and fetch of each parameter."""
+    """The names a strategy may use: the graph's nodes, and update, accumulate and fetch of each parameter.
+
+    fetches   of these the last, whose results may be dropped as those of nodes may
+    """
 
     nodes: Mapping[str, Node]
     optional: Mapping[str, Node] = field(default_factory=dict)
+    fetches: frozenset[str] = frozenset()
 
     @cached_property
     def within(self) -> dict[str, str]:
@@ -255,7 +260,7 @@ def check(
         near = strict.suggestion(strategy.order, list(ORDERS))
         raise ValueError(f"the plan has kernels in order {strategy.order!r}{near}; there are {', '.join(ORDERS)}")
     for name in strategy.recompute:
-        if name not in names.nodes:
+        if name not in names.nodes and name not in names.fetches:
             near = strict.suggestion(name, list(names.nodes))
             raise ValueError(f"the plan computes {name!r} again, and {graph.name} has no such node{near}")
     for name in strategy.configs:

@@ -19,6 +19,7 @@ from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph, Node
 from castile.planner.op import Tensor, find
 from castile.planner.step import beside
+from castile.planner.step.program import fetch_name
 from castile.planner.strategy import ORDERS, Config, Strategy
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.task import NUM_LANES, Lane
@@ -175,9 +176,10 @@ def strategies(draw: DrawFn, graph: Graph, num_procs: int, updates: Updates = SG
 
 @st.composite
 def recomputed(draw: DrawFn, graph: Graph) -> tuple[str, ...]:
-    """Nodes whose results are not kept for gradients: none, some, or all but some."""
-    picked, way = draw(some(tuple(sorted(graph.nodes)))), draw(st.integers(0, 3))
-    return tuple(picked) if way == 2 else tuple([n for n in graph.nodes if n not in picked]) if way == 3 else ()
+    """Nodes whose results, and parameters that, are not kept for gradients: none, some, or all but some."""
+    every = [*graph.nodes, *(fetch_name(param.name) for param in graph.params)]
+    picked, way = draw(some(tuple(sorted(every)))), draw(st.integers(0, 3))
+    return tuple(picked) if way == 2 else tuple([n for n in every if n not in picked]) if way == 3 else ()
 
 
 @st.composite

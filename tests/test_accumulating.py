@@ -154,6 +154,7 @@ def test_searches_that_find_nothing_share_the_time_with_the_next(
         return search(name, evaluator, "5", *rest, **more)
 
     monkeypatch.setattr(looking, "search", searched)
+    monkeypatch.setattr(looking, "gathered", lambda *_: None)
     monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     # Whether other tests have read the loops that were compiled already, or not.
     monkeypatch.setattr(budgets, "compiling_seconds", lambda: 0.0)

@@ -35,7 +35,7 @@ def steps(case: Case) -> Iterator[Step]:
     pulls = [Port("dy", j, f"y{j}") for j in range(case.op.flows)]
     for which in passes(case):
         if which == "F":
-            yield Step(0, node, which, tuple(xs), tuple(ys))
+            yield Step(0, node, which, tuple(xs), tuple(ys), which)
             continue
         kept = ys if "y" in case.op.asks(which) else []
         numbers = [i for i in targets(case, which) if case.tensors[i].floating]
@@ -44,7 +44,7 @@ def steps(case: Case) -> Iterator[Step]:
             for added in some(able):
                 onto = [Port("onto", i, f"x{i}") for i in added]
                 made = tuple(Port("dx", i, f"x{i}") for i in wanted)
-                yield Step(0, node, which, (*pulls, *xs, *kept, *onto), made)
+                yield Step(0, node, which, (*pulls, *xs, *kept, *onto), made, which)
 
 
 def works(case: Case) -> Iterator[PartTemplate]:

@@ -124,7 +124,7 @@ def test_a_fetch_and_an_accumulator_are_tasks_of_their_own() -> None:
     apart = {"up_weight__fetch": Config({}, 2, (0, 1)), "up_weight__accumulate": Config({"o": 2}, 1, (2, 3))}
     _, tasks = lowered(**apart, up_weight__update=Config({}, 1, (3,)))
     where = {t.name: t.procs for t in tasks.tasks}
-    assert where["up.weight/fetch.F[0~1]"] == (1,) and where["up.weight/accumulate.F[1]"] == (3,)
+    assert where["up.weight/fetch.F[0~1]"] == (1,) and where["up.weight/accumulate.sum[1]"] == (3,)
     assert homes(tasks, "up.weight") == {(3, (10, 6))}
 
 

@@ -25,7 +25,7 @@ from castile.planner.searching.fronts import search_front
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.step import recompute
 from castile.planner.step.passes import training
-from castile.planner.step.program import Step
+from castile.planner.step.program import FETCHED, Step
 from castile.planner.step.recompute import FULL, NOTHING, SELECTIVE, WAYS
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import Level, Machine, Processor
@@ -61,6 +61,11 @@ def read_later(graph: Graph, dropped: tuple[str, ...]) -> tuple[set[str], tuple[
 def kept(graph: Graph, dropped: tuple[str, ...]) -> set[str]:
     """The results that passes after the forward ones read as these made them."""
     return read_later(graph, dropped)[0] & {t for node in graph.nodes.values() for t in node.outputs}
+
+
+def made_by(graph: Graph, name: str) -> tuple[str, ...]:
+    """The regions that a node of the graph, or the fetch of a parameter, makes."""
+    return graph.nodes[name].outputs if name in graph.nodes else (name.rpartition("/")[0] + FETCHED,)
 
 
 def nbytes(graph: Graph, tensors: set[str]) -> int:
@@ -99,9 +104,8 @@ def test_what_is_computed_again_changes_no_number(tell: Callable[[str], None]) -
 @given(st.data())
 def test_nothing_is_computed_again_before_its_processor_has_done_what_comes_before(data: st.DataObject) -> None:
     machine, problem = data.draw(machines()), data.draw(problems())
-    plan = data.draw(in_buckets(problem.graph, machine.num_procs))
-    plan = msgspec.structs.replace(plan, recompute=tuple(problem.graph.nodes))
-    lowering = Lowering(problem.graph, machine, SGD)
+    plan, lowering = data.draw(in_buckets(problem.graph, machine.num_procs)), Lowering(problem.graph, machine, SGD)
+    plan = msgspec.structs.replace(plan, recompute=(*problem.graph.nodes, *lowering.names.fetches))
     tasks, found = Evaluator(lowering, CostModel(machine)).simulate(plan)
     slot = (tasks.order >> 40) - 1
     steps, proc = lowering.program(plan).steps, tasks.lanes[tasks.lane_ptr[:-1]] // NUM_LANES
@@ -109,10 +113,10 @@ def test_nothing_is_computed_again_before_its_processor_has_done_what_comes_befo
     start, end = np.zeros((2, tasks.num_tasks), np.int64)
     start[found.timeline.task], end[found.timeline.task] = found.timeline.start, found.timeline.end
     passes = np.flatnonzero((lane == Lane.COMPUTE) & (tasks.order & (1 << 40) - 1 < 1 << 20))
-    for task in [t for t in passes if steps[slot[t]].again]:
-        before = [t for t in passes if proc[t] == proc[task] and slot[t] < slot[task] and not steps[slot[t]].again]
-        for which in ("F", "B"):
-            of_kind = [t for t in before if steps[slot[t]].which == which]
+    for task in [t for t in passes if steps[slot[t]].is_late]:
+        before = [t for t in passes if proc[t] == proc[task] and slot[t] < slot[task]]
+        for form in ("F", "B"):
+            of_kind = [t for t in before if steps[slot[t]].form == form]
             assert not of_kind or end[max(of_kind, key=lambda t: tasks.order[t])] <= start[task]
 
 
@@ -122,7 +126,7 @@ def test_nothing_that_is_dropped_is_kept_and_nothing_is_computed_again_for_nobod
     graph = data.draw(problems()).graph
     for dropped in (data.draw(recomputed(graph)), *((name,) for name in graph.nodes)):
         read, steps = read_later(graph, dropped)
-        assert not read & {t for name in dropped for t in graph.nodes[name].outputs}
+        assert not read & {t for name in dropped for t in made_by(graph, name)}
         for step in steps:
             assert not step.again or read & {port.region for port in step.outputs}, step.name
 

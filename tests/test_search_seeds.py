@@ -232,8 +232,6 @@ def test_fsdp_keeps_pieces_at_home():
     assert kept[1].max() < 0.3 * kept[0].max()
     configs = fsdp(same.lowering)
     assert configs["block1.up.weight/update"] == Config({"o": 4}, 1, (0, 1, 2, 3))
-    # Small ones of which all together make little are not worth the messages.
-    assert "block1.norm1.weight/update" not in configs and "head.weight/update" in configs
     assert {n: c for n, c in configs.items() if "/" not in n} == data_parallel(graph, 4)
     assert fsdp(Lowering(graph, machine(1))) == data_parallel(graph, 1)
 
@@ -268,12 +266,21 @@ def test_pieces_are_shares_of_what_the_same_processors_held_alike(model, procs):
     assert procs == 1 or num_cut > 0
 
 
-def test_pieces_of_one_processor_each_where_that_divides_and_little_stays_whole():
+def test_of_parameters_of_one_size_all_are_in_pieces_or_none_and_little_of_all_together_is_not():
+    graph = models.parse("gpt").graph(8)
+    sizes = {p.name: prod(p.shape) for p in graph.params}
+    cut = {name.removesuffix("/update") for name in fsdp(Lowering(graph, machine(4))) if name.endswith("/update")}
+    kept = sizes.keys() - cut
+    assert {"block1.norm1.weight", "block2.norm2.bias"} <= kept and {"head.weight", "block1.q.weight"} <= cut
+    assert max(sizes[name] for name in kept) < min(sizes[name] for name in cut)
+    assert sum(sizes[name] for name in kept) < 0.01 * sum(sizes.values())
+
+
+def test_pieces_of_one_processor_each_where_that_divides():
     lowering = Lowering(gpt(), machine(8))
     configs = in_pieces(lowering, megatron(TensorCuts(lowering.graph), 8, 2))
     # Halves by Megatron, of each of which four processors have a share.
     assert configs["block1.up.weight/update"] == Config({"o": 8}, 1, (0, 2, 4, 6, 1, 3, 5, 7))
-    assert "block1.norm1.weight/update" not in configs
     # Six processors share 32 features as well as that goes, 96 could not: too many messages of unequal pieces.
     assert in_pieces(lowering, data_parallel(lowering.graph, 6))["pos.weight/update"].degree("d") == 6
     many = Lowering(models.parse("gpt:layers=1,width=128,heads=4,seq=8,vocab=17").graph(96), machine(96))

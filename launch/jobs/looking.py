@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from math import inf
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -21,17 +22,17 @@ from castile.planner.evaluation.budget import Budget, clock
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.sizes import SIZES
 from castile.planner.known.pipelines import divisors
-from castile.planner.known.seeds import known_names, microbatch_counts
+from castile.planner.known.seeds import is_in_pieces, known_names, microbatch_counts
 from castile.planner.lower import Lowering
 from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating
 from castile.planner.searching.accumulating import Chosen, Foreseen
 from castile.planner.searching.fewer import FURTHER, could_gain, faster, on_fewer, only
-from castile.planner.searching.filling import Look, Others, cut_for, filled, instead, sooner
+from castile.planner.searching.filling import Look, Others, cut_for, filled, gathered, instead, sooner
 from castile.planner.searching.fronts import Point, front_of, search_front
 from castile.planner.searching.settling import SETTLING, settled, settled_known
 from castile.planner.sketch.sieve import num_parts
-from castile.planner.step.recompute import FULL, NOTHING, SELECTIVE
+from castile.planner.step.recompute import FULL, NOTHING, PARAMETERS, SELECTIVE
 from castile.planner.strategy import PATH, READY, Names, Strategy
 
 # Where plans have so many parts, it is asked first whether known ones come near fitting: a search takes a minute to say
@@ -217,12 +218,17 @@ class Looking:
             chosen, found = piped or (chosen, found)
             break
         else:
-            piped = next(computed, None)
+            piped = next(computed, None) or self._gathered(inf, timed, again)
             if piped is None:
                 raise self._advised(refused[0], enough)
             chosen, found = piped
         if self._may_fill and limits.seconds is None:
             chosen, found = filled(chosen, found, self._others(chosen, limits, limits), again)
+            if (chosen.number, chosen.evaluator.lowering.recompute) != (self.microbatches, self.recompute):
+                other = self._gathered(found.evaluated.seconds, limits, again)
+                if other is not None and other[1].evaluated.rank < found.evaluated.rank:
+                    num_proposals += found.num_proposals
+                    chosen, found = other[0], replace(other[1], seeds=found.seeds)
         num_proposals += found.num_proposals
         return chosen, replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals), points
 
@@ -268,6 +274,15 @@ class Looking:
         counts = microbatch_counts(chosen.evaluator.lowering)[2:]
         at = partial(self._at, chosen.evaluator.lowering.recompute)
         return Others([n for n in counts if n != chosen.number], at, for_better.is_over, for_more.is_over)
+
+    def _gathered(self, seconds: float, timed: Budget, again: Look) -> tuple[Chosen, Found] | None:
+        """The best plan whose parameters are gathered for each pass, if that takes less; None where there is none."""
+        if not (self._may_fill and self._ways_left):
+            return None
+        numbers, is_over = microbatch_counts(self.lowering), timed.is_over
+        ways = [self.dropped(",".join((way, PARAMETERS))) for way in (NOTHING, *self._ways_left)]
+        others = [Others(numbers, partial(self._at, way), is_over, is_over, is_in_pieces) for way in ways]
+        return gathered(seconds, others, again)
 
     @property
     def _is_free(self) -> bool:

@@ -21,7 +21,7 @@ from castile.runtime.memory import written
 # A plan in words has at most so many lines of so many letters; of more processors that differ than these the others are
 # counted, and of those alike, where they fill so many letters.
 PLAN_LINES, PLAN_WIDTH = 10, 100
-AGAIN = "computed again for gradients: "
+AGAIN, GATHERED = "computed again for gradients: ", "gathered for each pass: "
 MOST_PROCS, RUNS_WIDTH = 8, 24
 # What comes first by an order.
 FIRST = {PROGRAM: "what comes first in the program", PATH: "what the longest chain of tasks begins with"}
@@ -62,9 +62,11 @@ def plan_lines(strategy: Strategy) -> list[str]:
 def _further(strategy: Strategy) -> list[str]:
     """What it computes again, its buckets, its order, what it begins ahead, and which processors it leaves idle."""
     lines, used = [], {proc for config in strategy.configs.values() for proc in config.procs}
-    if strategy.recompute:
-        names = _shortened(strategy.recompute, strategy.configs, PLAN_WIDTH - len(AGAIN))
-        lines.append(f"{AGAIN}{names}")
+    nodes = [name for name in strategy.recompute if name in strategy.configs]
+    params = [name.removesuffix("/fetch") for name in strategy.recompute if name not in strategy.configs]
+    for what, names, every in ((AGAIN, nodes, strategy.configs), (GATHERED, params, params)):
+        if names:
+            lines.append(what + _shortened(names, every, PLAN_WIDTH - len(what)))
     if strategy.bucket_bytes:
         joined = f"collectives in buckets of at most {written(strategy.bucket_bytes)}, updates together"
         lines.append("updates together" if len(used) == 1 else joined)
@@ -118,9 +120,11 @@ def facts(worth: Evaluated, base: Evaluated) -> dict[str, Any]:
     }
 
 
-def num_recomputed(evaluator: Evaluator, plan: Strategy) -> int:
-    """How many nodes are computed again for gradients."""
-    return len(evaluator.lowering.shortened(2).program(plan).again)
+def dropped(evaluator: Evaluator, plan: Strategy) -> dict[str, int]:
+    """How many nodes are computed again for gradients, and how many parameters gathered for each pass."""
+    lowering = evaluator.lowering
+    num_gathered = len(lowering.names.fetches.intersection(plan.recompute))
+    return {"num_recomputed": len(lowering.shortened(2).program(plan).again), "num_gathered_again": num_gathered}
 
 
 def buckets(evaluator: Evaluator, plan: Strategy) -> dict[str, int] | None:

@@ -32,6 +32,11 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
     if facts["num_recomputed"]:
         why = ": no known plan fits that keeps all results" if facts["is_recomputed_to_fit"] else ""
         out.say(f"{facts['num_recomputed']} of {facts['num_nodes']} nodes are computed again for gradients{why}\n")
+    if facts["num_gathered_again"]:
+        out.say(
+            f"{facts['num_gathered_again']} of {facts['num_params']} parameters are gathered for each pass that uses "
+            "them\n"
+        )
     if facts["pinned"]:
         out.say(f"pinned: {'; '.join(facts['pinned'])}\n")
     out.print(report.plan_table({**facts["seeds"], f"found by {facts['search']}": facts["found"]}, what))

@@ -58,7 +58,10 @@ class Additive:
 
     def __init__(self, lowering: Lowering, cost: CostModel) -> None:
         self.lowering, self.cost = lowering, cost
-        self.program: Program = lowering.program(lowering.plan({}))
+        plan = lowering.plan({})
+        # What is fetched anew lies where its update does, of which this knows as little as of others in pieces.
+        again = tuple([name for name in plan.recompute if name in lowering.names.nodes])
+        self.program: Program = lowering.program(msgspec.structs.replace(plan, recompute=again))
         self._numbers: dict[Hashable, int] = {}
         self._decided: dict[tuple[str, Config], dict[str, Config]] = {}
         self._instances: dict[tuple[int, Config], StepInstance] = {}

@@ -1,8 +1,9 @@
 """Updates in pieces: of all who hold a piece of a parameter alike, each updates a share of it and keeps its states.
 
 Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020. The
-share is the parameter's home too: what lies elsewhere is gathered for a step and stays until its last use in it. It
-does not know what that costs.
+share is the parameter's home too: what lies elsewhere is gathered for a step and stays until its last use in it, or
+for each pass, if what is fetched of it is not kept; then gradients are scattered after each microbatch. It does not
+know what that costs.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from math import gcd, prod
 
 import numpy as np
 
-from castile.planner.graph import Graph, Node
+from castile.planner.graph import Node
 from castile.planner.lower import Lowering
-from castile.planner.step.program import update_name
+from castile.planner.step.program import accumulate_name, fetch_name, update_name
+from castile.planner.step.recompute import large
 from castile.planner.strategy import Config
 
-# The smallest parameters, so much of all together, are updated by all alike: to gather them takes longer than they do.
-LITTLE = 0.01
 # Pieces of different length have no collective and go from each to each: as many messages as this squared may be.
 MOST_UNEVEN = 64
 
@@ -27,8 +27,8 @@ def in_pieces(lowering: Lowering, configs: Mapping[str, Config]) -> dict[str, Co
     """The plan with its nodes as they are and its updates in pieces."""
     nodes = {name: config for name, config in configs.items() if name in lowering.names.nodes}
     homes = lowering.configs(lowering.plan(nodes))
-    found, known = dict(nodes), dict[tuple, Config]()
-    for param in _large(lowering.graph):
+    found, known, anew = dict(nodes), dict[tuple, Config](), {*lowering.recompute}
+    for param in large(lowering.graph):
         name = update_name(param)
         update, home = lowering.names.optional[name], homes[name]
         key = update.op, tuple(update.alignment.extents.items()), home
@@ -36,16 +36,9 @@ def in_pieces(lowering: Lowering, configs: Mapping[str, Config]) -> dict[str, Co
             known[key] = _shared(update, home)
         if known[key] != home:
             found[name] = known[key]
+            if lowering.microbatches > 1 and fetch_name(param) in anew:
+                found[accumulate_name(param)] = known[key]
     return found
-
-
-def _large(graph: Graph) -> list[str]:
-    """The parameters without the smallest."""
-    sizes = {param.name: prod(param.shape) for param in graph.params}
-    rising = sorted(sizes, key=lambda name: sizes[name])
-    so_far = np.cumsum([sizes[name] for name in rising])
-    little = set(rising[: int(np.searchsorted(so_far, LITTLE * so_far[-1], side="right"))]) if rising else set()
-    return [name for name in sizes if name not in little]
 
 
 def _shared(update: Node, home: Config) -> Config:

@@ -72,7 +72,8 @@ def fsdp(lowering: Lowering) -> Configs:
     """Data parallelism with every parameter at home in pieces on all who use it, gathered where it is used.
 
     Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020;
-    Zhao et al., "PyTorch FSDP", VLDB 2023. What was gathered stays until its last use in the step.
+    Zhao et al., "PyTorch FSDP", VLDB 2023. What was gathered stays until its last use in the step, unless plans do not
+    keep what is fetched.
     """
     return in_pieces(lowering, data_parallel(lowering.piece, lowering.machine.num_procs))
 

@@ -32,7 +32,8 @@ from castile.planner.known.plans import (
     one_weird_trick,
 )
 from castile.planner.lower import Lowering
-from castile.planner.step.program import update_name
+from castile.planner.step.fetching import AHEAD
+from castile.planner.step.program import fetch_name, update_name
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Machine
 from castile.runtime.strict import suggestion
@@ -70,7 +71,7 @@ def seeds(
             hint = suggestion(name, list(makers))
             raise ValueError(f"no known plan {name!r}{hint}; there are {', '.join(makers)}")
     if names is None:
-        names = [name for name in own if not (has_many_parts(lowering) and name.startswith(PIPELINE))]
+        names = [name for name in own if not (has_many_parts(lowering) and is_pipeline(name))]
     distinct: dict[str, Strategy] = {}
     # What a plan was made for is a hash of the whole graph: once for all of them.
     stamp = stamped(lowering, {}, "")
@@ -86,6 +87,16 @@ def seeds(
 def known_names(lowering: Lowering, pins: Pins | None = None) -> tuple[str, ...]:
     """The names of all known plans of the graph on the machine, also of those that are the same as another."""
     return tuple(_makers_within(lowering, None, pins))
+
+
+def is_pipeline(name: str) -> bool:
+    """Whether a known plan of that name is a pipeline."""
+    return name.startswith(PIPELINE)
+
+
+def is_in_pieces(name: str) -> bool:
+    """Whether one of that name is none, and has its updates in pieces."""
+    return not is_pipeline(name) and (name == "fsdp" or name.endswith("_zero"))
 
 
 def microbatch_counts(lowering: Lowering) -> tuple[int, ...]:
@@ -247,14 +258,15 @@ def _for_large(lowering: Lowering, cuts: TensorCuts, near: int) -> dict[str, Cal
 
 
 def _param_bytes(lowering: Lowering) -> tuple[int, int]:
-    """Of all parameters once as they are used, and as they are kept, with their gradients and what updates keep where
-    these are trained."""
-    once = several = 0
+    """Of all parameters once as they are used, as far as they are gathered at a time, and as they are kept, with their
+    gradients and what updates keep where these are trained."""
+    once, several, anew = 0, 0, {*lowering.recompute}
     for param in lowering.graph.params:
         operands = lowering.names.optional[update_name(param.name)].alignment.operands
         size, kept = prod(param.shape), lowering.updates.kept(param.dtype)
         copies = sum(o.dims == operands[0].dims for o in operands) if lowering.mode == "train" else 1
-        once += size * np.dtype(param.dtype).itemsize
+        share = AHEAD if fetch_name(param.name) in anew else 1
+        once += round(share * size * np.dtype(param.dtype).itemsize)
         several += size * np.dtype(kept).itemsize * copies
     return once, several
 

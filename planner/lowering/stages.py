@@ -16,9 +16,13 @@ import numpy as np
 
 from castile.planner.lowering.instances import StepInstance
 from castile.planner.lowering.rows import runs
+from castile.planner.step.program import FETCHED_ANEW
 from castile.planner.strategy import Strategy
 
 Procs = Sequence[int]
+
+# What a stage begins with a microbatch only in its turn; all else has none.
+BEGIN, NO_TURN = ("F", FETCHED_ANEW), (0, 0)
 
 
 def stages(of_nodes: Iterable[Procs]) -> list[int]:
@@ -133,16 +137,16 @@ def waits(rows: Rows, ahead: int = 0) -> np.ndarray:
 
 
 def _late(rows: Rows) -> np.ndarray:
-    """What is computed again waits until its processor is done with the forward passes and the gradients of activations
-    that come before it: else it would be there, and kept, long before it is read."""
+    """What is computed again, or fetched for one microbatch, waits until its processor is done with the forward passes
+    and gradients of activations that come before it: else it would be there, and kept, long before it is read."""
     steps, kind = [step.step for step in rows.steps], _numbers()
-    again = np.array([step.again for step in steps], np.bool_)
-    if not again.any():
+    is_late = np.array([step.is_late for step in steps], np.bool_)
+    if not is_late.any():
         return np.zeros((0, 2), np.int64)
-    kinds = np.array([[kind[which, step.micro] for which in (step.which, "F", "B")] for step in steps])
-    (done, of_done), (late, of_late) = rows.of(~again), rows.of(again)
-    latest = _Latest(rows, done, kinds[~again][of_done, 0])
-    return np.concatenate([latest.pairs(late, wanted, late) for wanted in kinds[again][of_late, 1:].T])
+    kinds = np.array([[kind[form, step.micro] for form in (step.form, "F", "B")] for step in steps])
+    (done, of_done), (late, of_late) = rows.of(~is_late), rows.of(is_late)
+    latest = _Latest(rows, done, kinds[~is_late][of_done, 0])
+    return np.concatenate([latest.pairs(late, wanted, late) for wanted in kinds[is_late][of_late, 1:].T])
 
 
 def turns(rows: Rows, ahead: int = 0) -> Turns:
@@ -160,12 +164,16 @@ def turns(rows: Rows, ahead: int = 0) -> Turns:
     stage = stages(step.config.procs for step in forward)
     depth = depths(stage)
     place = {step.step.node.name: (depth[number] + ahead, visit) for step, number, visit in _visits(forward, stage)}
+    # Parameters are fetched in the turn of the first node that reads them.
+    reader = {port.region: step.step.node.name for step in reversed(forward) for port in step.step.inputs}
+    fetches = [step.step for step in every if step.step.form == FETCHED_ANEW and step.step.micro.number == 0]
+    place |= {fetch.node.name: place[reader[fetch.outputs[0].region]] for fetch in fetches}
     columns = []
     for step in every:
-        form, number, (most, visit) = step.step.form, step.step.micro.number, place[step.step.node.name]
+        form, number, (most, visit) = step.step.form, step.step.micro.number, place.get(step.step.node.name, NO_TURN)
         # Its own, that of forward passes of the microbatch before, and that of gradients of activations.
         kinds = kind[form, number, visit], kind["F", number - 1, visit], kind["B", number, visit]
-        columns.append((*kinds, number, most, form == "F", step.step.which == "W" and len(depth) > 1))
+        columns.append((*kinds, number, most, form in BEGIN, form == "W" and len(depth) > 1))
     tasks, of = rows.of(cut)
     mine, before, back, number, most, begun, late = np.array(columns, np.int64).reshape(-1, 7)[of].T
     procs, latest, follows = rows.procs[tasks], _Latest(rows, tasks, mine), np.flatnonzero(begun & (most > 1))

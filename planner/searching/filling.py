@@ -1,6 +1,8 @@
-"""Filling: whether a pipeline does a batch in microbatches sooner than the plan that was found without.
+"""Filling: whether a pipeline does a batch in microbatches sooner than the plan that was found without; or, where a
+whole batch or results were given up for memory, a plan whose parameters are gathered for each pass instead.
 
-Walks keep the number of microbatches with which they began. It does not know how a search moves.
+Walks keep the number of microbatches with which they began, and what is computed again. It does not know how a search
+moves.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.evaluator import Evaluated, Evaluator
 from castile.planner.evaluation.sizes import variants
 from castile.planner.known.large import has_many_parts
-from castile.planner.known.seeds import PIPELINE, known_names
+from castile.planner.known.seeds import is_pipeline, known_names
 from castile.planner.search import Found, NoPlanFits
 from castile.planner.searching.accumulating import Chosen, foresee, may_need
 from castile.planner.sketch.sieve import num_parts
@@ -44,18 +46,20 @@ Look = Callable[[Chosen, Strategy | None], Found]
 
 @dataclass(frozen=True)
 class Others:
-    """Other numbers of microbatches, in which pipelines are looked at.
+    """Other numbers of microbatches, in which known plans are looked at.
 
     numbers   ascending
     at        an evaluator for so many, and what plans must have
-    is_over   once it says so a pipeline that is known to be better will do, and is taken as it is
+    is_over   once it says so a plan that is known to be better will do, and is taken as it is
     is_late   once it says so no further number is looked at
+    is_meant  which known plans, by name: pipelines by default
     """
 
     numbers: Sequence[int]
     at: Callable[[int], tuple[Evaluator, Pins | None]]
     is_over: Callable[[], bool]
     is_late: Callable[[], bool] = lambda: False
+    is_meant: Callable[[str], bool] = is_pipeline
 
 
 def filled(chosen: Chosen, found: Found, others: Others, look: Look) -> tuple[Chosen, Found]:
@@ -105,6 +109,34 @@ def instead(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] 
     return _looked_at(replace(chosen, seconds=inf), others, look) if is_left_out else None
 
 
+def gathered(seconds: float, ways: Iterable[Others], look: Look) -> tuple[Chosen, Found] | None:
+    """What a search finds from the known plan that takes least of those whose parameters are gathered for each pass, or
+    that plan itself where there are many parts; None where none takes less than `seconds`.
+
+    ways   of plans that compute more and more again: of each as few microbatches as fit, and fewer than before
+    """
+    every = [*ways]
+    is_over, candidates = every[0].is_over, [*_as_few_as_fit(every)]
+    for one in candidates[:1]:
+        seconds *= BETTERED if num_parts(one.evaluator) <= QUICK_PARTS else 1
+    best, plan = _simulated(candidates, seconds, (READY,), PROMISING, SEVERAL, is_over)
+    if best is None:
+        return None
+    try:
+        return best, look(best, plan if num_parts(best.evaluator) > SEARCHED_PARTS else None)
+    except NoPlanFits:
+        return None
+
+
+def _as_few_as_fit(ways: Iterable[Others]) -> Iterator[_Candidate]:
+    most = inf
+    for others in ways:
+        fewer = replace(others, numbers=[number for number in others.numbers if number < most])
+        for one in islice(_taken_for_best(fewer), 1):
+            most = one.number
+            yield one
+
+
 def _looked_at(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] | None:
     soonest, plan = _soonest(chosen, chosen.seconds, others)
     if soonest is None:
@@ -126,7 +158,7 @@ def _is_worth(chosen: Chosen, seconds: float) -> bool:
 
 
 class _Candidate(NamedTuple):
-    """A number of microbatches, and the pipelines that are taken to fit, with their seconds, the best first."""
+    """A number of microbatches, and the plans that are taken to fit, with their seconds, the best first."""
 
     number: int
     evaluator: Evaluator
@@ -155,7 +187,7 @@ def _simulated(
     candidates: Iterable[_Candidate], seconds: float, orders: Sequence[str], promising: float,
     most: tuple[int, int], is_over: Callable[[], bool],
 ) -> tuple[Chosen | None, Strategy | None]:  # fmt: skip
-    """The one that takes least, if that is less than `seconds`, and its pipeline.
+    """The one in which a plan takes least, if that is less than `seconds`, and that plan.
 
     most   in so many numbers at most so many are simulated that fit
     """
@@ -176,7 +208,7 @@ def _simulated(
 def _ordered(
     evaluator: Evaluator, plan: Strategy, orders: Sequence[str], is_over: Callable[[], bool]
 ) -> Evaluated | None:
-    """A pipeline in the best of these orders; None where it does not fit, or has too many transfers to look at."""
+    """A plan in the best of these orders; None where it does not fit, or has too many transfers to look at."""
     try:
         found = variants(evaluator, plan, (), is_over, orders)
     except TooManyTransfers:
@@ -185,7 +217,7 @@ def _ordered(
 
 
 def _taken_for_best(others: Others) -> Iterator[_Candidate]:
-    """For each number that has some the pipelines that are taken to fit."""
+    """For each number that has some the plans that are taken to fit."""
     shares: dict[int, float] = {}
     for number in others.numbers:
         if others.is_late():
@@ -194,7 +226,7 @@ def _taken_for_best(others: Others) -> Iterator[_Candidate]:
             continue
         try:
             evaluator, pins = others.at(number)
-            names = [name for name in known_names(evaluator.lowering, pins) if name.startswith(PIPELINE)]
+            names = [name for name in known_names(evaluator.lowering, pins) if others.is_meant(name)]
             foreseen = foresee(evaluator, names, pins) if names else None
         except ValueError:
             # What cannot be cut into so many may be cut into others.

@@ -26,7 +26,8 @@ from castile.planner.lowering.rows import pointer
 from castile.planner.lowering.template import Asked, kernel_of, priced
 from castile.planner.op import Op, Part
 from castile.planner.sketch.layouts import seen
-from castile.planner.step.program import FETCHED, GRADIENT, Program, Step
+from castile.planner.step.fetching import AHEAD
+from castile.planner.step.program import FETCHED, GRADIENT, Program, Step, fetch_name
 from castile.planner.strategy import parts
 from castile.runtime.task import CostKey
 from castile.runtime.timeline import PICOSECONDS
@@ -51,7 +52,7 @@ class Works:
     def __init__(self, lowering: Lowering, cost: CostModel, program: Program, step_kinds: Sequence[int]) -> None:
         self._lowering, self._cost, self._program, self._step_kinds = lowering, cost, program, step_kinds
         self._known: dict[object, tuple[bool, ...]] = {}
-        self._numbers: dict[str, int] = {}
+        self._anew, self._numbers = {*lowering.recompute}, dict[str, int]()
         self._settings: dict[object, int] = {}
         # Where any kernel was measured, what was learned from it tells of all others.
         probe = cost.seconds(CostKey("", "", "float32", 1, 1))
@@ -197,8 +198,8 @@ class Works:
         with what else it keeps through a step, its parameters with what updates need.
 
         The third number holds where updates are in pieces: of what they need, those who hold a parameter alike have
-        a share each; gradients that microbatches add to are whole until the last has added its own. What the host gives
-        to all other microbatches lies there besides.
+        a share each; gradients that microbatches add to are whole until the last has added its own, unless the
+        parameter is fetched for each. What the host gives to all other microbatches lies there besides.
         """
         count = max((step.micro.count for step in steps), default=1)
         node, dtypes, tensors = of.node, self._program.dtypes, self._lowering.graph.tensors
@@ -223,6 +224,11 @@ class Works:
             borne = node.alignment.operands[index].axes
             alike = prod(degree for axis, degree in of.cut.items() if axis not in borne)
             like = sum(o.dims == step.node.alignment.operands[0].dims for o in step.node.alignment.operands)
+            if fetch_name(param) in self._anew:
+                # Whole are what is fetched of it and its gradient, while a pass is about them.
+                passing = AHEAD * (nbytes + (cast if is_cast else nbytes))
+                total, in_pieces = total + nbytes * like + passing, in_pieces + nbytes * like / alike + passing
+                continue
             # Arrays where many splits are asked about: what both numbers begin with is not to be changed.
             total = total + nbytes * like + cast
             # What is gathered is the whole parameter as it is computed with, and goes as its gradient comes, which is

@@ -35,7 +35,8 @@ def names(graph: Graph, updates: Updates) -> Names:
         optional[fetch_name(param.name)] = apart("fetch", param)
         optional[accumulate_name(param.name)] = apart("accumulate", param)
         optional[update_name(param.name)] = update(graph, updates, param)
-    return Names(graph.nodes, {node.name: node for node in (*optional.values(), *whole(graph, updates).values())})
+    every = {node.name: node for node in (*optional.values(), *whole(graph, updates).values())}
+    return Names(graph.nodes, every, frozenset(fetch_name(param.name) for param in graph.params))
 
 
 def cast(graph: Graph, updates: Updates) -> frozenset[str]:

@@ -7,13 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
 from operator import add
 
 from castile.planner.bodies.vocabulary import Spec
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph, Node
+from castile.planner.step.beside import apart
 from castile.planner.step.dropped import Dropped
-from castile.planner.step.program import AGAIN, GRADIENT, WHOLE_BATCH, Home, Micro, Port, Step, of_micro
+from castile.planner.step.program import (
+    ACCUMULATED,
+    ADDED_UP,
+    AGAIN,
+    COMPUTED_AGAIN,
+    FETCHED_ANEW,
+    GRADIENT,
+    WHOLE_BATCH,
+    Home,
+    Micro,
+    Port,
+    Step,
+    of_micro,
+)
 from castile.planner.step.samples import Samples
 
 NONE: frozenset[str] = frozenset()
@@ -26,6 +42,7 @@ class Draft:
     """A program under construction; specs: what each region holds; renewals: the update of each parameter.
 
     dropped  what is not kept for gradient passes
+    summed   the parameters whose gradients are summed where they are accumulated, each microbatch's as it comes
     shown    of so many microbatches at most the passes are written out
     source   where parameters are read from that were fetched. slope: where the loss's gradient is, if it has a place
     same     tensors whose gradient is a piece of that of another, or all of it, and which: the two are one region
@@ -35,6 +52,7 @@ class Draft:
     updates: Updates
     samples: Samples
     dropped: Dropped
+    summed: frozenset[str] = NONE
     count: int = 1
     shown: int = 1
     steps: list[Step] = field(default_factory=list)
@@ -45,13 +63,39 @@ class Draft:
     same: dict[str, Place] = field(default_factory=dict)
     renewals: dict[str, Node] = field(default_factory=dict)
     _ports: dict[tuple[str, str, Micro | None, frozenset[str]], tuple[Port, ...]] = field(default_factory=dict)
+    _there: set[tuple[str, Micro | None, bool]] = field(default_factory=set)
 
     def add(
         self, node: Node, which: str, inputs: Iterable[Port], outputs: Iterable[Port], micro: Micro | None = None,
-        again: bool = False,
+        form: str = "",
     ) -> None:  # fmt: skip
         axis, slot = self.samples.axes.get(node.name, "") if micro else "", len(self.steps)
-        self.steps.append(Step(slot, node, which, tuple(inputs), tuple(outputs), axis, micro or WHOLE_BATCH, again))
+        ports = tuple(inputs), tuple(outputs)
+        self.steps.append(Step(slot, node, which, *ports, form or which, axis, micro or WHOLE_BATCH))
+
+    def fetch(self, params: Iterable[str], micro: Micro | None, again: bool = False) -> None:
+        """The fetches of parameters that are not kept, each once a microbatch and once again for its gradients."""
+        for param in params:
+            if (param, micro, again) not in self._there:
+                self._there.add((param, micro, again))
+                node, form = self.dropped.fetched[param], COMPUTED_AGAIN if again else FETCHED_ANEW
+                ports = [Port("x", 0, param)], [self.port("y", 0, param, micro, again=again)]
+                self.add(node, "F", *ports, micro, form)
+
+    @cached_property
+    def fetched_sizes(self) -> dict[str, int]:
+        """How many elements the parameters have that are not kept."""
+        return {name: prod(self.specs[name].shape) for name in self.dropped.fetched}
+
+    def sum(self, params: Iterable[str], micro: Micro | None) -> None:
+        """The accumulators of those of these parameters that have some, once a microbatch's gradient is made."""
+        for param in params:
+            if param in self.summed:
+                region = param + ACCUMULATED
+                self.specs[region] = self.specs[param]
+                gradient = self.port("dx", 0, param, micro)
+                node = apart("accumulate", self.graph.tensors[param])
+                self.add(node, "F", [Port("x", 0, gradient.region)], [Port("y", 0, region)], micro, ADDED_UP)
 
     def place(self, tensor: str, begin: Sequence[int]) -> Place:
         """Where a piece of a tensor's gradient lies that begins there."""
@@ -79,6 +123,7 @@ class Draft:
         again   whether it lies where it was computed again
         """
         begin: tuple[int, ...] = ()
+        is_own = tensor in (self.dropped.fetched if role in ("x", "y") else self.summed)
         if role in ("x", "y"):
             tensor = self.source.get(tensor, tensor)
             region = tensor + AGAIN if again else tensor
@@ -89,7 +134,7 @@ class Draft:
                 return Port(role, index, self.slope)
             region = tensor + GRADIENT
         cut = self.samples.dims.get(tensor) if micro is not None else None
-        if micro is not None and cut is not None:
+        if micro is not None and (cut is not None or is_own):
             region = of_micro(region, micro)
         if region not in self.specs:
             self.specs[region] = self._spec(tensor, micro, cut)

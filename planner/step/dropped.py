@@ -1,7 +1,7 @@
 """Results that are dropped after the forward passes, and computed again where gradient passes read them.
 
 Any nodes may be such: what a pass reads of theirs, and what that takes in turn, is computed by the same parts on the
-same processors once more. It does not know who chose them, nor processors.
+same processors once more. So may fetches of parameters be. It does not know who chose them, nor processors.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from castile.planner.graph import Graph, Node
+from castile.planner.step.beside import apart
 from castile.planner.step.handed import recorded
+from castile.planner.step.program import fetch_name
 
 
 class Reads:
@@ -31,31 +33,41 @@ class Reads:
 class Dropped:
     """What is read for gradients that is not kept, and which nodes are computed for it.
 
-    names   the nodes whose results are dropped
+    names     the nodes whose results are dropped
+    fetched   of those the fetches of parameters, by these
     """
 
     def __init__(self, graph: Graph, names: Collection[str]) -> None:
         self._reads = Reads(graph)
         self._place = {name: n for n, name in enumerate(graph.nodes)}
         self._maker = {t: node for name, node in graph.nodes.items() if name in names for t in node.outputs}
+        self.fetched = {p.name: apart("fetch", p) for p in graph.params if fetch_name(p.name) in names}
 
     def taken(self, node: Node) -> frozenset[str]:
         """Of what a node takes that which is dropped."""
-        return frozenset([t for t in node.inputs if t in self._maker])
+        return frozenset([t for t in node.inputs if self._is_dropped(t)])
 
     def read(self, node: Node, which: str) -> frozenset[str]:
         """Of what a gradient pass reads that which is dropped."""
-        if not any(t in self._maker for t in (*node.inputs, *node.outputs)):
+        if not any(map(self._is_dropped, (*node.inputs, *node.outputs))):
             return frozenset()
-        return frozenset([t for t in self._reads.of(node, which) if t in self._maker])
+        return frozenset([t for t in self._reads.of(node, which) if self._is_dropped(t)])
+
+    def _is_dropped(self, tensor: str) -> bool:
+        return tensor in self._maker or tensor in self.fetched
 
     def nodes(self, tensors: Iterable[str]) -> list[Node]:
-        """Those that are computed for some of these, in the order of the graph."""
+        """Those of the graph that are computed for some of these, in its order."""
         found: dict[str, Node] = {}
-        left = [self._maker[t] for t in tensors]
+        left = [self._maker[t] for t in tensors if t in self._maker]
         while left:
             node = left.pop()
             if node.name not in found:
                 found[node.name] = node
-                left += [self._maker[t] for t in self.taken(node)]
+                left += [self._maker[t] for t in self.taken(node) if t in self._maker]
         return sorted(found.values(), key=lambda node: self._place[node.name])
+
+    def params(self, tensors: Iterable[str]) -> list[str]:
+        """Those that are fetched for some of these."""
+        read = [*tensors, *(t for node in self.nodes(tensors) for t in node.inputs)]
+        return list(dict.fromkeys([t for t in read if t in self.fetched]))

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from castile.planner.graph import Node
 from castile.planner.step.drafting import Draft, Place
+from castile.planner.step.fetching import in_time
 from castile.planner.step.handed import HandedOn
-from castile.planner.step.program import Micro
+from castile.planner.step.program import COMPUTED_AGAIN, Micro
 
 
 class Gradients:
@@ -98,19 +99,22 @@ class Gradients:
     def add(self, nodes: Sequence[Node], wanted: dict[tuple[str, str], list[int]], micro: Micro | None) -> None:
         """The gradient passes of nodes in reverse."""
         draft = self.draft
-        for node in reversed(nodes):
-            for which in ("B", "W"):
-                if (node.name, which) not in wanted:
-                    continue
-                found, again = wanted[node.name, which], draft.dropped.read(node, which)
-                self._recompute(again, micro)
-                inputs = [*draft.ports("dy", node, micro), *draft.ports("x", node, micro, again)]
-                if "y" in node.op.asks(which):
-                    inputs += draft.ports("y", node, micro, again)
-                added = [(i, *self.onto[node.name, i]) for i in found if (node.name, i) in self.onto]
-                inputs += [draft.port("onto", i, tensor, micro, piece) for i, tensor, piece in added]
-                outputs = [draft.port("dx", i, node.inputs[i], micro) for i in found]
-                draft.add(node, which, inputs, outputs, micro)
+        passes = [(node, which) for node in reversed(nodes) for which in ("B", "W") if (node.name, which) in wanted]
+        dropped = [draft.dropped.read(node, which) for node, which in passes]
+        fetched = in_time([draft.dropped.params(again) for again in dropped], draft.fetched_sizes)
+        last = {node.inputs[i]: (node, which) for node, which in passes for i in wanted[node.name, which]}
+        for (node, which), again, params in zip(passes, dropped, fetched, strict=True):
+            draft.fetch(params, micro, again=True)
+            self._recompute(again, micro)
+            found = wanted[node.name, which]
+            inputs = [*draft.ports("dy", node, micro), *draft.ports("x", node, micro, again)]
+            if "y" in node.op.asks(which):
+                inputs += draft.ports("y", node, micro, again)
+            added = [(i, *self.onto[node.name, i]) for i in found if (node.name, i) in self.onto]
+            inputs += [draft.port("onto", i, tensor, micro, piece) for i, tensor, piece in added]
+            outputs = [draft.port("dx", i, node.inputs[i], micro) for i in found]
+            draft.add(node, which, inputs, outputs, micro)
+            draft.sum([t for t in dict.fromkeys(node.inputs) if last.get(t) == (node, which)], micro)
 
     def _recompute(self, tensors: Iterable[str], micro: Micro | None) -> None:
         """The passes that compute again what was not kept, each once a microbatch."""
@@ -119,4 +123,5 @@ class Gradients:
             if (node.name, micro) not in self._again:
                 self._again.add((node.name, micro))
                 inputs = draft.ports("x", node, micro, draft.dropped.taken(node))
-                draft.add(node, "F", inputs, draft.ports("y", node, micro, frozenset(node.outputs)), micro, again=True)
+                results = draft.ports("y", node, micro, frozenset(node.outputs))
+                draft.add(node, "F", inputs, results, micro, COMPUTED_AGAIN)

@@ -27,6 +27,7 @@ from castile.planner.step.beside import (
 )
 from castile.planner.step.drafting import NONE, Draft
 from castile.planner.step.dropped import Dropped
+from castile.planner.step.fetching import in_time
 from castile.planner.step.flows import flows
 from castile.planner.step.gradients import Gradients
 from castile.planner.step.handed import recorded
@@ -56,15 +57,18 @@ def training(
 ) -> Program:
     """The program of one training step in `count` microbatches.
 
-    chosen   the fetch and accumulate nodes that the strategy asks for
+    chosen   the fetch and accumulate nodes that the strategy asks for; what is accumulated is so as each microbatch's
+             gradients come
     shown    so many of them are written out, two or more, the last but one standing for the others; 0 for all
     recompute   the nodes whose results are not kept for gradient passes; of what is cut into microbatches those count
-             whose results each microbatch has for itself
+             whose results each microbatch has for itself. Parameters of whose fetches they are are not kept from one
+             microbatch to the next either: each fetches them for its forward passes, and again for its gradients
     Raises ValueError where there is nothing to minimise, or the graph cannot be cut into microbatches.
     """
     if not graph.loss:
         raise ValueError(f"{graph.name} has no loss to minimise: name it with minimise(loss)")
-    draft = _draft(graph, updates, chosen | cast(graph, updates), count, shown or count, recompute)
+    asked = chosen | cast(graph, updates) | (recompute - graph.nodes.keys())
+    draft = _draft(graph, updates, asked, count, shown or count, recompute)
     if is_scaled(graph, updates):
         _scale(draft)
     constant = [n for n in graph.nodes.values() if n.name not in draft.samples.axes]
@@ -85,17 +89,21 @@ def training(
         gradients.add(each, wanted, micro)
     _renew_states(draft)
     gradients.add(head, wanted, None)
-    _updates(draft, gradients.arriving, chosen)
+    _updates(draft, gradients.arriving)
     outputs = {graph.loss} | ({NORM} if beside.whole(graph, updates) else set())
     return Program(graph, tuple(draft.steps), flows(draft.steps, draft.specs, draft.homes, outputs))
 
 
-def forward(graph: Graph, updates: Updates, chosen: frozenset[str]) -> Program:
-    """The program of a forward pass to the graph's outputs, over parameters that lie where training keeps them."""
+def forward(graph: Graph, updates: Updates, chosen: frozenset[str], dropped: frozenset[str] = NONE) -> Program:
+    """The program of a forward pass to the graph's outputs, over parameters that lie where training keeps them.
+
+    dropped   of what training does not keep the fetches of parameters are none that this keeps
+    """
     needed = _needed(graph, graph.outputs)
     params = {i for n in needed for i in n.inputs if graph.tensors[i].param}
-    asked = chosen | cast(graph, updates)
-    draft = _draft(graph, updates, frozenset(c for c in asked if c.rpartition("/")[0] in params))
+    fetches = dropped - graph.nodes.keys()
+    asked = frozenset(c for c in chosen | cast(graph, updates) | fetches if c.rpartition("/")[0] in params)
+    draft = _draft(graph, updates, asked, recompute=fetches)
     _forward(draft, needed, None)
     return Program(graph, tuple(draft.steps), flows(draft.steps, draft.specs, draft.homes, set(graph.outputs)))
 
@@ -106,9 +114,11 @@ def _draft(
 ) -> Draft:  # fmt: skip
     found = samples.trace(graph, count) if count > 1 else Samples({}, {})
     if count > 1:
-        each = recompute & found.axes.keys()
-        recompute = frozenset([n for n in each if found.dims.keys() >= {*graph.nodes[n].outputs}])
-    draft = Draft(graph, updates, found, Dropped(graph, recompute), count, shown)
+        each = [n for n in recompute & found.axes.keys() if found.dims.keys() >= {*graph.nodes[n].outputs}]
+        recompute = recompute - graph.nodes.keys() | {*each}
+    dropped = Dropped(graph, recompute)
+    summed = frozenset([p.name for p in graph.params if accumulate_name(p.name) in chosen])
+    draft = Draft(graph, updates, found, dropped, summed, count, shown)
     draft.specs = {t.name: Spec(t.shape, t.dtype) for t in graph.tensors.values()}
     for param in graph.params:
         node = draft.renewals[param.name] = update(graph, updates, param)
@@ -117,10 +127,11 @@ def _draft(
             shape = node.alignment.shape(node.alignment.results[result])
             draft.specs[region] = Spec(shape, updates.kept(param.dtype))
         if fetch_name(param.name) in chosen:
-            fetch = apart("fetch", param)
             draft.source[param.name] = param.name + FETCHED
             draft.specs[param.name + FETCHED] = Spec(param.shape, param.dtype)
-            draft.add(fetch, "F", [Port("x", 0, param.name)], [Port("y", 0, param.name + FETCHED)])
+            if param.name not in dropped.fetched:
+                fetch = apart("fetch", param)
+                draft.add(fetch, "F", [Port("x", 0, param.name)], [Port("y", 0, param.name + FETCHED)])
     for state, node in state_updates(graph).items():
         draft.homes[state] = Home(node, 0)
     return draft
@@ -152,8 +163,10 @@ def _scale(draft: Draft) -> None:
     draft.slope = SCALE
 
 
-def _forward(draft: Draft, nodes: Iterable[Node], micro: Micro | None) -> None:
-    for node in nodes:
+def _forward(draft: Draft, nodes: Sequence[Node], micro: Micro | None) -> None:
+    fetched = in_time([[t for t in n.inputs if t in draft.dropped.fetched] for n in nodes], draft.fetched_sizes)
+    for node, params in zip(nodes, fetched, strict=True):
+        draft.fetch(params, micro)
         draft.add(node, "F", draft.ports("x", node, micro), draft.ports("y", node, micro), micro)
 
 
@@ -183,19 +196,14 @@ def _renew_states(draft: Draft) -> None:
         draft.add(node, "F", draft.ports("x", node, None), [Port("y", 0, state)])
 
 
-def _updates(draft: Draft, gradients: set[str], chosen: frozenset[str]) -> None:
-    """Accumulators, clipping and updates of every parameter."""
+def _updates(draft: Draft, gradients: set[str]) -> None:
+    """Clipping and updates of every parameter."""
     regions = {}
     for param in draft.graph.params:
         if param.name not in gradients:
             raise ValueError(f"parameter {param.name!r} has no influence on the loss {draft.graph.loss!r}")
-        regions[param.name] = param.name + GRADIENT
+        regions[param.name] = param.name + (ACCUMULATED if param.name in draft.summed else GRADIENT)
         draft.specs[param.name + GRADIENT] = draft.specs[param.name]
-        if accumulate_name(param.name) in chosen:
-            node = apart("accumulate", param)
-            draft.specs[param.name + ACCUMULATED] = draft.specs[param.name]
-            draft.add(node, "F", [Port("x", 0, regions[param.name])], [Port("y", 0, param.name + ACCUMULATED)])
-            regions[param.name] = param.name + ACCUMULATED
     together = beside.whole(draft.graph, draft.updates)
     if together:
         regions = _clip(draft, regions, together)

@@ -16,8 +16,8 @@ from castile.planner.graph import Graph, Node
 from castile.runtime.region import Box
 
 GRADIENT, FETCHED, ACCUMULATED, CLIPPED, AGAIN = "/grad", "/fetched", "/accumulated", "/clipped", "/again"
-# What a forward pass is called that was done before.
-COMPUTED_AGAIN = "again"
+# What forward passes are called that were done before, fetches for one microbatch, and sums of its gradients.
+COMPUTED_AGAIN, FETCHED_ANEW, ADDED_UP = "again", "anew", "sum"
 
 
 class Micro(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class Port(msgspec.Struct, frozen=True):
 class Step(msgspec.Struct, frozen=True):
     """One pass of one node, over `axis` (its sample axis) for one microbatch; its place in the program is its slot.
 
-    again   whether it is a forward pass that was done before, whose results were not kept
+    form   the pass, or what it is called besides
     """
 
     slot: int
@@ -65,14 +65,20 @@ class Step(msgspec.Struct, frozen=True):
     which: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    form: str
     axis: str = ""
     micro: Micro = WHOLE_BATCH
-    again: bool = False
 
     @property
-    def form(self) -> str:
-        """The pass, or that it is one that was done before."""
-        return COMPUTED_AGAIN if self.again else self.which
+    def again(self) -> bool:
+        """Whether it is a forward pass that was done before, whose results were not kept."""
+        return self.form == COMPUTED_AGAIN
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it waits until its processor is done with the passes before it, as what it makes is kept from then
+        on."""
+        return self.form in (COMPUTED_AGAIN, FETCHED_ANEW)
 
     @property
     def name(self) -> str:
@@ -121,8 +127,8 @@ class Program:
 
     @cached_property
     def again(self) -> frozenset[str]:
-        """The names of the nodes that are computed again for gradients."""
-        return frozenset(step.node.name for step in self.steps if step.again)
+        """The names of the graph's nodes that are computed again for gradients."""
+        return frozenset(step.node.name for step in self.steps if step.again) & self.graph.nodes.keys()
 
     @cached_property
     def dtypes(self) -> dict[str, str]:

@@ -2,13 +2,14 @@
 
 `selective` drops what costs next to nothing to compute again (Korthikanti et al., "Reducing Activation Recomputation in
 Large Transformer Models", MLSys 2023, does so with attention); `full` all but what lies between stretches of the
-network (Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016). It does not know processors,
-nor what a plan takes.
+network (Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016); `parameters` what was
+fetched of parameters, which lie in pieces where memory is short (stage 3 of Rajbhandari et al., "ZeRO", SC 2020; Zhao
+et al., "PyTorch FSDP", VLDB 2023). It does not know processors, nor what a plan takes.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from math import prod
@@ -19,6 +20,7 @@ from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph, Node
 from castile.planner.step.dropped import Reads
 from castile.planner.step.passes import training
+from castile.planner.step.program import fetch_name
 from castile.runtime.strict import suggestion
 
 # What takes at most so many operations for each element of its results is computed again nearly for nothing: it waits
@@ -29,24 +31,43 @@ LITTLE = 0.1
 # Stretches are tried whose longest keeps at most such shares of what the whole network does.
 SHARES = [0.9**n for n in range(60)]
 
-NOTHING, SELECTIVE, FULL = WAYS = ("none", "selective", "full")
+# The smallest parameters, so much of all together, are kept: to fetch them takes longer than they need memory.
+LITTLE_PARAMS = 0.01
+
+NOTHING, SELECTIVE, FULL, PARAMETERS = WAYS = ("none", "selective", "full", "parameters")
 
 
 def named(text: str, graph: Graph, updates: Updates) -> tuple[str, ...]:
-    """The nodes that a word of WAYS means, or patterns of names with commas between them.
+    """The nodes, and fetches of parameters, that words of WAYS or patterns of names mean, with commas between them.
 
-    Raises ValueError for a pattern that no node has.
+    Raises ValueError for a pattern that none has.
     """
-    if text in WAYS:
-        return {NOTHING: lambda *_: (), SELECTIVE: selective, FULL: full}[text](graph, updates)
+    ways = {NOTHING: lambda *_: (), SELECTIVE: selective, FULL: full, PARAMETERS: lambda *_: parameters(graph)}
+    every = [*graph.nodes, *(fetch_name(param.name) for param in graph.params)]
     found: dict[str, None] = {}
-    for pattern in (part.strip() for part in text.split(",")):
-        matching = [name for name in graph.nodes if fnmatchcase(name, pattern)]
-        if not matching:
-            near = suggestion(pattern, [*WAYS, *graph.nodes])
-            raise ValueError(f"{pattern!r} is no node of {graph.name}{near}: give {', '.join(WAYS)}, or names of nodes")
+    for word in (part.strip() for part in text.split(",")):
+        matching = ways[word](graph, updates) if word in ways else [n for n in every if fnmatchcase(n, word)]
+        if not matching and word not in ways:
+            near = suggestion(word, [*WAYS, *graph.nodes])
+            raise ValueError(f"{word!r} is no node of {graph.name}{near}: give {', '.join(WAYS)}, or names of nodes")
         found.update(dict.fromkeys(matching))
     return tuple(found)
+
+
+def parameters(graph: Graph) -> tuple[str, ...]:
+    """The fetches of parameters, without the smallest."""
+    return tuple([fetch_name(name) for name in large(graph)])
+
+
+def large(graph: Graph) -> list[str]:
+    """The parameters without the smallest; those of one size are all among them, or none."""
+    sizes = {param.name: prod(param.shape) for param in graph.params}
+    total, little = sum(sizes.values()), 0
+    for size, count in sorted(Counter(sizes.values()).items()):
+        if little + size * count > LITTLE_PARAMS * total:
+            return [name for name in sizes if sizes[name] >= size]
+        little += size * count
+    return []
 
 
 def selective(graph: Graph, updates: Updates) -> tuple[str, ...]:
