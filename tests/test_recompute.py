@@ -23,10 +23,9 @@ from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.searching.fronts import search_front
 from castile.planner.sketch.sketch import Sketch
-from castile.planner.step import recompute
 from castile.planner.step.passes import training
 from castile.planner.step.program import FETCHED, Step
-from castile.planner.step.recompute import FULL, NOTHING, SELECTIVE, WAYS
+from castile.planner.step.recompute import FULL, NOTHING, SELECTIVE, WAYS, Recomputation, stretches
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.machine import parse as machine_of
@@ -151,8 +150,8 @@ def test_passes_come_after_all_that_make_what_they_read_and_flows_name_each_port
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_kept_is_less_the_more_is_dropped(model: str) -> None:
     graph = models.parse(model).graph(8)
-    every = {way: kept(graph, recompute.named(way, graph, SGD)) for way in WAYS}
-    assert recompute.named(NOTHING, graph, SGD) == ()
+    every = {way: kept(graph, Recomputation(graph, SGD).named(way)) for way in WAYS}
+    assert Recomputation(graph, SGD).named(NOTHING) == ()
     assert every[SELECTIVE] <= every[NOTHING]
     assert nbytes(graph, every[FULL]) <= nbytes(graph, every[NOTHING])
 
@@ -162,7 +161,7 @@ def test_networks_of_blocks_need_half_the_memory(model: str) -> None:
     """What is computed again is all that takes longer: at most the forward passes once more, a third of a step."""
     graph, found = models.parse(model).graph(64), {}
     for way in WAYS:
-        lowering = Lowering(graph, ON, SGD, recompute=recompute.named(way, graph, SGD))
+        lowering = Lowering(graph, ON, SGD, recompute=Recomputation(graph, SGD).named(way))
         found[way] = Evaluator(lowering, CostModel(ON)).evaluate(lowering.plan(one_processor(graph)))
     seconds, peak = ([value(found[way]) for way in WAYS] for value in (lambda e: e.seconds, lambda e: e.peak_bytes[0]))
     assert peak[0] > 1.1 * peak[1] and peak[0] > 1.4 * peak[2], peak
@@ -182,7 +181,7 @@ def test_stretches_are_nearly_as_good_as_the_best_of_all(rows: list[tuple[int, i
     every = [(*ends, count) for k in range(count) for ends in combinations(range(1, count), k)]
     assert every
     best = min(every, key=lambda ends: sum(parts(ends)))
-    found = tuple(recompute.stretches(upto, across))
+    found = tuple(stretches(upto, across))
     assert found[-1] == count and list(found) == sorted({*found})
     between, longest = parts(best)
     assert sum(parts(found)) <= between + longest / 0.9 + 1
@@ -192,16 +191,16 @@ def test_a_run_of_equal_layers_is_cut_into_as_many_stretches_as_its_root() -> No
     """Chen et al.: n layers that hold as much as what goes from one to the next take twice the root of n."""
     for n in (16, 64, 144):
         upto, across = np.arange(n + 1), np.ones(n + 1, np.int64)
-        ends = recompute.stretches(upto, across)
+        ends = stretches(upto, across)
         assert across[ends[:-1]].sum() + np.diff([0, *ends]).max() <= 2 * np.sqrt(n) * 1.1
 
 
 def test_names_patterns_and_ways() -> None:
     graph = models.parse("mlp:layers=3").graph()
-    assert recompute.named("relu*", graph, SGD) == tuple(name for name in graph.nodes if name.startswith("relu"))
-    assert set(recompute.named("fc1, fc2", graph, SGD)) == {"fc1", "fc2"}
+    assert Recomputation(graph, SGD).named("relu*") == tuple(name for name in graph.nodes if name.startswith("relu"))
+    assert set(Recomputation(graph, SGD).named("fc1, fc2")) == {"fc1", "fc2"}
     with pytest.raises(ValueError, match=r"'selectiv' is no node of .*selective"):
-        recompute.named("selectiv", graph, SGD)
+        Recomputation(graph, SGD).named("selectiv")
 
 
 def test_a_plan_says_what_it_computes_again() -> None:
@@ -238,7 +237,7 @@ def test_computing_again_takes_part_in_sums_and_transfers_as_before() -> None:
 def test_sketches_know_what_is_computed_again(model: str) -> None:
     on, graph = machine_of("flexflow-p100:nodes=1"), models.parse(model).graph(32)
     for way in WAYS:
-        lowering = Lowering(graph, on, SGD, recompute=recompute.named(way, graph, SGD))
+        lowering = Lowering(graph, on, SGD, recompute=Recomputation(graph, SGD).named(way))
         evaluator = Evaluator(lowering, CostModel(on))
         plan = seeds(lowering)["data_parallel"]
         sketch = Sketch(lowering, evaluator.cost, Spaces(lowering, evaluator.cost), [plan.configs])
@@ -250,7 +249,7 @@ def test_sketches_know_what_is_computed_again(model: str) -> None:
 def test_a_front_goes_on_where_results_are_dropped() -> None:
     on, graph = machine_of("flexflow-p100:nodes=1"), models.parse("gpt:layers=4,width=64,seq=64").graph(16)
     evaluator = Evaluator(Lowering(graph, on, SGD), CostModel(on))
-    more = [recompute.named(way, graph, SGD) for way in (SELECTIVE, FULL)]
+    more = [Recomputation(graph, SGD).named(way) for way in (SELECTIVE, FULL)]
     ends = [search_front("mcmc", evaluator, "70", 1, dropping=dropping)[1][-1] for dropping in ((), more)]
     assert ends[0].strategy.recompute == () and ends[1].strategy.recompute == more[1]
     assert max(ends[1].arena_bytes) < 0.8 * max(ends[0].arena_bytes)

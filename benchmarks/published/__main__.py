@@ -21,9 +21,9 @@ titan      pytorch/torchtitan, docs/performance.md at 0413364 on A100, benchmark
 experts    NVIDIA/Megatron-LM at 022bcb5, megatron/core/transformer/moe/README.md: Mixtral 8x7B on H100 as it says to
            lay it; seconds are the operations of a step over the 468 teraflop/s a GPU that it tells.
 
-Kernels come in the order of the program, as there. What is simulated gathers parameters once a step, whether or not it
-would fit; PyTorch's FSDP does twice a microbatch. The figures: simulated over measured seconds, their geometric mean
-and by which factor they lie around it (geometric standard deviation), apart for sequences of more than 2,048 tokens.
+Kernels come in the order of the program, as there, and FSDP gathers parameters for each pass. Whether a plan fits is
+not asked. The figures: simulated over measured seconds, their geometric mean and by which factor they lie around it
+(geometric standard deviation), apart for sequences of more than 2,048 tokens.
 
 With --plan, what `castile plan` finds for the same network, samples and machine too, once each: simulated over what the
 best of theirs is simulated to take, and the longest that it took to find one. That takes minutes.
@@ -57,7 +57,7 @@ from castile.planner.families.updates import Updates
 from castile.planner.known.seeds import seed, stamped
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.step import recompute
+from castile.planner.step.recompute import Recomputation
 from castile.planner.strategy import PROGRAM
 from castile.runtime import machine as machines
 
@@ -147,7 +147,7 @@ def simulated(step: Step) -> float:
     machine = machines.parse(f"{step.machine}:nodes={step.nodes}")
     graph = models.parse(step.text).graph(step.samples, "bfloat16")
     updates = Updates(find("adamw")())
-    again = recompute.named(step.recompute, graph, updates)
+    again = Recomputation(graph, updates).named(step.recompute)
     lowering = Lowering(graph, machine, updates, microbatches=step.microbatches, recompute=again)
     plan = stamped(lowering, seed(step.plan, lowering), step.plan)
     evaluator = Evaluator(lowering, CostModel(machine))

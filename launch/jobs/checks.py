@@ -14,11 +14,10 @@ from castile.launch.models import DTYPES
 from castile.launch.processes.ranks import UserError, silent
 from castile.launch.typed import optimizers
 from castile.launch.typed.files import is_stream
-from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.op import available
-from castile.planner.step import recompute
+from castile.planner.step.recompute import NOTHING, Recomputation
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import Machine
 from castile.runtime.strict import hint, suggestion
@@ -60,10 +59,10 @@ def as_planned(plan: Strategy, path: str, accumulate: int | None, again: tuple[s
         )
 
 
-def recomputed(text: str, graph: Graph, updates: Updates) -> tuple[str, ...]:
+def recomputed(text: str, ways: Recomputation) -> tuple[str, ...]:
     """The nodes whose results --recompute says not to keep, none for "". Raises UserError where there are none such."""
     try:
-        return recompute.named(text or recompute.NOTHING, graph, updates)
+        return ways.named(text or NOTHING)
     except ValueError as error:
         raise UserError(f"--recompute: {error}") from error
 

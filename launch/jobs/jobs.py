@@ -35,6 +35,7 @@ from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.simulation import meetings
+from castile.planner.step.recompute import Recomputation
 from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
 from castile.runtime.backends.base import State
@@ -205,7 +206,7 @@ def start(
 
     profile         the database to learn from and into, "" for none; None for the user's own, if it can be had
     updates         by default those of the model's recipe
-    recompute       which results are not kept for gradients, as `recompute.named` has it
+    recompute       which results are not kept for gradients, as `Recomputation.named` has it
     dataset, seed   the data that decide settings which were left open
     plan            the file that decides rewrites which were left open, "" for none
     Raises ValueError or UserError in one sentence for a user's mistake, such as hosts that are not alike.
@@ -223,7 +224,8 @@ def start(
     on = find_machine(machine, comm, dtype)
     _check_runs_here(on, comm.size)
     updates = updates or recipe_updates(named.recipe)
-    lowering = Lowering(graph, on, updates, "train", microbatches, checks.recomputed(recompute, graph, updates))
+    again = checks.recomputed(recompute, Recomputation(graph, updates))
+    lowering = Lowering(graph, on, updates, "train", microbatches, again)
     checks.trains(lowering)
     if gpus.is_virtual(on):
         gpus.split(on.num_procs)

@@ -28,11 +28,11 @@ from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating
 from castile.planner.searching.accumulating import Chosen, Foreseen
 from castile.planner.searching.fewer import FURTHER, could_gain, faster, on_fewer, only
-from castile.planner.searching.filling import Look, Others, cut_for, filled, gathered, instead, sooner
+from castile.planner.searching.filling import Look, Others, cut_for, filled, gathered, instead, or_gathered, sooner
 from castile.planner.searching.fronts import Point, front_of, search_front
 from castile.planner.searching.settling import SETTLING, settled, settled_known
 from castile.planner.sketch.sieve import num_parts
-from castile.planner.step.recompute import FULL, NOTHING, PARAMETERS, SELECTIVE
+from castile.planner.step.recompute import NOTHING, PARAMETERS, Recomputation
 from castile.planner.strategy import PATH, READY, Names, Strategy
 
 # Where plans have so many parts, it is asked first whether known ones come near fitting: a search takes a minute to say
@@ -120,8 +120,11 @@ class Looking:
 
     def dropped(self, way: str) -> Dropped:
         """The nodes whose results are not kept."""
-        lowering = self.desk.evaluator.lowering
-        return checks.recomputed(way, lowering.graph, lowering.updates)
+        return checks.recomputed(way, self._recomputation)
+
+    @cached_property
+    def _recomputation(self) -> Recomputation:
+        return Recomputation(self.desk.evaluator.lowering.graph, self.desk.evaluator.lowering.updates)
 
     @cached_property
     def lowering(self) -> Lowering:
@@ -218,17 +221,16 @@ class Looking:
             chosen, found = piped or (chosen, found)
             break
         else:
-            piped = next(computed, None) or self._gathered(inf, timed, again)
+            piped = next(computed, None) or gathered(inf, self._gatherings(timed), again)
             if piped is None:
                 raise self._advised(refused[0], enough)
             chosen, found = piped
         if self._may_fill and limits.seconds is None:
-            chosen, found = filled(chosen, found, self._others(chosen, limits, limits), again)
-            if (chosen.number, chosen.evaluator.lowering.recompute) != (self.microbatches, self.recompute):
-                other = self._gathered(found.evaluated.seconds, limits, again)
-                if other is not None and other[1].evaluated.rank < found.evaluated.rank:
-                    num_proposals += found.num_proposals
-                    chosen, found = other[0], replace(other[1], seeds=found.seeds)
+            first = chosen
+            if (first.number, first.evaluator.lowering.recompute) != (self.microbatches, self.recompute):
+                chosen, found = or_gathered(chosen, found, self._gatherings(limits), again)
+            last, found = filled(first, found, self._others(first, limits, limits), again)
+            chosen = chosen if last is first else last
         num_proposals += found.num_proposals
         return chosen, replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals), points
 
@@ -275,14 +277,11 @@ class Looking:
         at = partial(self._at, chosen.evaluator.lowering.recompute)
         return Others([n for n in counts if n != chosen.number], at, for_better.is_over, for_more.is_over)
 
-    def _gathered(self, seconds: float, timed: Budget, again: Look) -> tuple[Chosen, Found] | None:
-        """The best plan whose parameters are gathered for each pass, if that takes less; None where there is none."""
-        if not (self._may_fill and self._ways_left):
-            return None
-        numbers, is_over = microbatch_counts(self.lowering), timed.is_over
-        ways = [self.dropped(",".join((way, PARAMETERS))) for way in (NOTHING, *self._ways_left)]
-        others = [Others(numbers, partial(self._at, way), is_over, is_over, is_in_pieces) for way in ways]
-        return gathered(seconds, others, again)
+    def _gatherings(self, timed: Budget) -> list[Others]:
+        """Where plans are looked at whose parameters are gathered for each pass, and more and more computed again."""
+        ways = (NOTHING, *self._ways_left) if self._may_fill and self._ways_left else ()
+        each = [partial(self._at, self.dropped(f"{way},{PARAMETERS}")) for way in ways]
+        return [Others(microbatch_counts(self.lowering), at, timed.is_over, timed.is_over, is_in_pieces) for at in each]
 
     @property
     def _is_free(self) -> bool:
@@ -293,7 +292,7 @@ class Looking:
     def _ways(self) -> tuple[str, ...]:
         """Ways to compute more again than was said: none where anything was."""
         is_said = self.command.recompute or self.start or self.mode == "forward"
-        return () if is_said else (SELECTIVE, FULL)
+        return () if is_said else self._recomputation.rising
 
     @cached_property
     def _ways_left(self) -> tuple[str, ...]:

@@ -109,17 +109,26 @@ def instead(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] 
     return _looked_at(replace(chosen, seconds=inf), others, look) if is_left_out else None
 
 
-def gathered(seconds: float, ways: Iterable[Others], look: Look) -> tuple[Chosen, Found] | None:
+def or_gathered(chosen: Chosen, found: Found, ways: Sequence[Others], look: Look) -> tuple[Chosen, Found]:
+    """What was found, or the better plan that `gathered` finds; and in how many microbatches."""
+    other = gathered(found.evaluated.seconds, ways, look)
+    if other is None or other[1].evaluated.rank >= found.evaluated.rank:
+        return chosen, found
+    num_proposals = found.num_proposals + other[1].num_proposals
+    return other[0], replace(other[1], seeds=found.seeds, num_proposals=num_proposals)
+
+
+def gathered(seconds: float, ways: Sequence[Others], look: Look) -> tuple[Chosen, Found] | None:
     """What a search finds from the known plan that takes least of those whose parameters are gathered for each pass, or
     that plan itself where there are many parts; None where none takes less than `seconds`.
 
     ways   of plans that compute more and more again: of each as few microbatches as fit, and fewer than before
     """
-    every = [*ways]
-    is_over, candidates = every[0].is_over, [*_as_few_as_fit(every)]
-    for one in candidates[:1]:
-        seconds *= BETTERED if num_parts(one.evaluator) <= QUICK_PARTS else 1
-    best, plan = _simulated(candidates, seconds, (READY,), PROMISING, SEVERAL, is_over)
+    candidates = [*_as_few_as_fit(ways)]
+    if not candidates:
+        return None
+    most = seconds * (BETTERED if num_parts(candidates[0].evaluator) <= QUICK_PARTS else 1)
+    best, plan = _simulated(candidates, most, (READY,), PROMISING, SEVERAL, ways[0].is_over)
     if best is None:
         return None
     try:

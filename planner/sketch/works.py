@@ -225,8 +225,8 @@ class Works:
             alike = prod(degree for axis, degree in of.cut.items() if axis not in borne)
             like = sum(o.dims == step.node.alignment.operands[0].dims for o in step.node.alignment.operands)
             if fetch_name(param) in self._anew:
-                # Whole are what is fetched of it and its gradient, while a pass is about them.
-                passing = AHEAD * (nbytes + (cast if is_cast else nbytes))
+                # Whole is what is fetched of it, and its gradient as what was kept for that goes.
+                passing = AHEAD * (cast if is_cast else nbytes)
                 total, in_pieces = total + nbytes * like + passing, in_pieces + nbytes * like / alike + passing
                 continue
             # Arrays where many splits are asked about: what both numbers begin with is not to be changed.

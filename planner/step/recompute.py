@@ -2,17 +2,21 @@
 
 `selective` drops what costs next to nothing to compute again (Korthikanti et al., "Reducing Activation Recomputation in
 Large Transformer Models", MLSys 2023, does so with attention); `full` all but what lies between stretches of the
-network (Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016); `parameters` what was
-fetched of parameters, which lie in pieces where memory is short (stage 3 of Rajbhandari et al., "ZeRO", SC 2020; Zhao
-et al., "PyTorch FSDP", VLDB 2023). It does not know processors, nor what a plan takes.
+network (Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016); `40%` what takes least for
+the memory that it frees, until so much is kept; `parameters` what was fetched of parameters, which lie in pieces where
+memory is short (stage 3 of Rajbhandari et al., "ZeRO", SC 2020; Zhao et al., "PyTorch FSDP", VLDB 2023). It does not
+know processors, nor what a plan takes.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
+from functools import cached_property
 from math import prod
+from operator import itemgetter
 
 import numpy as np
 
@@ -28,35 +32,159 @@ from castile.runtime.strict import suggestion
 FEW_FLOPS = 16
 # What holds less than such a share of what a result that is kept holds on average is kept.
 LITTLE = 0.1
+# Between `selective` and `full` in so many steps.
+STEPS = 4
 # Stretches are tried whose longest keeps at most such shares of what the whole network does.
 SHARES = [0.9**n for n in range(60)]
-
 # The smallest parameters, so much of all together, are kept: to fetch them takes longer than they need memory.
 LITTLE_PARAMS = 0.01
 
 NOTHING, SELECTIVE, FULL, PARAMETERS = WAYS = ("none", "selective", "full", "parameters")
 
 
-def named(text: str, graph: Graph, updates: Updates) -> tuple[str, ...]:
-    """The nodes, and fetches of parameters, that words of WAYS or patterns of names mean, with commas between them.
+class Recomputation:
+    """What a graph's results may not be kept, each way found once."""
 
-    Raises ValueError for a pattern that none has.
-    """
-    ways = {NOTHING: lambda *_: (), SELECTIVE: selective, FULL: full, PARAMETERS: lambda *_: parameters(graph)}
-    every = [*graph.nodes, *(fetch_name(param.name) for param in graph.params)]
-    found: dict[str, None] = {}
-    for word in (part.strip() for part in text.split(",")):
-        matching = ways[word](graph, updates) if word in ways else [n for n in every if fnmatchcase(n, word)]
-        if not matching and word not in ways:
+    def __init__(self, graph: Graph, updates: Updates) -> None:
+        self.graph, self.updates = graph, updates
+        self._makers = {t: node for node in graph.nodes.values() for t in node.outputs}
+
+    def named(self, text: str) -> tuple[str, ...]:
+        """The nodes, and fetches of parameters, that words of WAYS, shares (`40%`) or patterns of names mean, with
+        commas between them.
+
+        Raises ValueError for a pattern that none has.
+        """
+        found: dict[str, None] = {}
+        for word in (part.strip() for part in text.split(",")):
+            found.update(dict.fromkeys(self._meant(word)))
+        return tuple(found)
+
+    def _meant(self, word: str) -> Sequence[str]:
+        graph = self.graph
+        match word:
+            case "none":
+                return ()
+            case "selective":
+                return self.selective
+            case "full":
+                return self.full
+            case "parameters":
+                return [fetch_name(name) for name in large(graph)]
+        if share := re.fullmatch(r"(\d{1,2})%", word):
+            return self.partial(int(share.group(1)) / 100)
+        every = [*graph.nodes, *(fetch_name(param.name) for param in graph.params)]
+        matching = [name for name in every if fnmatchcase(name, word)]
+        if not matching:
             near = suggestion(word, [*WAYS, *graph.nodes])
             raise ValueError(f"{word!r} is no node of {graph.name}{near}: give {', '.join(WAYS)}, or names of nodes")
-        found.update(dict.fromkeys(matching))
-    return tuple(found)
+        return matching
 
+    @cached_property
+    def rising(self) -> tuple[str, ...]:
+        """Words by which ever more is computed again: `selective`, shares in equal steps, and `full`."""
+        most, least = self._left(self.selective), self._left(self.full)
+        steps = [round(100 * (most + n * (least - most) / STEPS)) for n in range(1, STEPS)]
+        shares = [f"{percent}%" for percent in dict.fromkeys(steps) if 100 * least < percent < 100 * most]
+        return SELECTIVE, *shares, FULL
 
-def parameters(graph: Graph) -> tuple[str, ...]:
-    """The fetches of parameters, without the smallest."""
-    return tuple([fetch_name(name) for name in large(graph)])
+    @cached_property
+    def selective(self) -> tuple[str, ...]:
+        """What takes few operations, of what is kept.
+
+        Nothing that takes what is dropped itself: else the first gradients would have all of it computed, to be kept
+        again.
+        """
+        graph, sizes, found = self.graph, self._sizes, list[str]()
+        there = sizes.keys() | {t.name for t in graph.params} | set(graph.inputs)
+        little = LITTLE * sum(sizes.values()) / max(1, len(sizes))
+        for node in graph.nodes.values():
+            if there >= set(node.inputs) and _is_cheap(node, graph):
+                if any(sizes.get(t, 0) > little for t in node.outputs):
+                    found.append(node.name)
+                    there.difference_update(node.outputs)
+                elif not sizes.keys() & set(node.outputs):
+                    found.append(node.name)
+                    there.update(node.outputs)
+        return tuple(found)
+
+    def partial(self, share: float) -> tuple[str, ...]:
+        """What takes least for each byte that it frees, until at most such a share of what gradients read is kept; what
+        is cheap in any case, and never what lies between stretches.
+
+        What was not kept anyway, and has to be there to compute something again, is computed again with it. Of what
+        takes as much the first come first: those are in the stages of pipelines that keep most.
+        """
+        found, sizes = {*self.selective}, self._sizes
+        left = sum(sizes.values()) * (self._left(self.selective) - share)
+        for _, frees, again in self._worth:
+            if left <= 0:
+                break
+            found |= again
+            left -= frees
+        return tuple([name for name in self.graph.nodes if name in found])
+
+    @cached_property
+    def _worth(self) -> list[tuple[float, int, set[str]]]:
+        """By nodes that need not be kept: operations for each byte that is free then, how many are, and which nodes are
+        computed again; what takes least first.
+        """
+        graph, sizes, may, cheap = self.graph, self._sizes, {*self.full}, {*self.selective}
+        there = {t for t in sizes if t not in self._makers or self._makers[t].name not in cheap}
+        rows = []
+        for node in (graph.nodes[name] for name in graph.nodes if name in may):
+            frees = sum(sizes[t] for t in there.intersection(node.outputs))
+            if frees:
+                again = self._again(node, there, may)
+                rows.append((sum(_flops(of) for of in again) / frees, frees, {of.name for of in again}))
+        return sorted(rows, key=itemgetter(0))
+
+    def _again(self, node: Node, there: Collection[str], may: Collection[str]) -> list[Node]:
+        """What is computed again for a node, from what is there and from what may not be."""
+        found, left = {node.name: node}, [node]
+        while left:
+            for t in left.pop().inputs:
+                maker = self._makers.get(t)
+                if maker is not None and t not in there and maker.name in may and maker.name not in found:
+                    found[maker.name] = maker
+                    left.append(maker)
+        return [*found.values()]
+
+    @cached_property
+    def full(self) -> tuple[str, ...]:
+        """All but what goes from one stretch to the next, and the last stretch, which gradients begin with."""
+        graph, sizes, nodes = self.graph, self._sizes, list(self.graph.nodes.values())
+        place = {t: n for n, node in enumerate(nodes) for t in node.outputs}
+        last = {t: n for n, node in enumerate(nodes) for t in node.inputs if t in place}
+        inside, across = np.zeros((2, len(nodes) + 1), np.int64)
+        for t, n in place.items():
+            inside[n + 1] += sizes.get(t, 0)
+            if last.get(t, n) > n:
+                across[n + 1] += _nbytes(graph, t)
+                across[last[t] + 1] -= _nbytes(graph, t)
+        ends = stretches(inside.cumsum(), across.cumsum())
+        end_of = np.repeat(ends, np.diff([0, *ends]))
+        return tuple(
+            node.name
+            for n, node in enumerate(nodes)
+            if end_of[n] < len(nodes) and all(last.get(t, n) < end_of[n] for t in node.outputs)
+        )
+
+    def _left(self, dropped: Iterable[str]) -> float:
+        """Which share is kept of what gradients read."""
+        free = sum(self._sizes.get(t, 0) for name in dropped for t in self.graph.nodes[name].outputs)
+        return 1 - free / max(1, sum(self._sizes.values()))
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of what gradient passes read of what nodes make."""
+        graph = self.graph
+        reads, found = Reads(graph), set[str]()
+        for step in training(graph, self.updates, frozenset()).steps:
+            if step.which != "F":
+                found.update(reads.of(step.node, step.which))
+        found.difference_update(t.name for t in graph.params)
+        return {t: _nbytes(graph, t) for t in found.difference(graph.inputs)}
 
 
 def large(graph: Graph) -> list[str]:
@@ -68,45 +196,6 @@ def large(graph: Graph) -> list[str]:
             return [name for name in sizes if sizes[name] >= size]
         little += size * count
     return []
-
-
-def selective(graph: Graph, updates: Updates) -> tuple[str, ...]:
-    """What takes few operations, of what is kept.
-
-    Nothing that takes what is dropped itself: else the first gradients would have all of it computed, to be kept again.
-    """
-    kept, found = _kept(graph, updates), list[str]()
-    there = kept | {t.name for t in graph.params} | set(graph.inputs)
-    little = LITTLE * sum(_nbytes(graph, t) for t in kept) / max(1, len(kept))
-    for node in graph.nodes.values():
-        if there >= set(node.inputs) and _is_cheap(node, graph):
-            if any(t in kept and _nbytes(graph, t) > little for t in node.outputs):
-                found.append(node.name)
-                there.difference_update(node.outputs)
-            elif not kept & set(node.outputs):
-                found.append(node.name)
-                there.update(node.outputs)
-    return tuple(found)
-
-
-def full(graph: Graph, updates: Updates) -> tuple[str, ...]:
-    """All but what goes from one stretch to the next, and the last stretch, which gradients begin with."""
-    kept, nodes = _kept(graph, updates), list(graph.nodes.values())
-    place = {t: n for n, node in enumerate(nodes) for t in node.outputs}
-    last = {t: n for n, node in enumerate(nodes) for t in node.inputs if t in place}
-    inside, across = np.zeros((2, len(nodes) + 1), np.int64)
-    for t, n in place.items():
-        inside[n + 1] += _nbytes(graph, t) * (t in kept)
-        if last.get(t, n) > n:
-            across[n + 1] += _nbytes(graph, t)
-            across[last[t] + 1] -= _nbytes(graph, t)
-    ends = stretches(inside.cumsum(), across.cumsum())
-    end_of = np.repeat(ends, np.diff([0, *ends]))
-    return tuple(
-        node.name
-        for n, node in enumerate(nodes)
-        if end_of[n] < len(nodes) and all(last.get(t, n) < end_of[n] for t in node.outputs)
-    )
 
 
 def stretches(upto: np.ndarray, across: np.ndarray) -> list[int]:
@@ -146,18 +235,13 @@ def _within(upto: np.ndarray, across: np.ndarray, most: int) -> list[int]:
     return ends[::-1]
 
 
-def _kept(graph: Graph, updates: Updates) -> set[str]:
-    """What gradient passes read of what nodes make."""
-    reads, found = Reads(graph), set[str]()
-    for step in training(graph, updates, frozenset()).steps:
-        if step.which != "F":
-            found.update(reads.of(step.node, step.which))
-    return found - {t.name for t in graph.params} - set(graph.inputs)
-
-
 def _is_cheap(node: Node, graph: Graph) -> bool:
     made = sum(prod(graph.tensors[t].shape) for t in node.outputs)
-    return node.op.flops("F", node.whole()) <= FEW_FLOPS * made
+    return _flops(node) <= FEW_FLOPS * made
+
+
+def _flops(node: Node) -> float:
+    return node.op.flops("F", node.whole())
 
 
 def _nbytes(graph: Graph, tensor: str) -> int:
