@@ -379,3 +379,22 @@ def test_what_lets_samples_meet_is_not_cut() -> None:
         return whole.turned("time", lowering=Lowering(graph, two, microbatches=count)), None
 
     assert accumulating.enough(at, (2, 4)) is None
+
+
+def test_where_memory_is_short_parameters_are_gathered_for_each_pass_instead_of_cutting_the_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on, path = tmp_path / "short.toml", str(tmp_path / "p.json")
+    text = re.sub(r"memory_bytes = \d+", "memory_bytes = 8_000_000", SMALL.replace("count = 2", "count = 4"))
+    on.write_text(re.sub(r"1e1?\d", "1e12", text).replace("latency_seconds = 1e-6", "latency_seconds = 1e-7"))
+    model = "gpt:layers=8,width=128,heads=4,seq=32,vocab=256"
+    words = ["plan", model, "--machine", str(on), "--batch", "8", "--budget", "50", "--out", path]
+    facts, kept = answer(capsys, *words), answer(capsys, *words[:-2], "--recompute", "none")
+    assert facts["microbatches"] == 1 and facts["found"]["fits"] and facts["num_gathered_again"] > 0
+    assert kept["num_gathered_again"] == 0 and kept["found"]["step_seconds"] > facts["found"]["step_seconds"]
+    searches.tell(facts, [])
+    told = f"{facts['num_gathered_again']} of {facts['num_params']} parameters are gathered for each pass"
+    assert told in capsys.readouterr().out
+    simulated, explained = (answer(capsys, command, path, *words[2:4]) for command in ("simulate", "explain"))
+    assert simulated["step_seconds"] == explained["step_seconds"] == facts["found"]["step_seconds"]
+    assert explained["num_gathered_again"] == facts["num_gathered_again"]

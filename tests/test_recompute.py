@@ -23,8 +23,9 @@ from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.searching.fronts import search_front
 from castile.planner.sketch.sketch import Sketch
+from castile.planner.step.fetching import AHEAD as LITTLE_AHEAD
 from castile.planner.step.passes import training
-from castile.planner.step.program import FETCHED, Step
+from castile.planner.step.program import AGAIN, FETCHED, Program, Step
 from castile.planner.step.recompute import FULL, NOTHING, SELECTIVE, WAYS, Recomputation, stretches
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import Level, Machine, Processor
@@ -32,7 +33,7 @@ from castile.runtime.machine import parse as machine_of
 from castile.runtime.task import NUM_LANES, Lane
 from tests.cut_batches import assert_trains_as_the_whole_batch, can_be_cut
 from tests.effort import examples
-from tests.strategies import in_buckets, in_microbatches, machines, problems, recomputed, staged
+from tests.strategies import in_buckets, in_microbatches, machines, problems, recomputed, staged, whole_on
 from tests.test_models import small
 from tests.training import SGD
 
@@ -150,20 +151,83 @@ def test_passes_come_after_all_that_make_what_they_read_and_flows_name_each_port
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_kept_is_less_the_more_is_dropped(model: str) -> None:
     graph = models.parse(model).graph(8)
-    every = {way: kept(graph, Recomputation(graph, SGD).named(way)) for way in WAYS}
+    every = {way: kept(graph, Recomputation(graph, SGD).named(way)) for way in (NOTHING, SELECTIVE, FULL)}
     assert Recomputation(graph, SGD).named(NOTHING) == ()
     assert every[SELECTIVE] <= every[NOTHING]
     assert nbytes(graph, every[FULL]) <= nbytes(graph, every[NOTHING])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_less_is_to_be_kept_the_more_is_computed_again(model: str) -> None:
+    """Until nothing is left but what lies between stretches, as `full` keeps it."""
+    graph = models.parse(model).graph(8)
+    again = Recomputation(graph, SGD)
+    everything, last = nbytes(graph, kept(graph, ())), {*again.selective}
+    for percent in range(99, 0, -7):
+        dropped = {*again.named(f"{percent}%")}
+        assert last <= dropped <= {*again.selective, *again.full}
+        left = kept(graph, ()) - {t for name in dropped for t in graph.nodes[name].outputs}
+        ends = kept(graph, ()) - {t for name in again.full for t in graph.nodes[name].outputs}
+        assert nbytes(graph, left) <= percent / 100 * everything or left <= ends
+        last = dropped
+    first, *between, end = again.rising
+    assert (first, end) == (SELECTIVE, FULL) and between == sorted(between, key=lambda word: -int(word[:-1]))
+
+
+@pytest.mark.parametrize("model", ["gpt", "resnet:depth=50", "llama:layers=4"])
+def test_less_memory_takes_more_time_and_less_than_to_compute_all_again(model: str) -> None:
+    graph = models.parse(model).graph(64)
+    again, found = Recomputation(graph, SGD), []
+    for way in (NOTHING, *again.rising):
+        lowering = Lowering(graph, ON, SGD, recompute=again.named(way))
+        found.append(Evaluator(lowering, CostModel(ON)).evaluate(lowering.plan(one_processor(graph))))
+    seconds, peaks = [one.seconds for one in found], [one.peak_bytes[0] for one in found]
+    assert seconds == sorted(seconds) and len(found) == 6
+    assert peaks[0] > peaks[1] > max(peaks[2:]) and peaks[2] > peaks[4], peaks
+
+
+@drawn(8)
+@given(st.data())
+def test_what_is_fetched_anew_is_fetched_for_each_microbatch_and_again_for_its_gradients(data: st.DataObject) -> None:
+    """Once each, before all that read it, and little is there that was not read yet."""
+    count, problem = data.draw(st.integers(1, 3)), data.draw(problems(batch=6))
+    graph, lowering = problem.graph, Lowering(problem.graph, ON, SGD)
+    plan = msgspec.structs.replace(whole_on(graph), microbatches=count, recompute=tuple(lowering.names.fetches))
+    if not can_be_cut(lowering, plan):
+        reject()
+    program = lowering.program(plan)
+    made = Counter(port.region for step in program.steps for port in step.outputs)
+    sizes = {param.name: prod(param.shape) for param in graph.params}
+    for step in program.steps:
+        for param in sizes.keys() & {*step.node.inputs} if step.node.name in graph.nodes else ():
+            operand = step.node.inputs.index(param)
+            ports = [port.region for port in step.inputs if (port.role, port.index) == ("x", operand)]
+            is_read = lowering.templates.get(step, {}, program.dtypes.__getitem__).does.of(0).inputs
+            for region, touched in zip([p.region for p in step.inputs], is_read):
+                if region in ports and touched:
+                    assert made[region] == 1 and (AGAIN in region) == (step.form != "F")
+                    assert count == 1 or step.axis == "" or f"@{step.micro.number}:" in region
+    unread = dict[str, int]()
+    for step in program.steps:
+        for port in step.inputs:
+            unread.pop(port.region, None)
+        if step.is_late:
+            unread |= {port.region: prod(program_shape(program, port.region)) for port in step.outputs}
+            assert sum(unread.values()) <= sum(sizes.values()) * LITTLE_AHEAD + 2 * max(sizes.values()) + 2
+
+
+def program_shape(program: Program, region: str) -> tuple[int, ...]:
+    return next(flow.shape for flow in program.flows if flow.region == region)
 
 
 @pytest.mark.parametrize("model", ["gpt", "bert:size=large,layers=4,width=64,heads=4,seq=64,vocab=100", "resnet"])
 def test_networks_of_blocks_need_half_the_memory(model: str) -> None:
     """What is computed again is all that takes longer: at most the forward passes once more, a third of a step."""
     graph, found = models.parse(model).graph(64), {}
-    for way in WAYS:
+    for way in (NOTHING, SELECTIVE, FULL):
         lowering = Lowering(graph, ON, SGD, recompute=Recomputation(graph, SGD).named(way))
         found[way] = Evaluator(lowering, CostModel(ON)).evaluate(lowering.plan(one_processor(graph)))
-    seconds, peak = ([value(found[way]) for way in WAYS] for value in (lambda e: e.seconds, lambda e: e.peak_bytes[0]))
+    seconds, peak = [[one.seconds for one in found.values()], [one.peak_bytes[0] for one in found.values()]]
     assert peak[0] > 1.1 * peak[1] and peak[0] > 1.4 * peak[2], peak
     assert seconds[0] < seconds[1] < 1.15 * seconds[0] and seconds[1] < seconds[2] < 1.4 * seconds[0], seconds
 

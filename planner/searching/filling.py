@@ -124,11 +124,9 @@ def gathered(seconds: float, ways: Sequence[Others], look: Look) -> tuple[Chosen
 
     ways   of plans that compute more and more again: of each as few microbatches as fit, and fewer than before
     """
-    candidates = [*_as_few_as_fit(ways)]
-    if not candidates:
-        return None
-    most = seconds * (BETTERED if num_parts(candidates[0].evaluator) <= QUICK_PARTS else 1)
-    best, plan = _simulated(candidates, most, (READY,), PROMISING, SEVERAL, ways[0].is_over)
+    best, plan = None, None
+    if ways:
+        best, plan = _simulated(_as_few_as_fit(ways), seconds, (READY,), PROMISING, SEVERAL, ways[0].is_over)
     if best is None:
         return None
     try:
