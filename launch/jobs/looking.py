@@ -367,7 +367,8 @@ class Looking:
             "seeds": self.names, "sizes": sizes,
         }  # fmt: skip
         if self.command.front:
-            more = [self.dropped(way) for way in self._ways]
+            ways = (*self._ways, *(f"{way},{PARAMETERS}" for way in (NOTHING, *self._ways)))
+            more = [self.dropped(way) for way in (ways if self._ways else ())]
             found, points = search_front(self.command.search, evaluator, limits, pins=pinned, dropping=more, **given)
             found = settled(evaluator, found, sizes, is_settled, pins=pinned)
             return found, front_of(points, found)
