@@ -267,7 +267,7 @@ def links(machine: Machine, procs: Sequence[int]) -> Links:
 
     processor = machine.processors[0]
     return Links(
-        lambda a, b: machine.distance(procs[a], procs[b]),
+        lambda slot: machine.groups(procs[slot]),
         level,
         processor.bytes_per_second,
         processor.task_overhead_seconds,

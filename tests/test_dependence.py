@@ -124,9 +124,9 @@ def test_a_hole_is_named() -> None:
         complete((4,), [Box((0,), (2,)), Box((3,), (4,))], "x")
 
 
-def test_distance_follows_the_processors_of_the_slots() -> None:
+def test_links_follow_the_processors_of_the_slots() -> None:
     known = links(local(3), (2, 0))
-    assert known.distance(0, 0) == 0 and known.distance(0, 1) == 1
+    assert known.groups(0) == local(3).groups(2) and known.groups(1) == local(3).groups(0)
     assert known.level((0, 1)) == local(3).link((2, 0))
 
 
