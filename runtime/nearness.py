@@ -28,10 +28,13 @@ class Near:
 
 
 class Nearness:
-    """Who is near whom, of processors in these groups."""
+    """Who is near whom, of processors in these groups.
+
+    places   of a processor each level and its group there, the nearest first
+    """
 
     def __init__(self, groups: Groups) -> None:
-        self.groups = cache(groups)
+        self.places = cache(lambda proc: tuple(enumerate(groups(proc))))
         self._holders: dict[tuple[int, ...], Holders] = {}
         self._near: dict[tuple[int, ...], Near] = {}
 
@@ -55,7 +58,7 @@ class Holders:
         self.procs, self._nearness = procs, nearness
         within: dict[tuple[int, int], list[int]] = {}
         for proc in procs:
-            for place in enumerate(nearness.groups(proc)):
+            for place in nearness.places(proc):
                 within.setdefault(place, []).append(proc)
         self._within = {place: nearness.near(tuple(each)) for place, each in within.items()}
         self._among = frozenset(procs)
@@ -65,8 +68,10 @@ class Holders:
         """Those of them who are nearest to a processor: itself, if it is one."""
         if proc in self._among:
             return self._nearness.near((proc,))
-        places = enumerate(self._nearness.groups(proc))
-        return next(self._within[place] for place in places if place in self._within)
+        for place in self._nearness.places(proc):
+            if place in self._within:
+                return self._within[place]
+        raise AssertionError(f"no level joins {proc} with any of {self.procs}")
 
     def asked(self, proc: int, at: int | None) -> int:
         """One of the nearest, the same whenever a processor asks; those that have the same ones near take them in turn.
