@@ -27,6 +27,7 @@ from castile.runtime.forms import (
     sum_of_all,
     tile,
 )
+from castile.runtime.nearness import Holders, Nearness
 from castile.runtime.placement import Read
 from castile.runtime.region import (
     Box,
@@ -126,11 +127,9 @@ def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) ->
     if special is None or special.form not in t.forms:
         return False
     everything = tuple(source for m in members for source in m.sources)
-    holders = {box: [c.proc for c in special.copies if c is not None and c.box == box] for box in boxes}
-    onward = []
+    holders, onward = _makers(t, special), []
     for index, copy in enumerate(others):
-        far = {proc: t.links.distance(copy.proc, proc) for proc in holders[copy.box]}
-        near = [proc for proc, distance in far.items() if distance == min(far.values())]
+        near = holders[copy.box].nearest(copy.proc).procs
         onward.append(Wanted(copy.proc, copy.box, (Term(everything, near[index % len(near)], copy.box),)))
     if form_seconds(t, special) + general_seconds(t, onward) > general_seconds(t, component):
         return False
@@ -141,6 +140,15 @@ def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) ->
     for each in components(onward):
         _transfer(t, each, copies)
     return True
+
+
+def _makers(t: Transfer, special: Special) -> dict[Box, Holders]:
+    """By whom each box is made."""
+    procs: dict[Box, list[int]] = {}
+    for copy in filter(None, special.copies):
+        procs.setdefault(copy.box, []).append(copy.proc)
+    nearness = Nearness(t.links.groups)
+    return {box: nearness.holders(tuple(each)) for box, each in procs.items()}
 
 
 def _made_first(

@@ -8,9 +8,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from castile.runtime.nearness import Holders, Nearness
 from castile.runtime.placement import Read
 from castile.runtime.region import Box, Overlaps, bounding, disjoint
 from castile.runtime.transfer import Source, Term, Transfer, Wanted
+
+
+@dataclass(eq=False)
+class _Touched:
+    """Of a family what overlaps a box, whoever reads that.
+
+    clusters   the numbers of the clusters, ascending
+    first      of each its first holder
+    choices    those that have several: which of `clusters`, and who they are
+    at         of each processor, where there are any, where it is among those who hold the first of `clusters` it holds
+    made       the members that were made so far, by who of these was chosen
+    """
+
+    clusters: tuple[int, ...]
+    first: tuple[int, ...]
+    choices: list[tuple[int, Holders]]
+    at: dict[int, int]
+    made: dict[tuple[int, ...], tuple[Term, ...]] = field(default_factory=dict)
 
 
 class Members:
@@ -24,50 +43,48 @@ class Members:
         self.clusters = clusters(t.sources, family)
         self.frames = [bounding({t.sources[i].box for i in cluster}) for cluster in self.clusters]
         self.number = {i: n for n, cluster in enumerate(self.clusters) for i in cluster}
-        self._made: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Term, ...]] = {}
-        self._of_touched: dict[int, tuple[Term, ...]] = {}
-        self._nearest: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._taken: dict[tuple[int, ...], int] = {}
+        self._nearness = Nearness(t.links.groups)
+        self._touched: dict[tuple[int, ...], _Touched] = {}
+        self._of_sources: dict[int, _Touched] = {}
 
     def wanted(self, places: Sequence[Read]) -> list[Wanted]:
         """The copies to be made there."""
         return [Wanted(proc, box, self._members(proc, box)) for proc, box in places]
 
     def _members(self, proc: int, box: Box) -> tuple[Term, ...]:
+        touched = self._touching(box)
+        at = touched.at.get(proc)
+        chosen = tuple([holders.asked(proc, at) for _, holders in touched.choices])
+        if chosen not in touched.made:
+            touched.made[chosen] = self._terms(touched, chosen)
+        return touched.made[chosen]
+
+    def _touching(self, box: Box) -> _Touched:
         found = self.t.overlaps.of(box)
-        if id(found) in self._of_touched:
-            return self._of_touched[id(found)]
-        touched = found
-        if len(self.clusters) < len(self.t.sources):
-            touched = tuple(sorted({self.number[i] for i in touched if i in self.number}))
-        holders = [self.t.sources[self.clusters[n][0]].procs for n in touched]
-        at = next((h.index(proc) for h in holders if proc in h), None) if any(len(h) > 1 for h in holders) else None
-        chosen = tuple([h[0] if len(h) == 1 else self._near(proc, h, at) for h in holders])
-        if (touched, chosen) not in self._made:
-            rows = zip(touched, chosen, strict=True)
-            self._made[touched, chosen] = tuple([Term(self.clusters[n], p, self.frames[n]) for n, p in rows])
-        members = self._made[touched, chosen]
-        if all(len(h) == 1 for h in holders):
-            # no reader has a choice
-            self._of_touched[id(found)] = members
-        return members
+        if id(found) not in self._of_sources:
+            numbers = found
+            if len(self.clusters) < len(self.t.sources):
+                numbers = tuple(sorted({self.number[i] for i in found if i in self.number}))
+            if numbers not in self._touched:
+                self._touched[numbers] = self._looked_at(numbers)
+            self._of_sources[id(found)] = self._touched[numbers]
+        return self._of_sources[id(found)]
 
-    def _near(self, proc: int, holders: tuple[int, ...], at: int | None) -> int:
-        """One of the nearest holders; readers that have the same ones near take them in turn.
+    def _looked_at(self, numbers: tuple[int, ...]) -> _Touched:
+        every = [self.t.sources[self.clusters[n][0]].procs for n in numbers]
+        choices = [(n, self._nearness.holders(procs)) for n, procs in enumerate(every) if len(procs) > 1]
+        at: dict[int, int] = {}
+        for procs in every if choices else ():
+            for n, proc in enumerate(procs):
+                at.setdefault(proc, n)
+        return _Touched(numbers, tuple([procs[0] for procs in every]), choices, at)
 
-        at   where the reader is among those who hold something else of what it reads: of those near it takes who is
-             there among these, so that such readers and holders make a group
-        """
-        if (proc, holders) not in self._nearest:
-            far = [self.t.links.distance(proc, h) for h in holders]
-            nearest = min(far)
-            near = tuple([h for h, d in zip(holders, far, strict=True) if d == nearest])
-            if at is not None and at < len(holders) and far[at] == nearest:
-                self._nearest[proc, holders] = holders[at]
-            else:
-                turn = self._taken[near] = self._taken.get(near, -1) + 1
-                self._nearest[proc, holders] = near[turn % len(near)]
-        return self._nearest[proc, holders]
+    def _terms(self, touched: _Touched, chosen: Sequence[int]) -> tuple[Term, ...]:
+        procs = list(touched.first)
+        for (number, _), proc in zip(touched.choices, chosen, strict=True):
+            procs[number] = proc
+        rows = zip(touched.clusters, procs, strict=True)
+        return tuple([Term(self.clusters[n], proc, self.frames[n]) for n, proc in rows])
 
 
 def clusters(sources: Sequence[Source], among: Sequence[int]) -> list[tuple[int, ...]]:

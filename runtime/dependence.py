@@ -25,24 +25,33 @@ NO_KINDS = np.zeros(0, dtype=np.int8)
 Touch = tuple[Sequence[int], Sequence[int]]  # the buffers that a task reads, and those that it writes
 
 
-def scan(touches: Iterable[Touch]) -> np.ndarray:
+def scan(touches: Iterable[Touch], made: Sequence[int] = ()) -> np.ndarray:
     """Edges (before, after), unique and sorted, between tasks in program order that touch the same buffers.
 
     A reader waits for the last writer, a writer for the readers since, or for the last writer where there are none.
     A task that adds to a buffer reads and writes it.
+
+    made   the buffer of each task that comes before those of `touches` and does nothing but write or add to one
     """
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     before: list[int] = []
     counts: list[int] = []
-    for task, (reads, writes) in enumerate(touches):
+    for task, buffer in enumerate(made):
+        last = writer.get(buffer)
+        if last is not None:
+            before.append(last)
+        counts.append(last is not None)
+        writer[buffer] = task
+    for task, (reads, writes) in enumerate(touches, len(made)):
         known = len(before)
         before += [writer[buffer] for buffer in reads if buffer in writer]
         for buffer in writes:
             before += readers.get(buffer) or ([writer[buffer]] if buffer in writer else [])
             writer[buffer], readers[buffer] = task, []
         for buffer in reads:
-            if buffer not in writes:
+            # a sum of many reads and writes many
+            if writer.get(buffer) != task:
                 readers.setdefault(buffer, []).append(task)
         counts.append(len(before) - known)
     num_tasks = len(counts)
@@ -224,15 +233,14 @@ def _ordered(
     overwritten: bool,
 ) -> tuple[np.ndarray, ...]:
     """made, adds, located, edges, touched and first of a version: what follows from who touches which piece."""
-    touches: list[Touch] = []
-    if not carried:
-        touches += [((m,) if a else (), (m,)) for m, a in zip(made, adds, strict=True)]
-    touches += patterns
-    touches += [((place,), ()) for place in located]
+    begun = () if carried else made
+    touches: list[Touch] = [*patterns, *[((place,), ()) for place in located]]
     if overwritten:
         touches += [((), (m,)) for m in made]
-    pairs, first = [], [-1] * num_pieces
-    for port, (reads, writes) in enumerate(touches):
+    pairs, first = list(enumerate(begun)), [-1] * num_pieces
+    for port, b in reversed(pairs):
+        first[b] = port
+    for port, (reads, writes) in enumerate(touches, len(begun)):
         touched = (*reads, *writes)
         pairs += [(port, b) for b in (sorted({*touched}) if len(touched) > 1 else touched)]
         for b in writes:
@@ -242,7 +250,7 @@ def _ordered(
         np.array(made, dtype=np.int64),
         np.array(adds, dtype=bool),
         np.array(located, dtype=np.int64),
-        scan(touches),
+        scan(touches, begun),
         np.array(pairs, dtype=np.int64).reshape(-1, 2),
         np.array(first, dtype=np.int64),
     )
@@ -267,7 +275,7 @@ def links(machine: Machine, procs: Sequence[int]) -> Links:
 
     processor = machine.processors[0]
     return Links(
-        lambda a, b: machine.distance(procs[a], procs[b]),
+        lambda slot: machine.groups(procs[slot]),
         level,
         processor.bytes_per_second,
         processor.task_overhead_seconds,

@@ -107,8 +107,7 @@ def shares(
 
 def _share(t: Transfer, copy: Wanted, wants: list[Wanted], pieces: dict[Read, int]) -> tuple[View, Box]:
     """Where the share of a copy lies that one family has: in place, or in a piece that is wanted for it."""
-    terms = t.terms(copy)
-    box = bounding({term.box for term in terms})
+    terms, box = t.terms(copy), t.around(copy)
     if len(terms) == 1 and terms[0].proc == copy.proc:
         return transfer.packed(t, terms[0], unbroken=False), box
     if (copy.proc, box) not in pieces:

@@ -82,6 +82,11 @@ def distance(levels: Sequence[Level], p: int, q: int) -> int:
     raise AssertionError(f"no level joins {p} and {q}")
 
 
+def groups(levels: Sequence[Level], p: int) -> tuple[int, ...]:
+    """The number of a processor's group at each level."""
+    return tuple([p // level.group for level in levels])
+
+
 def users(levels: Sequence[Level], procs: Sequence[int]) -> Users:
     """How many of these processors share the links of each group; nothing for levels whose links are not shared."""
     return [

@@ -74,6 +74,10 @@ class Machine:
         """0 on one processor, else 1 + the number of the nearest level that joins them."""
         return levels.distance(self.levels, p, q)
 
+    def groups(self, proc: int) -> tuple[int, ...]:
+        """The group of each level that a processor is in, the nearest first: the last holds all."""
+        return levels.groups(self.levels, proc)
+
     def link(self, procs: Sequence[int], among: Users | None = None, crowds: tuple[tuple[int, ...], ...] = ()) -> Level:
         """The farthest level that a transfer over these processors crosses, as they see it, and how they lie.
 

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from castile.runtime.machine import Level
-from castile.runtime.region import Box, Overlaps, contiguous, disjoint, intersect
+from castile.runtime.nearness import Groups
+from castile.runtime.region import Box, Overlaps, bounding, contiguous, disjoint, intersect
 from castile.runtime.task import NOTHING, NUM_LANES, Arg, Body, Call, Comm, CostKey, Kind, Lane, Task, View
 
 # Sums with members of an enumeration are slow.
@@ -127,10 +128,11 @@ class Pattern(msgspec.Struct, frozen=True, eq=False):
 class Links:
     """What the choice of a form needs to know of the machine, by slot.
 
+    groups      of a slot its group at each level, the nearest first, of which the last holds all
     has_trees   collectives can be carried out along trees, in few steps where there is little to send
     """
 
-    distance: Callable[[int, int], int]
+    groups: Groups
     level: Callable[[tuple[int, ...]], Level]
     copy_bytes_per_second: float
     task_seconds: float
@@ -158,6 +160,7 @@ class Transfer:
     recipes: dict[Hashable, Recipe] = field(default_factory=dict)
     keys: dict[Hashable, CostKey] = field(default_factory=dict)
     contributed: dict[tuple[int, Box], tuple[tuple[Term, ...], list[Term]]] = field(default_factory=dict)
+    frames: dict[int, Box] = field(default_factory=dict)
 
     @cached_property
     def itemsize(self) -> int:
@@ -179,6 +182,14 @@ class Transfer:
         if key not in self.contributed:
             self.contributed[key] = copy.members, terms_of(copy.members, copy.box)
         return self.contributed[key][1]
+
+    def around(self, copy: Wanted) -> Box:
+        """The box around what members contribute to a copy, of which there is something."""
+        terms = self.terms(copy)
+        # copies of one box with the same members have one list of terms, which is kept
+        if id(terms) not in self.frames:
+            self.frames[id(terms)] = bounding({term.box for term in terms})
+        return self.frames[id(terms)]
 
     def put(self, pattern: Pattern) -> None:
         """One task more. Raises TooManyTransfers where that is more than `most`."""

@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -16,13 +17,14 @@ from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.reports import searches
 from castile.planner.cost import CostModel
+from castile.planner.evaluation import folding
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.lowering.compose import Layout
 from castile.planner.lowering.stages import depths, stages
 from castile.planner.search import finished
-from castile.planner.strategy import PATH, Strategy, encode, same_tasks, signed
+from castile.planner.strategy import PATH, READY, Strategy, encode, same_tasks, signed
 from castile.runtime import machine as presets
 from castile.runtime.machine import Level, Machine, Processor
 from tests.answers import answer
@@ -90,6 +92,26 @@ def test_what_is_sent_for_a_microbatch_goes_beside_anothers_kernels() -> None:
         assert more.seconds < fewer.seconds and max(more.peak_bytes) > max(fewer.peak_bytes)
         assert more.moved_bytes == fewer.moved_bytes
     assert found[-1].seconds < 0.9 * found[0].seconds
+
+
+def test_a_large_plan_is_looked_at_once_however_much_is_begun_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And to ask whether it is small, or what it takes in another order, no more."""
+    machine = presets.parse("dgx-h100:nodes=8")
+    graph = models.parse("gpt:layers=4,width=64,heads=2,seq=32,vocab=64").graph(128)
+    lowering = Lowering(graph, machine, SGD, microbatches=8)
+    plan, looked = seeds(lowering, ["pipeline_4"])["pipeline_4"], Mock(side_effect=folding.refined)
+    alone = [Evaluator(lowering, CostModel(machine)).evaluate(one) for one in (ahead_in_order(plan, *w) for w in WAYS)]
+    monkeypatch.setattr(folding, "refined", looked)
+    known = Evaluator(lowering, CostModel(machine))
+    assert [known.evaluate(ahead_in_order(plan, *way)) for way in WAYS] == alone
+    assert known.is_small(plan) and known.is_small(ahead_in_order(plan, PATH, 0)) and looked.call_count == 1
+
+
+WAYS = ((READY, 0), (READY, 1), (READY, 3), (PATH, 0), (PATH, 1))
+
+
+def ahead_in_order(plan: Strategy, order: str, ahead: int) -> Strategy:
+    return msgspec.structs.replace(plan, order=order, ahead=ahead)
 
 
 def test_a_batch_that_is_not_cut_has_nothing_to_begin_ahead() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -318,7 +320,7 @@ def test_a_sum_of_two_is_one_task_where_to_add_up_is_dearer_than_a_message() -> 
     latency = Level("link", 8, 1e-6, 1e15)
     kinds = []
     for task_seconds in (0.5e-6, 1.5e-6):
-        known = Links(lambda a, b: int(a != b), lambda slots: latency, 1e15, task_seconds)
+        known = Links(lambda slot: (0,), lambda slots: latency, 1e15, task_seconds)
         kinds.append([p.name for p in plan(sources, reads, "float64", known).patterns])
     # A message and a sum each, or two messages' time and no sum of its own.
     assert kinds == [["move", "move", "fold", "fold"], ["all_reduce"]]
@@ -328,7 +330,7 @@ def test_where_some_want_one_box_of_a_sum_and_some_another_each_is_summed_by_all
     count, halves = 8, [Box((0, 0), (4, 8)), Box((4, 0), (8, 8))]
     sources, reads = [Source(WHOLE, (p,)) for p in range(count)], [(p, halves[p % 2]) for p in range(count)]
     slow = Level("link", count, 1e-6, 1e6)
-    known = Links(lambda a, b: int(a != b), lambda slots: slow, 1e15, 1e-6)
+    known = Links(lambda slot: (0,), lambda slots: slow, 1e15, 1e-6)
     found, general = (plan(sources, reads, "float64", known, forms) for forms in (SPECIAL_FORMS, ()))
     assert [p.name for p in found.patterns] == ["all_reduce"] * 2
     assert len(general.patterns) == count * (count - 1) + count
@@ -372,6 +374,35 @@ def test_shares_are_summed_by_those_who_lie_as_often(n: int, data) -> None:
         assert groups == summed and not [p for p in t.patterns if p.kind == Kind.MOVE]
     for got in results(t, [held[k] for k in found], reads):
         assert (got == 2.0 ** len(sources) - 1).all()
+
+
+def test_who_reads_what_lies_on_many_does_not_look_at_all_of_them() -> None:
+    """Of squares in pieces, in copies and on all of a stage the work to find out who sends whom grows as they do."""
+    stages, width, work = 2, 4, []
+    for copies in (16, 32):
+        ranks = np.arange(stages * width * copies).reshape(stages, copies, width)
+        shared = [*ranks.transpose(0, 2, 1).reshape(-1, copies), *ranks.reshape(stages, -1)]
+        sources = [Source(WHOLE, tuple(procs.tolist())) for procs in (*ranks.reshape(-1, 1), *shared)]
+        reads = [(proc, WHOLE) for proc in range(ranks.size)]
+        work.append(lines_run(lambda sources=sources, reads=reads: plan(sources, reads, "float64", links(group=width))))
+    assert work[1] <= 2.2 * work[0], work
+
+
+def lines_run(what: Callable[[], object]) -> int:
+    """How many lines of Python run, those of loops as often as they do."""
+    count = itertools.count()
+
+    def traced(frame: object, event: str, arg: object) -> object:
+        next(count)
+        return traced
+
+    before = sys.gettrace()
+    sys.settrace(traced)
+    try:
+        what()
+    finally:
+        sys.settrace(before)
+    return next(count)
 
 
 def test_copies_are_no_larger_than_what_is_read_of_them() -> None:
@@ -431,7 +462,7 @@ def test_a_sum_of_little_takes_a_tree_where_there_are_trees() -> None:
     sources, reads, _ = SITUATIONS["all_reduce"]
     for num, forms in ((4, (["all_reduce"], None)), (2, (None, None))):
         for has_trees, form in zip((True, False), forms, strict=True):
-            known = Links(lambda a, b: int(a != b), lambda slots: slow, 1e12, 5e-4, has_trees)
+            known = Links(lambda slot: (0,), lambda slots: slow, 1e12, 5e-4, has_trees)
             t = plan(sources[:num], reads[:num], "float64", known)
             assert [p.name for p in t.patterns if p.comm] == (form or ["move"] * num * (num - 1))
 

@@ -110,6 +110,30 @@ def test_overwriters_wait_for_all_who_read_what_they_write(situation) -> None:
         assert readers <= before[port]
 
 
+def test_a_sum_of_many_is_ordered_without_comparing_each_with_each() -> None:
+    compared = []
+
+    class Counted(int):
+        def __eq__(self, other: object) -> bool:
+            compared.append(other)
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    count = 200
+    reads, writes = (tuple(map(Counted, range(begin, begin + count))) for begin in (0, count))
+    assert scan([((), reads), (reads, writes), (writes, ())]).tolist() == [[0, 1], [1, 2]]
+    assert len(compared) < 10 * count
+
+
+@given(st.lists(st.integers(0, 3)), st.data())
+def test_those_that_only_write_are_ordered_as_any_other(made: list[int], data) -> None:
+    buffers = st.lists(st.integers(0, 3), max_size=3, unique=True).map(tuple)
+    touches = data.draw(st.lists(st.tuples(buffers, buffers)))
+    first = [((buffer,) * data.draw(st.integers(0, 1)), (buffer,)) for buffer in made]
+    assert scan(touches, made).tolist() == scan([*first, *touches]).tolist()
+
+
 def test_contributions_to_one_box_share_it_and_those_that_overlap_are_added_on_the_way() -> None:
     rows, half = Box((0,), (4,)), Box((2,), (4,))
     made = [Contribution(rows, (0,)), Contribution(rows, (0,)), Contribution(half, (0,))]
@@ -124,9 +148,9 @@ def test_a_hole_is_named() -> None:
         complete((4,), [Box((0,), (2,)), Box((3,), (4,))], "x")
 
 
-def test_distance_follows_the_processors_of_the_slots() -> None:
+def test_links_follow_the_processors_of_the_slots() -> None:
     known = links(local(3), (2, 0))
-    assert known.distance(0, 0) == 0 and known.distance(0, 1) == 1
+    assert known.groups(0) == local(3).groups(2) and known.groups(1) == local(3).groups(0)
     assert known.level((0, 1)) == local(3).link((2, 0))
 
 

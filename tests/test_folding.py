@@ -97,7 +97,7 @@ def one_block(graph, engines):
     template = type("Template", (), {"num_tasks": graph.num_tasks, "num_buffers": graph.num_buffers})
     flow = SimpleNamespace(slot=0, template=template)
     small = _Small(union, refined(union))
-    return _Assembly([], [flow], [Block(shape)], small, graph.cost_keys, Catalogue()).folded
+    return _Assembly([], [flow], [Block(shape)], small, graph.cost_keys, Catalogue()).folded()
 
 
 @st.composite

@@ -20,14 +20,11 @@ def links(task_seconds: float = 1.0, group: int = 8, has_trees: bool = False) ->
     """With dear tasks and free bytes special forms win wherever they fit; processors of one `group` are near."""
     near, far = Level("near", group, 0.0, 1e15), Level("far", 64, 1e-9, 1e15)
 
-    def distance(a: int, b: int) -> int:
-        return 0 if a == b else 1 if a // group == b // group else 2
-
     def level(slots: tuple[int, ...]) -> Level:
         assert len(set(slots)) > 1, "one processor alone sends nothing"
-        return near if all(distance(slots[0], s) < 2 for s in slots) else far
+        return near if len({slot // group for slot in slots}) == 1 else far
 
-    return Links(distance, level, 1e15, task_seconds, has_trees)
+    return Links(lambda slot: (slot // group, 0), level, 1e15, task_seconds, has_trees)
 
 
 def interpret(plan: Transfer, held: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -281,15 +281,24 @@ class Evaluator:
             # Orders are tried one after the other.
             if self._unrolled is None or self._unrolled[:2] != (plain, shown):
                 self._unrolled = None
-                program, folded = lowering.program(strategy), _folded(folding, strategy)
+                program, folded = lowering.program(strategy), self._folded(folding, strategy)
                 if (num_tasks := folded.graph.num_tasks // FEW * shown) > MOST_TASKS:
                     raise TooManyTransfers(MANY.format(num_tasks))
                 self._unrolled = plain, shown, unrolled(folded, program, strategy.ahead, shown)
             if (found := self._unrolled[2]) is not None:
                 return lowering, found.folded, found.number
         lowering, folding = self._shortened(strategy, shown)
-        folded = _folded(folding, strategy)
+        folded = self._folded(folding, strategy)
         return lowering, folded, repeats.numbers(lowering.program(strategy), folded.graph)
+
+    def _folded(self, folding: Folding, strategy: Strategy) -> Folded:
+        """What a plan is simulated through: one processor of each role where there are many."""
+        plain = _unordered(strategy)
+        folded = folding.fold(plain) if folding.lowering.machine.num_procs >= FOLDED_FROM else folding.whole(plain)
+        if not plain.bucket_bytes:
+            # of as few microbatches as there can be, which are folded first
+            self._small.setdefault(self._key(plain), folded.graph.num_tasks <= MOST_SMALL)
+        return folded
 
     def _simulated(self, lowering: Lowering, strategy: Strategy, folded: Folded, number: np.ndarray) -> Seen:
         """The plan with its tasks in order, as far as they are written out; number: of which microbatch each is."""
@@ -377,12 +386,6 @@ class Evaluator:
 def _unordered(strategy: Strategy) -> Strategy:
     """The plan as it is lowered, which knows no order."""
     return msgspec.structs.replace(strategy, order=READY)
-
-
-def _folded(folding: Folding, strategy: Strategy) -> Folded:
-    """What a plan is simulated through: one processor of each role where there are many."""
-    plain = _unordered(strategy)
-    return folding.fold(plain) if folding.lowering.machine.num_procs >= FOLDED_FROM else folding.whole(plain)
 
 
 def identity(snapshot: Snapshot | None) -> str:

@@ -21,7 +21,7 @@ from castile.planner.lowering import buckets, stages
 from castile.planner.lowering.buckets import Candidates, Where
 from castile.planner.lowering.catalogue import Catalogue
 from castile.planner.lowering.compose import Layout
-from castile.planner.lowering.instances import FlowInstance, StepInstance
+from castile.planner.lowering.instances import NONE, FlowInstance, StepInstance
 from castile.planner.lowering.rows import Lazy, compressed, pointer, runs
 from castile.planner.lowering.stages import Rows
 from castile.planner.lowering.turns import in_turn
@@ -116,51 +116,47 @@ class Folding:
             return int(self._assembled(strategy).base[-1])
 
     def _assembled(self, strategy: Strategy) -> _Assembly:
-        plain = msgspec.structs.replace(strategy, bucket_bytes=0)
+        # what is begun ahead only waits for something else
+        plain = msgspec.structs.replace(strategy, bucket_bytes=0, ahead=0)
         if self._laid is None or self._laid[0] != plain:
             # What the last one holds of a large machine is not kept meanwhile.
             self._laid = None
-            self._laid = plain, self._assembly(*self.instances(plain), plain.ahead)
+            self._laid = plain, self._assembly(*self.instances(plain))
         return self._laid[1]
 
     def _by_roles(self, strategy: Strategy) -> Folded | None:
         assembly, engines = self._assembled(strategy), self.lowering.machine.engines
-        folded = assembly.folded
+        folded = assembly.folded(strategy.ahead)
         if not strategy.bucket_bytes:
             return replace(folded, graph=in_turn(folded.graph, engines))
         found = buckets.of_roles(folded.graph, assembly.candidates, strategy.bucket_bytes, assembly.where)
         if found is None:
             return None
-        kept = np.unique(found.number, return_index=True)[1]
-        tasks = Lazy(lambda n: folded.graph.tasks[int(kept[n])], len(kept))
-        graph = replace(in_turn(found.graph, engines), tasks=tasks)
+        kept, every = np.unique(found.number, return_index=True)[1], folded.graph.tasks
+        graph = replace(in_turn(found.graph, engines), tasks=Lazy(lambda n: every[int(kept[n])], len(kept)))
         return replace(folded, graph=graph, into=found.number, count=folded.count[kept])
 
     def instances(self, strategy: Strategy) -> tuple[list[StepInstance], list[FlowInstance]]:
         """The instances of a plan: steps by slot, and the flows. Raises ValueError as `fold` does."""
         return self.lowering.instances(strategy, MOST_TRANSFERS)
 
-    def of(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance], ahead: int = 0) -> Folded:
-        """The folded graph of these instances, in which no transfers take turns; ahead: as a plan says."""
-        return self._assembly(steps, flows, ahead).folded
+    def of(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> Folded:
+        """The folded graph of these instances, in which no transfers take turns and nothing is begun ahead."""
+        return self._assembly(steps, flows).folded()
 
-    def _assembly(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance], ahead: int) -> _Assembly:
+    def _assembly(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> _Assembly:
         blocks = self._shapes.of(steps, flows)
         shapes, machine = list(dict.fromkeys(b.shape for b in blocks)), self.lowering.machine
         union = Union(shapes, machine.engines, machine.kind_of)
         small, keys = _Small(union, refined(union)), tuple(self._shapes.keys)
-        return _Assembly(steps, flows, blocks, small, keys, self.lowering.catalogue, ahead)
+        return _Assembly(steps, flows, blocks, small, keys, self.lowering.catalogue)
 
 
 def expand(folded: Folded, simulated: Simulated) -> Simulated:
     """What the simulation of the folded graph says of all processors; its timeline remains that of the small graph."""
     procs = folded.proc_class
-    return Simulated(
-        simulated.timeline,
-        simulated.persistent_bytes[procs],
-        simulated.peak_bytes[procs],
-        simulated.busy_seconds[procs],
-    )
+    persistent, peak, busy = simulated.persistent_bytes, simulated.peak_bytes, simulated.busy_seconds
+    return Simulated(simulated.timeline, persistent[procs], peak[procs], busy[procs])
 
 
 def timed(folded: Folded, cost: CostModel) -> tuple[TaskGraph, np.ndarray]:
@@ -227,10 +223,10 @@ class _Assembly:
 
     def __init__(
         self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance], blocks: Sequence[Block], small: _Small,
-        keys: tuple, catalogue: Catalogue, ahead: int = 0,
+        keys: tuple, catalogue: Catalogue,
     ) -> None:  # fmt: skip
         self.steps, self.flows, self.small, self.union, self.keys = steps, flows, small, small.union, keys
-        self._catalogue, self._ahead = catalogue, ahead
+        self._catalogue = catalogue
         where = {shape: n for n, shape in enumerate(small.union.shapes)}
         self.shape = np.array([where[b.shape] for b in blocks], np.int64)
         self.base = pointer(np.diff(small.pick_ptr)[self.shape])
@@ -292,33 +288,36 @@ class _Assembly:
         for begin, end in pairwise(self.base[: len(self.steps) + 1].tolist()):
             yield list(zip(task[begin:end], range(begin, end)))
 
+    def folded(self, ahead: int = 0) -> Folded:
+        """All blocks, where so many microbatches more are begun ahead."""
+        need_ptr, needs = self._needs(ahead)
+        return replace(self._unbound, graph=replace(self._unbound.graph, need_ptr=need_ptr, needs=needs))
+
     @cached_property
-    def folded(self) -> Folded:
-        union, small = self.union, self.small
+    def _unbound(self) -> Folded:
+        """The same, in which nothing waits."""
+        union, small, full = self.union, self.small, self.full
         pick, node, block = self._tasks
         num_tasks = len(node)
         lane_ptr, lanes = self._lanes(num_tasks)
-        need_ptr, needs = self._needs(num_tasks)
         buffer, buffer_block, written = self._buffers
         first = union.buffer_first[buffer]
         born = np.full(len(buffer), -1)
         born[first >= 0] = self._task(first[first >= 0], buffer_block[first >= 0])
         use_ptr, uses = self._uses(num_tasks, pointer(np.bincount(buffer_block, minlength=len(self.shape))))
-        full = self.full
         number = np.concatenate([full.step_base[:-1], full.flow_base[:-1]])[block] + union.task[node]
         cost, keys = self._costs(node, block)
         graph = TaskGraph(
             kind=union.kind[node].astype(np.int8), order=self._order(block), cost=cost, cost_keys=keys,
-            lane_ptr=lane_ptr, lanes=lanes, need_ptr=need_ptr, needs=needs, use_ptr=use_ptr, uses=uses,
-            buffer_proc=small.small_proc[union.buffer_proc[buffer]], buffer_bytes=union.buffer_bytes[buffer],
+            lane_ptr=lane_ptr, lanes=lanes, need_ptr=np.zeros(num_tasks + 1, np.int64), needs=NONE, use_ptr=use_ptr,
+            uses=uses, buffer_proc=small.small_proc[union.buffer_proc[buffer]], buffer_bytes=union.buffer_bytes[buffer],
             buffer_first=born, private_bytes=self._private(node, block), num_procs=len(small.representative),
             tasks=Lazy(lambda n: full.task(int(number[n])), num_tasks),
             buffers=Lazy(lambda n: full.buffer(int(written[n])), len(buffer)),
         )  # fmt: skip
-        every = np.arange(num_tasks)
-        return Folded(
-            graph, small.proc_class, small.representative, number, every, small.count[pick], self._rows
-        )
+        # without all that it is made of, which takes a gigabyte of 16,384 processors
+        every, rows = np.arange(num_tasks), self._rows
+        return Folded(graph, small.proc_class, small.representative, number, every, small.count[pick], lambda: rows)
 
     def _order(self, block: np.ndarray) -> np.ndarray:
         """As in a composed graph."""
@@ -334,14 +333,15 @@ class _Assembly:
         lane = small.small_proc[union.proc[at]] * NUM_LANES + union.lane[at] % NUM_LANES
         return compressed(self._task(union.lane_node[at], block), lane, num_tasks)
 
-    def _needs(self, num_tasks: int) -> tuple[np.ndarray, np.ndarray]:
+    def _needs(self, ahead: int) -> tuple[np.ndarray, np.ndarray]:
         here = np.flatnonzero(self.small.is_here[self.union.after])
         entry, block = self._spread(self.union.shape[self.union.after[here]])
         at = here[entry]
         before, after = self._task(self.union.before[at], block), self._task(self.union.after[at], block)
-        waits = stages.waits(self._rows(), self._ahead)
-        return compressed(np.append(after, waits[:, 0]), np.append(before, waits[:, 1]), num_tasks)
+        waits = stages.waits(self._rows, ahead)
+        return compressed(np.append(after, waits[:, 0]), np.append(before, waits[:, 1]), len(self._tasks[1]))
 
+    @cached_property
     def _rows(self) -> Rows:
         """The steps, with the processors of the small tasks of each."""
         base = self.base[: len(self.steps) + 1]

@@ -65,7 +65,7 @@ def seeds(
     Raises ValueError for a name that no known plan has.
     """
     own = _makers_within(lowering, cost, pins)
-    makers = _makers(lowering, cost) | own
+    makers = own if pins is None else _makers(lowering, cost) | own
     for name in names or ():
         if name not in makers:
             hint = suggestion(name, list(makers))
