@@ -26,9 +26,11 @@ from castile.planner.known.pipelines import divisors
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import NoPlanFits, search
-from castile.planner.searching import accumulating
+from castile.planner.searching import accumulating, filling
 from castile.planner.searching.accumulating import Chosen, Foreseen
+from castile.planner.step.recompute import Recomputation
 from tests.little import evaluator, machine, tower
+from tests.training import SGD
 
 MODEL = "gpt:layers=1,width=32,heads=2,seq=32,vocab=64"
 BATCH = 32
@@ -88,11 +90,11 @@ def test_where_nothing_fits_pipelines_are_asked_for_with_more_and_more_computed_
 ) -> None:
     """Of each once; where a search would take long to say that nothing fits, before that."""
     (tmp_path / "small.toml").write_text(SMALL.replace(str(MEMORY), str(MEMORY // 30)))
-    asked: list[tuple[int, int]] = []
+    asked: list[tuple[int, tuple[str, ...]]] = []
     searched: list[int] = []
 
     def instead(chosen: Chosen, *others: Any) -> None:
-        asked.append((chosen.number, len(chosen.evaluator.lowering.recompute)))
+        asked.append((chosen.number, chosen.evaluator.lowering.recompute))
 
     def counted(*args: Any, **more: Any) -> Any:
         searched.append(len(asked))
@@ -100,14 +102,15 @@ def test_where_nothing_fits_pipelines_are_asked_for_with_more_and_more_computed_
 
     monkeypatch.setattr(looking, "instead", instead)
     monkeypatch.setattr(looking, "search", counted)
-    monkeypatch.setattr(looking, "DEAR", 0 if is_dear else 10**9)
+    monkeypatch.setattr(looking, "has_many_parts", lambda lowering: is_dear)
     monkeypatch.setattr(accumulating, "could_fit", lambda evaluator: True)
     monkeypatch.setattr(accumulating, "FAR", 1.0)
     assert "no plan fits" in refused(capsys, *words)
-    at = 1 if is_dear else len(asked) - 2
-    (first, kept), (numbers, dropped) = asked[0], zip(*asked[at : at + 2])
-    assert (first, kept) == (1, 0) and numbers == (2, 2) and 0 < dropped[0] < dropped[1]
-    assert searched[0] == (3 if is_dear else 0) and len(asked) == len({*asked})
+    ways = len(Recomputation(models.parse(words[1]).graph(BATCH), SGD).rising)
+    at = 1 if is_dear else len(asked) - ways
+    numbers, dropped = zip(*asked[at : at + ways])
+    assert asked[0] == (1, ()) and {*numbers} == {2} and 0 < len(dropped[0]) and [*dropped] == sorted(dropped, key=len)
+    assert searched[0] == (1 + ways if is_dear else 0) and len(asked) == len({*asked})
 
 
 def test_where_no_plan_of_a_whole_batch_fits_it_is_cut(
@@ -154,7 +157,7 @@ def test_searches_that_find_nothing_share_the_time_with_the_next(
         return search(name, evaluator, "5", *rest, **more)
 
     monkeypatch.setattr(looking, "search", searched)
-    monkeypatch.setattr(looking, "gathered", lambda *_: None)
+    monkeypatch.setattr(looking, "Gathering", lambda ways: filling.Gathering(()))
     monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     # Whether other tests have read the loops that were compiled already, or not.
     monkeypatch.setattr(budgets, "compiling_seconds", lambda: 0.0)

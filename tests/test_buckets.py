@@ -221,7 +221,7 @@ def test_sums_of_a_pipeline_wait_for_none_that_they_are_read_for() -> None:
 @pytest.mark.parametrize("known", ["data_parallel", "fsdp"])
 def test_every_buffer_and_task_is_there_once(known: str) -> None:
     """Bytes and flops stay, needs lead to tasks, buffers are used where they lie, and views lie in what they name."""
-    lowering = of_model("gpt:layers=2,width=32,heads=2,seq=16,vocab=64", "dgx-h100")
+    lowering = of_model("gpt:layers=2,width=128,heads=2,seq=16,vocab=64", "dgx-h100")
     before, after = both(lowering, Strategy(seed(known, lowering)), SIZES[0])
     fewer = num_collectives(before) - num_collectives(after)
     assert fewer.keys() == num_collectives(before).keys() and after.num_tasks < before.num_tasks

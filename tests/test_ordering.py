@@ -139,7 +139,7 @@ def test_any_plan_folds_exactly(order: str, data: st.DataObject) -> None:
 
 
 def test_what_an_order_is_worth_is_told(tmp_path, capsys):
-    words, model = ["--machine", "dgx-h100"], "gpt:layers=2,width=64,heads=2,seq=32,vocab=64"
+    words, model = ["--machine", "dgx-h100"], "gpt:layers=2,width=128,heads=2,seq=32,vocab=64"
     path = str(tmp_path / "plan.json")
     answer(capsys, "plan", model, *words, "--search", "fsdp", "--out", path)
     plan, files, steps = strategies.read(path), {}, {}

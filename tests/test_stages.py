@@ -180,7 +180,8 @@ def programs(draw: st.DrawFn) -> tuple[Rows, list[Done], int]:
     def add(which: str, node: int, micro: int, again: bool = False) -> None:
         named = SimpleNamespace(name=str(node))
         form = COMPUTED_AGAIN if again else which
-        step = SimpleNamespace(which=which, form=form, again=again, micro=Micro(micro, count), node=named)
+        kind = {"which": which, "form": form, "again": again, "is_late": again}
+        step = SimpleNamespace(**kind, micro=Micro(micro, count), node=named, inputs=())
         row = SimpleNamespace(step=step, config=SimpleNamespace(procs=nodes[node]))
         rows.append(row)
         done.extend(Done(which, again, micro, proc, begun[node], depth[node]) for proc in nodes[node])

@@ -10,5 +10,6 @@ LEARNED = Snapshot(Environment("cpu"), (), 1.25e-5, 2.5e-4, 9)
 
 def job(microbatches: int = 1, recompute: tuple[str, ...] = ()) -> SimpleNamespace:
     named = SimpleNamespace(name="m", text="m")
-    lowering = SimpleNamespace(microbatches=microbatches, recompute=recompute)
-    return SimpleNamespace(model=named, machine=named, graph=Mock(batch=8), lowering=lowering, snapshot=LEARNED)
+    lowering, graph = SimpleNamespace(microbatches=microbatches, recompute=recompute), Mock(batch=8)
+    graph.nodes = dict.fromkeys(recompute)
+    return SimpleNamespace(model=named, machine=named, graph=graph, lowering=lowering, snapshot=LEARNED)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import product
 from math import inf
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -21,6 +22,7 @@ from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.budget import Budget, clock
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.sizes import SIZES
+from castile.planner.known.large import has_many_parts
 from castile.planner.known.pipelines import divisors
 from castile.planner.known.seeds import is_in_pieces, known_names, microbatch_counts
 from castile.planner.lower import Lowering
@@ -28,16 +30,12 @@ from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating
 from castile.planner.searching.accumulating import Chosen, Foreseen
 from castile.planner.searching.fewer import FURTHER, could_gain, faster, on_fewer, only
-from castile.planner.searching.filling import Look, Others, cut_for, filled, gathered, instead, or_gathered, sooner
+from castile.planner.searching.filling import Gathering, Look, Others, cut_for, filled, instead, sooner
 from castile.planner.searching.fronts import Point, front_of, search_front
 from castile.planner.searching.settling import SETTLING, settled, settled_known
-from castile.planner.sketch.sieve import num_parts
 from castile.planner.step.recompute import NOTHING, PARAMETERS, Recomputation
 from castile.planner.strategy import PATH, READY, Names, Strategy
 
-# Where plans have so many parts, it is asked first whether known ones come near fitting: a search takes a minute to say
-# that it found none.
-DEAR = 100_000
 # What a search gets of a budget that others have spent: it looks at the known plans all the same.
 LEAST_SECONDS = 1e-3
 # So much of what is left of a time goes into a search where no known plan is taken to fit: the rest is for the next.
@@ -202,11 +200,14 @@ class Looking:
         again = partial(self._again, limits, is_settled, progress)
         late = partial(self._late, limits, timed, again)
         points, piped, computed = list[Point](), None, filter(None, map(late, self._computed_again()))
+        gathering = Gathering(self._gatherings(limits if limits.seconds is None else timed))
         for chosen in self._places(enough):
             is_hopeless = self._may_fill and not chosen.fits and self._is_dear and not self._foreseen(chosen).fitting
             try:
                 piped = sooner(chosen, self._others(chosen, timed, timed), again) if self._may_fill else None
-                if is_hopeless:
+                if piped is None and limits.seconds is None and self._gives_up(chosen):
+                    piped = gathering.instead(chosen, again)
+                if piped is None and is_hopeless:
                     piped = late(chosen) or next(computed, None)
                 if piped is None:
                     chosen, left = self._in_time(chosen, limits, timed, began)
@@ -221,30 +222,31 @@ class Looking:
             chosen, found = piped or (chosen, found)
             break
         else:
-            piped = next(computed, None) or gathered(inf, self._gatherings(timed), again)
+            piped = next(computed, None) or gathering.sooner(inf, again)
             if piped is None:
                 raise self._advised(refused[0], enough)
             chosen, found = piped
         if self._may_fill and limits.seconds is None:
             first = chosen
-            if (first.number, first.evaluator.lowering.recompute) != (self.microbatches, self.recompute):
-                chosen, found = or_gathered(chosen, found, self._gatherings(limits), again)
+            if self._gives_up(first):
+                chosen, found = gathering.beside(first, found, again)
             last, found = filled(first, found, self._others(first, limits, limits), again)
             chosen = chosen if last is first else last
         num_proposals += found.num_proposals
         return chosen, replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals), points
 
+    def _gives_up(self, chosen: Chosen) -> bool:
+        """Whether plans are in more microbatches than was asked for, or compute more again."""
+        return (chosen.number, chosen.evaluator.lowering.recompute) != (self.microbatches, self.recompute)
+
     def _late(self, limits: Budget, timed: Budget, again: Look, chosen: Chosen) -> tuple[Chosen, Found] | None:
-        """The soonest pipeline that fits, where plans have too many parts for a search to look at any; None where there
-        is none. Late is better than nothing.
-        """
+        """The soonest pipeline that fits, where a search looks at none, as late is better than nothing; or None."""
         return instead(chosen, self._others(chosen, limits, timed), again) if self._may_fill else None
 
     def _computed_again(self) -> Iterator[Chosen]:
         """From where on pipelines that compute more again are looked at, once nothing else fits."""
-        for number in self._numbers[1:2]:
-            for way in self._ways_left if self._may_fill else ():
-                yield Chosen(number, *self._at(self.dropped(way), number))
+        for number, way in product(self._numbers[1:2], self._ways_left if self._may_fill else ()):
+            yield Chosen(number, *self._at(self.dropped(way), number))
 
     def _again(
         self, limits: Budget, is_settled: IsOver, progress: Progress | None, chosen: Chosen, plan: Strategy | None
@@ -291,8 +293,7 @@ class Looking:
     @property
     def _ways(self) -> tuple[str, ...]:
         """Ways to compute more again than was said: none where anything was."""
-        is_said = self.command.recompute or self.start or self.mode == "forward"
-        return () if is_said else self._recomputation.rising
+        return () if self.command.recompute or self.start or self.mode == "forward" else self._recomputation.rising
 
     @cached_property
     def _ways_left(self) -> tuple[str, ...]:
@@ -316,7 +317,8 @@ class Looking:
     def _places(self, enough: Enough) -> Iterator[Chosen]:
         """In what to search, one after the other, until a plan fits."""
         first = Chosen(self.microbatches, *self._at(self.recompute, self.microbatches))
-        is_far = self._is_free and self._is_far(first)
+        # A search takes long to say that it found none.
+        is_far = self._is_free and self._is_dear and self._foreseen(first).is_far
         numbers = self._numbers if self._is_free else (first.number,)
         chosen = enough(self.recompute, [n for n in numbers if n > first.number]) if is_far else None
         for way in (NOTHING, *self._ways_left):
@@ -326,13 +328,10 @@ class Looking:
                 more = [n for n in numbers if n > chosen.number]
                 chosen = enough(chosen.evaluator.lowering.recompute, more)
 
-    def _is_far(self, chosen: Chosen) -> bool:
-        """Whether no known plan comes near fitting, where a search takes long to say that it found none."""
-        return self._is_dear and self._foreseen(chosen).is_far
-
     @property
     def _is_dear(self) -> bool:
-        return num_parts(self.desk.evaluator) >= DEAR
+        """Whether a search takes a minute to say that it found none."""
+        return has_many_parts(self.desk.evaluator.lowering)
 
     def _foreseen(self, chosen: Chosen) -> Foreseen:
         """What the known plans are taken for, worked out once."""

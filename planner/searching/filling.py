@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from math import inf
 from operator import attrgetter
@@ -109,39 +110,54 @@ def instead(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] 
     return _looked_at(replace(chosen, seconds=inf), others, look) if is_left_out else None
 
 
-def or_gathered(chosen: Chosen, found: Found, ways: Sequence[Others], look: Look) -> tuple[Chosen, Found]:
-    """What was found, or the better plan that `gathered` finds; and in how many microbatches."""
-    other = gathered(found.evaluated.seconds, ways, look)
-    if other is None or other[1].evaluated.rank >= found.evaluated.rank:
-        return chosen, found
-    num_proposals = found.num_proposals + other[1].num_proposals
-    return other[0], replace(other[1], seeds=found.seeds, num_proposals=num_proposals)
+@dataclass(frozen=True)
+class Gathering:
+    """The known plan that takes least of those whose parameters are gathered for each pass, looked for once.
 
-
-def gathered(seconds: float, ways: Sequence[Others], look: Look) -> tuple[Chosen, Found] | None:
-    """What a search finds from the known plan that takes least of those whose parameters are gathered for each pass, or
-    that plan itself where there are many parts; None where none takes less than `seconds`.
-
-    ways   of plans that compute more and more again: of each as few microbatches as fit, and fewer than before
+    ways   of plans that compute more and more again: of each as few microbatches as are taken to fit, and no more than
+           before
     """
-    best, plan = None, None
-    if ways:
-        best, plan = _simulated(_as_few_as_fit(ways), seconds, (READY,), PROMISING, SEVERAL, ways[0].is_over)
-    if best is None:
-        return None
-    try:
-        return best, look(best, plan if num_parts(best.evaluator) > SEARCHED_PARTS else None)
-    except NoPlanFits:
-        return None
 
+    ways: Sequence[Others]
 
-def _as_few_as_fit(ways: Iterable[Others]) -> Iterator[_Candidate]:
-    most = inf
-    for others in ways:
-        fewer = replace(others, numbers=[number for number in others.numbers if number < most])
-        for one in islice(_taken_for_best(fewer), 1):
-            most = one.number
-            yield one
+    @cached_property
+    def best(self) -> tuple[Chosen | None, Strategy | None]:
+        """In how many microbatches, with what computed again, and the plan; None twice where there is none."""
+        if not self.ways:
+            return None, None
+        return _simulated(self._candidates(), inf, (READY,), PROMISING, SEVERAL, self.ways[0].is_over)
+
+    def _candidates(self) -> Iterator[_Candidate]:
+        most = inf
+        for others in self.ways:
+            few = replace(others, numbers=[number for number in others.numbers if number <= most])
+            for one in islice(_taken_for_best(few), 1):
+                most = one.number
+                yield one
+
+    def sooner(self, seconds: float, look: Look) -> tuple[Chosen, Found] | None:
+        """What a search finds from it, or itself where there are many parts; None where it does not take less."""
+        best, plan = self.best
+        if best is None or best.seconds >= seconds:
+            return None
+        try:
+            return best, look(best, plan if num_parts(best.evaluator) > SEARCHED_PARTS else None)
+        except NoPlanFits:
+            return None
+
+    def instead(self, chosen: Chosen, look: Look) -> tuple[Chosen, Found] | None:
+        """The same where it is so much better than the best known plan in another number of microbatches that a search
+        in that one would hardly find a better one.
+        """
+        return self.sooner(chosen.seconds / BETTERED, look)
+
+    def beside(self, chosen: Chosen, found: Found, look: Look) -> tuple[Chosen, Found]:
+        """What was found, or the better plan that is found from it."""
+        other = self.sooner(found.evaluated.seconds, look)
+        if other is None or other[1].evaluated.rank >= found.evaluated.rank:
+            return chosen, found
+        num_proposals = found.num_proposals + other[1].num_proposals
+        return other[0], replace(other[1], seeds=found.seeds, num_proposals=num_proposals)
 
 
 def _looked_at(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] | None:

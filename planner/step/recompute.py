@@ -82,11 +82,15 @@ class Recomputation:
 
     @cached_property
     def rising(self) -> tuple[str, ...]:
-        """Words by which ever more is computed again: `selective`, shares in equal steps, and `full`."""
+        """Words by which ever more is computed again: `selective`, shares in equal steps, if they mean something else,
+        and `full`.
+        """
         most, least = self._left(self.selective), self._left(self.full)
-        steps = [round(100 * (most + n * (least - most) / STEPS)) for n in range(1, STEPS)]
-        shares = [f"{percent}%" for percent in dict.fromkeys(steps) if 100 * least < percent < 100 * most]
-        return SELECTIVE, *shares, FULL
+        meant, end = {frozenset(self.selective): SELECTIVE}, frozenset(self.full)
+        for n in range(1, STEPS):
+            percent = round(100 * (most + n * (least - most) / STEPS))
+            meant.setdefault(frozenset(self.partial(percent / 100)), f"{percent}%")
+        return *[word for names, word in meant.items() if names != end], FULL
 
     @cached_property
     def selective(self) -> tuple[str, ...]:
