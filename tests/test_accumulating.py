@@ -106,7 +106,7 @@ def test_where_nothing_fits_pipelines_are_asked_for_with_more_and_more_computed_
     monkeypatch.setattr(accumulating, "could_fit", lambda evaluator: True)
     monkeypatch.setattr(accumulating, "FAR", 1.0)
     assert "no plan fits" in refused(capsys, *words)
-    ways = len(Recomputation(models.parse(words[1]).graph(BATCH), SGD).rising)
+    ways = len(Recomputation(models.parse(words[1]).graph(BATCH), SGD).rising())
     at = 1 if is_dear else len(asked) - ways
     numbers, dropped = zip(*asked[at : at + ways])
     assert asked[0] == (1, ()) and {*numbers} == {2} and 0 < len(dropped[0]) and [*dropped] == sorted(dropped, key=len)

@@ -170,7 +170,7 @@ def test_the_less_is_to_be_kept_the_more_is_computed_again(model: str) -> None:
         ends = kept(graph, ()) - {t for name in again.full for t in graph.nodes[name].outputs}
         assert nbytes(graph, left) <= percent / 100 * everything or left <= ends
         last = dropped
-    first, *between, end = again.rising
+    first, *between, end = again.rising()
     assert (first, end) == (SELECTIVE, FULL) and between == sorted(between, key=lambda word: -int(word[:-1]))
 
 
@@ -178,7 +178,7 @@ def test_the_less_is_to_be_kept_the_more_is_computed_again(model: str) -> None:
 def test_less_memory_takes_more_time_and_less_than_to_compute_all_again(model: str) -> None:
     graph = models.parse(model).graph(64)
     again, found = Recomputation(graph, SGD), []
-    for way in (NOTHING, *again.rising):
+    for way in (NOTHING, *again.rising()):
         lowering = Lowering(graph, ON, SGD, recompute=again.named(way))
         found.append(Evaluator(lowering, CostModel(ON)).evaluate(lowering.plan(one_processor(graph))))
     seconds, peaks = [one.seconds for one in found], [one.peak_bytes[0] for one in found]

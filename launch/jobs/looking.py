@@ -33,7 +33,7 @@ from castile.planner.searching.fewer import FURTHER, could_gain, faster, on_fewe
 from castile.planner.searching.filling import Gathering, Look, Others, cut_for, filled, instead, sooner
 from castile.planner.searching.fronts import Point, front_of, search_front
 from castile.planner.searching.settling import SETTLING, settled, settled_known
-from castile.planner.step.recompute import NOTHING, PARAMETERS, Recomputation
+from castile.planner.step.recompute import NOTHING, PARAMETERS, SMALL_STEPS, Recomputation
 from castile.planner.strategy import PATH, READY, Names, Strategy
 
 # What a search gets of a budget that others have spent: it looks at the known plans all the same.
@@ -200,13 +200,14 @@ class Looking:
         again = partial(self._again, limits, is_settled, progress)
         late = partial(self._late, limits, timed, again)
         points, piped, computed = list[Point](), None, filter(None, map(late, self._computed_again()))
-        gathering = Gathering(self._gatherings(limits if limits.seconds is None else timed))
+        gathering, may_fill = Gathering(self._gatherings(timed)), self._may_fill and limits.seconds is None
         for chosen in self._places(enough):
             is_hopeless = self._may_fill and not chosen.fits and self._is_dear and not self._foreseen(chosen).fitting
             try:
                 piped = sooner(chosen, self._others(chosen, timed, timed), again) if self._may_fill else None
-                if piped is None and limits.seconds is None and self._gives_up(chosen):
+                if piped is None and may_fill and self._gives_up(chosen):
                     piped = gathering.instead(chosen, again)
+                    may_fill = piped is None
                 if piped is None and is_hopeless:
                     piped = late(chosen) or next(computed, None)
                 if piped is None:
@@ -226,7 +227,7 @@ class Looking:
             if piped is None:
                 raise self._advised(refused[0], enough)
             chosen, found = piped
-        if self._may_fill and limits.seconds is None:
+        if may_fill:
             first = chosen
             if self._gives_up(first):
                 chosen, found = gathering.beside(first, found, again)
@@ -281,7 +282,7 @@ class Looking:
 
     def _gatherings(self, timed: Budget) -> list[Others]:
         """Where plans are looked at whose parameters are gathered for each pass, and more and more computed again."""
-        ways = (NOTHING, *self._ways_left) if self._may_fill and self._ways_left else ()
+        ways = (NOTHING, *self._recomputation.rising(SMALL_STEPS)) if self._may_fill and self._ways_left else ()
         each = [partial(self._at, self.dropped(f"{way},{PARAMETERS}")) for way in ways]
         return [Others(microbatch_counts(self.lowering), at, timed.is_over, timed.is_over, is_in_pieces) for at in each]
 
@@ -293,7 +294,7 @@ class Looking:
     @property
     def _ways(self) -> tuple[str, ...]:
         """Ways to compute more again than was said: none where anything was."""
-        return () if self.command.recompute or self.start or self.mode == "forward" else self._recomputation.rising
+        return () if self.command.recompute or self.start or self.mode == "forward" else self._recomputation.rising()
 
     @cached_property
     def _ways_left(self) -> tuple[str, ...]:

@@ -146,10 +146,10 @@ class Gathering:
             return None
 
     def instead(self, chosen: Chosen, look: Look) -> tuple[Chosen, Found] | None:
-        """The same where it is so much better than the best known plan in another number of microbatches that a search
-        in that one would hardly find a better one.
+        """The same where it is so much better than the best known plan in another number of microbatches, pipelines
+        among them, that neither a search from that one nor what begins ahead would make up for it.
         """
-        return self.sooner(chosen.seconds / BETTERED, look)
+        return self.sooner(chosen.seconds / AHEAD, look)
 
     def beside(self, chosen: Chosen, found: Found, look: Look) -> tuple[Chosen, Found]:
         """What was found, or the better plan that is found from it."""

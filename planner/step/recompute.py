@@ -32,8 +32,8 @@ from castile.runtime.strict import suggestion
 FEW_FLOPS = 16
 # What holds less than such a share of what a result that is kept holds on average is kept.
 LITTLE = 0.1
-# Between `selective` and `full` in so many steps.
-STEPS = 4
+# Between `selective` and `full` in so many steps, and in small ones.
+STEPS, SMALL_STEPS = 4, 12
 # Stretches are tried whose longest keeps at most such shares of what the whole network does.
 SHARES = [0.9**n for n in range(60)]
 # The smallest parameters, so much of all together, are kept: to fetch them takes longer than they need memory.
@@ -80,15 +80,14 @@ class Recomputation:
             raise ValueError(f"{word!r} is no node of {graph.name}{near}: give {', '.join(WAYS)}, or names of nodes")
         return matching
 
-    @cached_property
-    def rising(self) -> tuple[str, ...]:
-        """Words by which ever more is computed again: `selective`, shares in equal steps, if they mean something else,
-        and `full`.
+    def rising(self, steps: int = STEPS) -> tuple[str, ...]:
+        """Words by which ever more is computed again: `selective`, shares in so many equal steps, if they mean
+        something else, and `full`.
         """
         most, least = self._left(self.selective), self._left(self.full)
         meant, end = {frozenset(self.selective): SELECTIVE}, frozenset(self.full)
-        for n in range(1, STEPS):
-            percent = round(100 * (most + n * (least - most) / STEPS))
+        for n in range(1, steps):
+            percent = round(100 * (most + n * (least - most) / steps))
             meant.setdefault(frozenset(self.partial(percent / 100)), f"{percent}%")
         return *[word for names, word in meant.items() if names != end], FULL
 
