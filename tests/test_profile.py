@@ -244,7 +244,7 @@ def test_two_ranks_measure_kernels_and_transfers_together(tmp_path):
     status, out, err = mpirun_apart(2, "-m", "castile", *words)
     assert status == 0 and json.loads(out)["num_new_keys"] == 0, err
     # What was measured prices a plan.
-    words = ["plan", "mlp", "--budget", "1", "--profile", str(tmp_path / "here.db"), "--json"]
+    words = ["plan", "mlp", "--search", "data_parallel", "--profile", str(tmp_path / "here.db"), "--json"]
     status, out, err = mpirun_apart(2, "-m", "castile", *words)
     assert status == 0 and set(json.loads(out)["prices"]) == {"measured"}, out + err
 

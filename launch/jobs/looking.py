@@ -293,8 +293,9 @@ class Looking:
 
     @property
     def _ways(self) -> tuple[str, ...]:
-        """Ways to compute more again than was said: none where anything was."""
-        return () if self.command.recompute or self.start or self.mode == "forward" else self._recomputation.rising()
+        """Ways to compute more again than was said, beside `_gatherings`: none where anything was."""
+        is_said = self.command.recompute or self.start or self.mode == "forward"
+        return () if is_said else self._recomputation.ways(gathering=not self._may_fill)
 
     @cached_property
     def _ways_left(self) -> tuple[str, ...]:
@@ -367,8 +368,7 @@ class Looking:
             "seeds": self.names, "sizes": sizes,
         }  # fmt: skip
         if self.command.front:
-            ways = (*self._ways, *(f"{way},{PARAMETERS}" for way in (NOTHING, *self._ways)))
-            more = [self.dropped(way) for way in (ways if self._ways else ())]
+            more = [self.dropped(way) for way in self._ways]
             found, points = search_front(self.command.search, evaluator, limits, pins=pinned, dropping=more, **given)
             found = settled(evaluator, found, sizes, is_settled, pins=pinned)
             return found, front_of(points, found)

@@ -91,6 +91,11 @@ class Recomputation:
             meant.setdefault(frozenset(self.partial(percent / 100)), f"{percent}%")
         return *[word for names, word in meant.items() if names != end], FULL
 
+    def ways(self, gathering: bool) -> tuple[str, ...]:
+        """`rising`; if gathering, each also with parameters that are gathered for each pass."""
+        every = self.rising()
+        return (PARAMETERS, *(way for word in every for way in (word, f"{word},{PARAMETERS}"))) if gathering else every
+
     @cached_property
     def selective(self) -> tuple[str, ...]:
         """What takes few operations, of what is kept.
