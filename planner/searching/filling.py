@@ -8,8 +8,7 @@ moves.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
 from operator import attrgetter
@@ -112,20 +111,28 @@ def instead(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] 
 
 @dataclass(frozen=True)
 class Gathering:
-    """The known plan that takes least of those whose parameters are gathered for each pass, looked for once.
+    """The known plan that takes least of those whose parameters are gathered for each pass.
 
-    ways   of plans that compute more and more again: of each as few microbatches as are taken to fit, and no more than
-           before
+    ways     of plans that compute more and more again: of each as few microbatches as are taken to fit, and no more
+             than before
+    _known   what was found by the seconds that it had to stay below, as it is looked for no more often than need be
     """
 
     ways: Sequence[Others]
+    _known: dict[float, tuple[Chosen | None, Strategy | None]] = field(default_factory=dict)
 
-    @cached_property
-    def best(self) -> tuple[Chosen | None, Strategy | None]:
-        """In how many microbatches, with what computed again, and the plan; None twice where there is none."""
+    def best(self, seconds: float) -> tuple[Chosen | None, Strategy | None]:
+        """In how many microbatches, with what computed again, and the plan; None twice where none takes less than
+        `seconds`, for which few are simulated.
+        """
         if not self.ways:
             return None, None
-        return _simulated(self._candidates(), inf, (READY,), PROMISING, SEVERAL, self.ways[0].is_over)
+        for most, known in self._known.items():
+            if known[0] is not None or seconds <= most:
+                return known
+        found = _simulated(self._candidates(), seconds, (READY,), PROMISING, SEVERAL, self.ways[0].is_over)
+        self._known[seconds] = found
+        return found
 
     def _candidates(self) -> Iterator[_Candidate]:
         most = inf
@@ -137,7 +144,7 @@ class Gathering:
 
     def sooner(self, seconds: float, look: Look) -> tuple[Chosen, Found] | None:
         """What a search finds from it, or itself where there are many parts; None where it does not take less."""
-        best, plan = self.best
+        best, plan = self.best(seconds)
         if best is None or best.seconds >= seconds:
             return None
         try:
@@ -149,6 +156,8 @@ class Gathering:
         """The same where it is so much better than the best known plan in another number of microbatches, pipelines
         among them, that neither a search from that one nor what begins ahead would make up for it.
         """
+        # Looked for up to where `beside` may ask, once for both.
+        self.best(chosen.seconds)
         return self.sooner(chosen.seconds / AHEAD, look)
 
     def beside(self, chosen: Chosen, found: Found, look: Look) -> tuple[Chosen, Found]:
