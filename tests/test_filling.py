@@ -21,7 +21,17 @@ from castile.planner.lower import Lowering
 from castile.planner.search import Found, NoPlanFits, search
 from castile.planner.searching import filling
 from castile.planner.searching.accumulating import Chosen, Foreseen, foresee
-from castile.planner.searching.filling import BETTERED, WORTH, Others, cut_for, filled, instead, sooner
+from castile.planner.searching.filling import (
+    BETTERED,
+    PROMISING,
+    WORTH,
+    Gathering,
+    Others,
+    cut_for,
+    filled,
+    instead,
+    sooner,
+)
 from castile.planner.searching.settling import settled_known
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.machine import Level, Machine, Processor
@@ -345,3 +355,25 @@ def test_once_a_time_is_over_the_best_pipeline_so_far_is_taken(
     settled = settled_known(other.evaluator, plan, None, lambda: True, (READY,))
     assert settled.strategy.ahead == plan.ahead and settled.evaluated.seconds == other.evaluator.evaluate(plan).seconds
     assert settled.seeds[plan.search].strategy.ahead == 0
+
+
+def test_what_is_gathered_is_simulated_where_it_is_taken_for_little_more_and_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    evaluator, pins = at(1)
+    plan, looked = seeds(evaluator.lowering)["data_parallel"], list[Strategy]()
+    seconds = evaluator.evaluate(plan).seconds
+
+    def simulated(evaluator: Evaluator, plan: Strategy, *_: object) -> Evaluated:
+        looked.append(plan)
+        return evaluator.evaluate(plan)
+
+    one = filling._Candidate(1, evaluator, pins, ((PROMISING * seconds, plan),))
+    monkeypatch.setattr(filling, "_taken_for_best", lambda others: iter([one]))
+    monkeypatch.setattr(filling, "_ordered", simulated)
+    gathering = Gathering((others((1,)),))
+    assert gathering.best(0.9 * seconds) == (None, None) and not looked
+    best, found = gathering.best(1.1 * seconds)
+    assert best is not None and best.seconds == seconds and found == plan and len(looked) == 1
+    assert gathering.best(2 * seconds) == (best, found) and gathering.best(0.9 * seconds) == (None, None)
+    assert len(looked) == 1
