@@ -123,7 +123,7 @@ class Gathering:
 
     def best(self, seconds: float) -> tuple[Chosen | None, Strategy | None]:
         """In how many microbatches, with what computed again, and the plan; None twice where none takes less than
-        `seconds`, for which few are simulated.
+        `seconds`, so that few are simulated. What was found before for more seconds is given again.
         """
         if not self.ways:
             return None, None
@@ -142,10 +142,12 @@ class Gathering:
                 most = one.number
                 yield one
 
-    def sooner(self, seconds: float, look: Look) -> tuple[Chosen, Found] | None:
-        """What a search finds from it, or itself where there are many parts; None where it does not take less."""
+    def sooner(self, seconds: float, look: Look, times: float = 1.0) -> tuple[Chosen, Found] | None:
+        """What a search finds from it, or itself where there are many parts; None where so many times what it takes is
+        not less.
+        """
         best, plan = self.best(seconds)
-        if best is None or best.seconds >= seconds:
+        if best is None or times * best.seconds >= seconds:
             return None
         try:
             return best, look(best, plan if num_parts(best.evaluator) > SEARCHED_PARTS else None)
@@ -156,9 +158,7 @@ class Gathering:
         """The same where it is so much better than the best known plan in another number of microbatches, pipelines
         among them, that neither a search from that one nor what begins ahead would make up for it.
         """
-        # Looked for up to where `beside` may ask, once for both.
-        self.best(chosen.seconds)
-        return self.sooner(chosen.seconds / AHEAD, look)
+        return self.sooner(chosen.seconds, look, AHEAD)
 
     def beside(self, chosen: Chosen, found: Found, look: Look) -> tuple[Chosen, Found]:
         """What was found, or the better plan that is found from it."""
