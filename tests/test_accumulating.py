@@ -342,7 +342,7 @@ def choose(
 
     def foresee(number: int, *_: object) -> Foreseen:
         share, sketched, _ = known[number]
-        return Foreseen(share, ((sketched, number),) if share <= 1 else ())
+        return Foreseen(share, ((sketched, number),) if share <= 1 else (), sketched)
 
     monkeypatch.setattr(accumulating, "foresee", foresee)
     monkeypatch.setattr(accumulating, "_seconds", lambda evaluator, number: known[number][2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from math import inf
@@ -354,7 +354,7 @@ def test_once_a_time_is_over_the_best_pipeline_so_far_is_taken(
     assert plan == min(looked, key=lambda one: one.seconds).strategy
     settled = settled_known(other.evaluator, plan, None, lambda: True, (READY,))
     assert settled.strategy.ahead == plan.ahead and settled.evaluated.seconds == other.evaluator.evaluate(plan).seconds
-    assert settled.seeds[plan.search].strategy.ahead == 0
+    assert settled.seeds[plan.search].strategy == plan
 
 
 def test_what_is_gathered_is_simulated_where_it_is_taken_for_little_more_and_once(
@@ -368,8 +368,8 @@ def test_what_is_gathered_is_simulated_where_it_is_taken_for_little_more_and_onc
         looked.append(plan)
         return evaluator.evaluate(plan)
 
-    one = filling._Candidate(1, evaluator, pins, ((PROMISING * seconds, plan),))
-    monkeypatch.setattr(filling, "_taken_for_best", lambda others: iter([one]))
+    one = filling._Candidate(1, evaluator, pins, ((PROMISING * seconds, plan),), least=0.0)
+    monkeypatch.setattr(filling, "_looked_through", lambda others: iter([one]))
     monkeypatch.setattr(filling, "_ordered", simulated)
     gathering = Gathering((others((1,)),))
     assert gathering.best(0.9 * seconds) == (None, None) and not looked
@@ -377,3 +377,31 @@ def test_what_is_gathered_is_simulated_where_it_is_taken_for_little_more_and_onc
     assert best is not None and best.seconds == seconds and found == plan and len(looked) == 1
     assert gathering.best(2 * seconds) == (best, found) and gathering.best(0.9 * seconds) == (None, None)
     assert len(looked) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "looked"),
+    [
+        ([{1: (2.0, False)}, {1: (1.0, True)}], [(0, 1)]),
+        ([{1: (1.0, False), 2: (2.0, False), 4: (2.0, True)}, {1: (1.1, True)}], [(0, 1), (0, 2), (1, 1)]),
+        ([{1: (1.0, False), 2: (1.1, True), 4: (1.1, True)}, {1: (1.1, True)}], [(0, 1), (0, 2), (1, 1)]),
+    ],
+)
+def test_what_is_gathered_is_sketched_until_even_what_does_not_fit_takes_too_long(
+    rows: list[dict[int, tuple[float, bool]]], looked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rows: by way what is sketched in so many microbatches, how long it is taken for at least, and whether it fits."""
+    evaluator, pins = at(1)
+    plan, seen = seeds(evaluator.lowering)["data_parallel"], list[tuple[int, int]]()
+    ways = [replace(others(tuple(row)), at=lambda number, way=way: (way, number)) for way, row in enumerate(rows)]  # type: ignore[misc, arg-type, return-value]
+
+    def sketched(others: Others) -> Iterator[filling._Candidate]:
+        for number in others.numbers:
+            way: Any = others.at(number)[0]
+            least, fits = rows[way][number]
+            seen.append((way, number))
+            yield filling._Candidate(number, evaluator, pins, ((least, plan),) if fits else (), least)
+
+    monkeypatch.setattr(filling, "_looked_through", sketched)
+    Gathering(ways).best(1.5 / PROMISING)
+    assert seen == looked

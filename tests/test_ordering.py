@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from castile.launch.__main__ import main
 from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
+from castile.planner.evaluation.evaluator import WORTH
 from castile.planner.evaluation.folding import Folding, timed
-from castile.planner.evaluation.sizes import WORTH
 from castile.planner.known.pieces import in_pieces
 from castile.planner.lower import Lowering
 from castile.planner.simulate import simulate

@@ -51,6 +51,9 @@ IRREGULAR = 4
 MOST_SMALL, MOST_TASKS = 2**21, 5 * 2**20
 MANY = "of its {} tasks no few say what all take: lay processors out alike, or use fewer microbatches"
 
+# A plan is taken instead of another where it is better by so much: else measuring would choose between equal ones.
+WORTH = 1e-3
+
 # What a search makes small: seconds of a training step, seconds of a forward pass, or bytes of the fullest processor.
 OBJECTIVES = ("time", "latency", "memory")
 
@@ -128,7 +131,7 @@ class Evaluator:
         self._steps: dict[str, list[Step]] = {}
         self._short: dict[int, tuple[Lowering, Folding]] = {}
         self._enough: dict[Key, int] = {}
-        self._best: tuple[tuple[float, ...], Key, Seen] | None = None
+        self._best: tuple[float, Key, Seen] | None = None
         self._unrolled: tuple[Strategy, int, Unrolled | None] | None = None
 
     def turned(self, objective: str, most_bytes: int | None = None, lowering: Lowering | None = None) -> Evaluator:
@@ -215,8 +218,8 @@ class Evaluator:
         counts = int(count.sum()), int(count[tasks.kind == Kind.COLLECTIVE].sum())
         self._known[key] = _Known(seen.seconds, seen.peak_bytes, moved_bytes(tasks, count), *counts)
         found = self._evaluated(strategy, key)
-        if self._best is None or found.rank < self._best[0]:
-            self._best = found.rank, key, seen
+        if self._best is None or found.energy < (1 - WORTH) * self._best[0]:
+            self._best = found.energy, key, seen
         return found
 
     def _evaluated(self, strategy: Strategy, key: Key) -> Evaluated:
@@ -228,7 +231,7 @@ class Evaluator:
         )  # fmt: skip
 
     def _see(self, strategy: Strategy, key: Key) -> Seen:
-        """The plan simulated; the best one so far is kept, as it is the one that is asked for again."""
+        """The plan simulated; the best one so far is kept, or another that was asked for again, as it will be again."""
         if self._best is not None and self._best[1] == key:
             return self._best[2]
         # How many microbatches say what all take follows from the plan and its order, seldom from its buckets; before
@@ -245,6 +248,8 @@ class Evaluator:
                 break
         assert seen is not None, "all microbatches say what all take"
         self._enough[alike] = shown
+        if self._best is not None and key in self._known:
+            self._best = self._best[0], key, seen
         return seen
 
     def _least(self, strategy: Strategy) -> int:

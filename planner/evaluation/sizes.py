@@ -13,8 +13,8 @@ from math import inf
 
 import msgspec
 
-from castile.planner.evaluation.evaluator import Evaluated, Evaluator
-from castile.planner.strategy import READY, Strategy
+from castile.planner.evaluation.evaluator import WORTH, Evaluated, Evaluator
+from castile.planner.strategy import PATH, READY, Strategy
 from castile.runtime.transfer import TooManyTransfers
 
 # The most bytes of one sum: what PyTorch's DDP takes (Li et al., VLDB 2020); more, where a sum takes long to begin; and
@@ -23,8 +23,6 @@ SIZES = (25 * 2**20, 100 * 2**20, 5 * 2**20, 2**20)
 # A plan that exceeds memory by this share without buckets is taken not to fit with any. Of small models in 16 bits on 8
 # processors the peak with buckets was 0.86 to 1.69 of that without: less, where updates come sooner.
 HOPELESS = 1.0
-# A plan has another order than READY where that takes so much less: else measuring would choose between equal ones.
-WORTH = 1e-3
 
 
 def variants(
@@ -83,7 +81,8 @@ def _begun_ahead(
 ) -> list[Evaluated]:
     """The best of each order with as many microbatches more begun ahead as pay, each time more than twice as many.
 
-    How many do is seen without buckets, which take longest to make.
+    How many do is seen without buckets, which take longest to make. By PATH kernels of the later microbatches go first:
+    none was seen to pay where it is worse without.
     """
     ahead, count = found[0].strategy.ahead, found[0].strategy.microbatches
     if count == 1:
@@ -91,7 +90,8 @@ def _begun_ahead(
     best: dict[str, Evaluated] = {}
     for one in sorted(found, key=lambda one: one.energy):
         best.setdefault(one.strategy.order, one)
-    near = [one.strategy for one in best.values() if one.energy <= most]
+    path = min(most, best[READY].energy)
+    near = [one.strategy for order, one in best.items() if one.energy <= (path if order == PATH else most)]
     plain = seen(evaluator, (_with(one, 0, ahead) for one in near))
     climbing = {one.strategy.order: one for one in plain}
     reached, better = dict.fromkeys(climbing, ahead), list[Evaluated]()

@@ -200,9 +200,10 @@ class _Places:
         begins = repeated & ~np.append(False, repeated[:-1])
         run = np.cumsum(begins) - 1
         length = np.bincount(run[repeated], minlength=1)
-        self._length = np.where(repeated, length[run], 0)
-        self._first = np.arange(len(repeated)) + more * np.where(repeated, np.append(before[begins], 0)[run], before)
-        which, copies = np.flatnonzero(repeated), np.arange(1, more + 1)[:, None]
+        first = np.arange(len(repeated)) + more * np.where(repeated, np.append(before[begins], 0)[run], before)
+        # Millions of numbers, of which there are never as many as 32 bits count.
+        self._length, self._first = np.where(repeated, length[run], 0).astype(np.int32), first.astype(np.int32)
+        which, copies = np.flatnonzero(repeated), np.arange(1, more + 1, dtype=np.int32)[:, None]
         self.source = np.empty(len(repeated) + more * len(which), np.int64)
         self.copy = np.zeros(len(self.source), np.int64)
         self.source[self._first] = np.arange(len(repeated))
@@ -267,7 +268,7 @@ class _Many:
         is_one, is_other = pairs.of_one == EACH, pairs.of_other == EACH
         back, on = is_one & (pairs.of_other == EACH - 1), is_other & (pairs.of_one > EACH)
         each = (is_one | is_other) & ~back & ~on
-        copies = np.arange(self.more + 1)[:, None]
+        copies = np.arange(self.more + 1, dtype=np.int32)[:, None]
         # What one copy waits for of the one before it is, of the first, another microbatch.
         of_each, of_before = (np.flatnonzero(self.few.of_task == micro) for micro in (EACH, EACH - 1))
         same = of_each[np.searchsorted(of_before, pairs.other[back])]

@@ -36,10 +36,12 @@ class Foreseen:
 
     share     of its memory the fullest processor needs in the plan that needs least: more than 1 where none fits
     fitting   of those that are taken to fit the best, by the seconds that they are taken for, and the smallest
+    least     the seconds that the soonest is taken for, whether it fits or not
     """
 
     share: float
     fitting: tuple[tuple[float, Strategy], ...]
+    least: float
 
     @property
     def is_far(self) -> bool:
@@ -80,7 +82,8 @@ def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins
     # A sketch took a small vit for half the memory that it needs: where the best do not fit, the smallest may.
     last = sorted(found[MOST_TRIED:], key=lambda one: one[1])[:1]
     fitting = tuple((seconds, plan) for seconds, _, plan in (*found[:MOST_TRIED], *last))
-    return Foreseen(min(seen.share for seen in sieve.seen.values()), fitting)
+    every = sieve.seen.values()
+    return Foreseen(min(seen.share for seen in every), fitting, min(seen.seconds for seen in every))
 
 
 def may_need(shares: Mapping[int, float], number: int, most: float) -> bool:

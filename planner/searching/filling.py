@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, takewhile
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -130,17 +130,26 @@ class Gathering:
         for most, known in self._known.items():
             if known[0] is not None or seconds <= most:
                 return known
-        found = _simulated(self._candidates(), seconds, (READY,), PROMISING, SEVERAL, self.ways[0].is_over)
+        near, is_over = self._candidates(PROMISING * seconds), self.ways[0].is_over
+        found = _simulated(near, seconds, (READY,), PROMISING, SEVERAL, is_over)
         self._known[seconds] = found
         return found
 
-    def _candidates(self) -> Iterator[_Candidate]:
+    def _candidates(self, longest: float) -> Iterator[_Candidate]:
+        """Until even what does not fit is taken for longer: more microbatches take no less, nor more computed again."""
         most = inf
         for others in self.ways:
             few = replace(others, numbers=[number for number in others.numbers if number <= most])
-            for one in islice(_taken_for_best(few), 1):
-                most = one.number
-                yield one
+            near = takewhile(lambda one: one.least <= longest, _looked_through(few))
+            is_far = True
+            for one in near:
+                is_far = False
+                if one.plans:
+                    most = one.number
+                    yield one
+                    break
+            if is_far:
+                return
 
     def sooner(self, seconds: float, look: Look, times: float = 1.0) -> tuple[Chosen, Found] | None:
         """What a search finds from it, or itself where there are many parts; None where so many times what it takes is
@@ -190,12 +199,16 @@ def _is_worth(chosen: Chosen, seconds: float) -> bool:
 
 
 class _Candidate(NamedTuple):
-    """A number of microbatches, and the plans that are taken to fit, with their seconds, the best first."""
+    """A number of microbatches, and the plans that are taken to fit, with their seconds, the best first.
+
+    least   the seconds of the soonest, whether it fits or not
+    """
 
     number: int
     evaluator: Evaluator
     pins: Pins | None
     plans: tuple[tuple[float, Strategy], ...]
+    least: float
 
     @property
     def seconds(self) -> float:
@@ -250,6 +263,11 @@ def _ordered(
 
 def _taken_for_best(others: Others) -> Iterator[_Candidate]:
     """For each number that has some the plans that are taken to fit."""
+    return (one for one in _looked_through(others) if one.plans)
+
+
+def _looked_through(others: Others) -> Iterator[_Candidate]:
+    """The same for each number that has any, whether they are taken to fit or not."""
     shares: dict[int, float] = {}
     for number in others.numbers:
         if others.is_late():
@@ -266,8 +284,7 @@ def _taken_for_best(others: Others) -> Iterator[_Candidate]:
         if foreseen is None:
             continue
         shares[number] = foreseen.share
-        if foreseen.fitting:
-            yield _Candidate(number, evaluator, pins, foreseen.fitting)
+        yield _Candidate(number, evaluator, pins, foreseen.fitting, foreseen.least)
 
 
 def _of_many_parts(first: int, others: Others) -> Iterator[_Candidate]:

@@ -107,10 +107,10 @@ def _near(
 def settled_known(
     evaluator: Evaluator, plan: Strategy, pins: Pins | None, is_over: Callable[[], bool], orders: Sequence[str]
 ) -> Found:
-    """A variant of a known plan, without buckets, settled as if a search had found it."""
-    plans = seeds(evaluator.lowering, [DATA_PARALLEL, plan.search], evaluator.cost, pins)
-    worth = {name: evaluator.evaluate(known) for name, known in plans.items()}
-    found = Found(plan, evaluator.evaluate(plan), (), worth, plan.search, False, 1, 0.0, (), ())
+    """A variant of a known plan, without buckets, settled as if a search had found it, and told of as that plan."""
+    (base,) = seeds(evaluator.lowering, [DATA_PARALLEL], evaluator.cost, pins).values()
+    worth = {DATA_PARALLEL: evaluator.evaluate(base), plan.search: evaluator.evaluate(plan)}
+    found = Found(plan, worth[plan.search], (), worth, plan.search, False, 1, 0.0, (), ())
     return settled(evaluator, found, (), is_over, orders, pins)
 
 

@@ -94,7 +94,8 @@ class Works:
             return again
         sizes = {flow.region: prod(flow.shape) * np.dtype(flow.dtype).itemsize for flow in self._program.flows}
         last = {p.region: s.slot for s in steps if s.which != "F" or s.again for p in s.inputs if p.role in ("x", "y")}
-        done = sorted((slot, sizes[of]) for of, slot in last.items() if of not in again | self._program.params)
+        kept = again | self._program.params
+        done = sorted((slot, sizes[of]) for of, slot in last.items() if of not in kept)
         slots, upto = np.array([slot for slot, _ in done]), pointer([nbytes for _, nbytes in done])
         lasting = {p.region for s in steps if s.which != "F" for p in s.inputs}
         most, left = 0, set[str]()
