@@ -88,7 +88,7 @@ def test_what_is_timed_lies_between_its_events_and_clocks_are_set_on_an_idle_dev
         from castile.runtime.backends.cuda.clocks import Clocks
 
         stream, at = cupy.cuda.Stream(non_blocking=True), list[int]()
-        clocks = Clocks([stream] * 3)
+        clocks = Clocks([stream] * 3, stream)
         work = partial(stream.enqueue, lambda: at.append(cupy.cuda.world.clock), "work")
         actions = clocks.around([work] * 3)
         clocks.start()

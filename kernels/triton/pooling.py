@@ -232,12 +232,14 @@ def _maximum(out, x, O_STEPS: tl.constexpr, O_SIZE: tl.constexpr, X_STEPS: tl.co
                           (NEAR - 1) * STRIDE[1] + KERNEL[1] - PADS[1], NUM, float("-inf"))  # fmt: skip
             new_bests, new_firsts = (), ()
             for place in tl.static_range(NEAR):
-                # Of a window's row first, as several windows have it.
-                best, first = values[place * STRIDE[1]].to(tl.float32), tl.zeros((BLOCK, BESIDE), tl.int32)
+                # Of a window's row first, as several windows have it. Numbers are chosen and not added up: they are
+                # of 16 bits in the end, and ptxas 12.8 adds 0 where it adds one constant to several pairs of such.
+                best = values[place * STRIDE[1]].to(tl.float32)
+                first = tl.full((BLOCK, BESIDE), i * KERNEL[1], tl.int32)
                 for j in tl.static_range(1, tl.constexpr(KERNEL[1])):
                     value = values[place * STRIDE[1] + j].to(tl.float32)
-                    best, first = _larger(best, first, value, j, NUMBER)
-                best, first = _larger(bests[place], firsts[place], best, i * KERNEL[1] + first, NUMBER)
+                    best, first = _larger(best, first, value, i * KERNEL[1] + j, NUMBER)
+                best, first = _larger(bests[place], firsts[place], best, first, NUMBER)
                 new_bests, new_firsts = new_bests + (best,), new_firsts + (first,)  # noqa: RUF005
             bests, firsts = new_bests, new_firsts
         found = found + (firsts if NUMBER else bests)

@@ -18,6 +18,7 @@ from castile.runtime.backends import base, numpy
 from castile.runtime.backends.cuda import parts
 from castile.runtime.backends.cuda.issuer import Issuer
 from castile.runtime.backends.cuda.kernels import DeviceTable, Listed, compile_ahead
+from castile.runtime.backends.cuda.lead import Lead
 from castile.runtime.backends.cuda.polled import Polled
 from castile.runtime.backends.cuda.streams import Phase, Seat
 from castile.runtime.backends.cuda.supply import Supply
@@ -29,6 +30,10 @@ from castile.runtime.executor import Program
 from castile.runtime.memory import Packing, written
 from castile.runtime.task import NUM_LANES, Comm, Kind, Task, TaskGraph
 from castile.runtime.worker import Action, Worker
+
+# Elements that no device takes long to copy; the lead of each device.
+_FEW = 1024
+_LEADS: dict[int, Lead] = {}
 
 
 class Backend(numpy.Backend):
@@ -78,7 +83,7 @@ class Backend(numpy.Backend):
                 named |= {tag: task.index, tuple(sorted(task.comms[0].group)): task.index}
         group = _meeting(self._graph)
         tell = partial(_tell, end, group) if self.proc in group else None
-        issuer = Issuer([seat], transfers, [self._supply], check, self._kernels.on_host, named, tell)
+        issuer = Issuer([seat], transfers, [self._supply], check, _lead, self._kernels.on_host, named, tell)
         if transfers:
             end.before_ending(issuer.captured.clear)
         return issuer
@@ -95,7 +100,7 @@ class Backend(numpy.Backend):
         transfers = {number: _shared(task, memories) for number, task in moving.items()}
         found = list(memories.values())
         on_host = set().union(*(table.on_host for memory in found for table in (memory._kernels, memory._sums)))
-        return [Issuer(seats, transfers, [memory._supply for memory in found], None, on_host)]
+        return [Issuer(seats, transfers, [memory._supply for memory in found], None, _lead, on_host)]
 
     def fill(self, array: Any, values: np.ndarray | float) -> None:
         """As for others; inputs may be filled while a step is under way, and the next one begins with them."""
@@ -168,6 +173,20 @@ class Backend(numpy.Backend):
 def _set(memory: Any, value: int, stream: Any) -> Callable[[], object]:
     """The call that sets all bytes to a value."""
     return partial(memory.data.memset_async, value, memory.nbytes, stream)
+
+
+def _lead() -> Lead:
+    """That of the current device; making it takes some milliseconds."""
+    device = cupy.cuda.runtime.getDevice()
+    if device not in _LEADS:
+        _LEADS[device] = Lead.of(_short)
+    return _LEADS[device]
+
+
+def _short(stream: Any) -> Action:
+    """The call of a kernel that takes next to no time."""
+    few, others = (cupy.empty(_FEW, np.float32) for _ in range(2))
+    return DeviceTable(stream).bind("copy", (few,), (others,), {})
 
 
 def _shared(task: Task, memories: Mapping[int, Backend]) -> list[Phase]:

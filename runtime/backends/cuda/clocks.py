@@ -8,21 +8,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 import cupy
 import numpy as np
 
 from castile.kernels.calls import chain
+from castile.runtime.backends.cuda.lead import Lead
 
 NANOSECONDS_PER_MILLISECOND = 1e6
+# What events tell apart: no call took less.
+RESOLUTION_NS = 500
 
 
 class Clocks:
-    """An event before and after each of some calls; streams[i] is that of call i."""
+    """An event before and after each of some calls; streams[i] is that of call i, and all begin after `first`'s."""
 
-    def __init__(self, streams: Sequence[Any]) -> None:
-        self._streams = tuple(streams)
+    def __init__(self, streams: Sequence[Any], first: Any) -> None:
+        self._streams, self._first = tuple(streams), first
         self._events: list[tuple[Any, Any]] = []
         self._origin: Any = None
         self._origin_ns = 0
@@ -36,18 +40,58 @@ class Clocks:
             for action, stream, (begun, ended) in zip(actions, self._streams, self._events, strict=True)
         ]
 
-    def start(self) -> None:
-        """Sets the device's clock by the host's, while the device has nothing else to do."""
-        if self._streams:
-            before = time.perf_counter_ns()
-            self._origin.record(self._streams[0])
-            self._origin.synchronize()
-            self._origin_ns = (before + time.perf_counter_ns()) // 2
+    def start(self, lead: Lead | None = None) -> None:
+        """Sets the device's clock by the host's, while the device has nothing to do; from then on it has a lead."""
+        before = time.perf_counter_ns()
+        self._origin.record(self._first)
+        self._origin.synchronize()
+        self._origin_ns = (before + time.perf_counter_ns()) // 2
+        if lead is not None:
+            lead.begin(self._first, len(self._streams))
 
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """int64[n]: when each call began and ended, by perf_counter_ns; all of them have ended."""
-        return self._moments(0), self._moments(1)
+    def read(self, within_ns: float = inf) -> tuple[np.ndarray, np.ndarray]:
+        """int64[n]: when each call began and ended, by perf_counter_ns; all of them have ended.
+
+        within_ns: what they take where no events are between them, which is left out of each then
+        """
+        begun, ended = without_events(within_ns, self._moments(0), self._moments(1), list(map(id, self._streams)))
+        return self._origin_ns + begun, self._origin_ns + ended
 
     def _moments(self, side: int) -> np.ndarray:
         elapsed = [cupy.cuda.get_elapsed_time(self._origin, pair[side]) for pair in self._events]
-        return self._origin_ns + (np.array(elapsed) * NANOSECONDS_PER_MILLISECOND).astype(np.int64)
+        return (np.array(elapsed) * NANOSECONDS_PER_MILLISECOND).astype(np.int64)
+
+
+def without_events(
+    within_ns: float, begun: np.ndarray, ended: np.ndarray, streams: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """int64[n]: the same calls where each takes less by one time, the least by which all come to no more than that.
+
+    streams[n]: that of each call
+    """
+    least, most = 0, int((ended - begun).max(initial=0))
+    while least < most:
+        cost = (least + most) // 2
+        firsts, lasts = shortened(cost, begun, ended, streams)
+        least, most = (least, cost) if lasts.max() - firsts.min() <= within_ns else (cost + 1, most)
+    return shortened(least, begun, ended, streams)
+
+
+def shortened(
+    cost_ns: int, begun: np.ndarray, ended: np.ndarray, streams: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """int64[n]: the same calls where none has so much added.
+
+    All that follows comes sooner, by what the stream that had most taken off until then had: the order stays the same.
+    """
+    lost = np.clip(ended - begun - RESOLUTION_NS, 0, cost_ns)
+    moments, sooner = np.concatenate([begun, ended]), np.zeros(2 * len(begun), np.int64)
+    for stream in set(streams):
+        own = np.flatnonzero(np.array(streams) == stream)
+        own = own[np.argsort(ended[own])]
+        totals = np.concatenate([[0], np.cumsum(lost[own])])
+        sooner = np.maximum(sooner, totals[np.searchsorted(ended[own], moments, side="right")])
+    order = np.argsort(moments, kind="stable")
+    found = np.empty_like(moments)
+    found[order] = np.maximum.accumulate((moments - sooner)[order])
+    return found[: len(begun)], found[len(begun) :]

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
+from statistics import median
 from typing import Any
 
 import cupy
 import numpy as np
 
 from castile.kernels.calls import chain
-from castile.runtime.backends.cuda.clocks import Clocks
+from castile.runtime.backends.cuda.clocks import NANOSECONDS_PER_MILLISECOND, Clocks
 from castile.runtime.backends.cuda.faults import AT_ONCE, tells_at_once, told_late
 from castile.runtime.backends.cuda.graphs import Captured
+from castile.runtime.backends.cuda.lead import Lead
 from castile.runtime.backends.cuda.polled import TASK_BY_TASK
 from castile.runtime.backends.cuda.streams import Phase, Placed, Seat, issued, pieces, together
 from castile.runtime.backends.cuda.supply import Supply
@@ -30,6 +34,8 @@ from castile.runtime.worker import Worker
 
 # Between two looks for transfers that failed; waiting itself is the device's business.
 LOOK_NANOSECONDS = 1_000_000
+# Steps whose times are kept.
+NUM_KNOWN = 9
 # Tells all members of a group a number, each once: how to find whether all have come, and where they then stand.
 Tell = Callable[[int], tuple[Request, np.ndarray]]
 
@@ -43,6 +49,7 @@ class Issuer(Worker):
     named      the tasks of transfers, by their tag; by their ranks the last one over these. What fails may have either
     tell       tells those with whom there are transfers whether the step was captured here: these are captured by all
                or by none. None where there are none
+    lead       that of the device, for steps that are timed
     on_host    kernels among the actions that compute on the host, and so cannot be captured
     uncaptured why a step is not one CUDA graph, "" where it is
     """
@@ -53,6 +60,7 @@ class Issuer(Worker):
         transfers: Mapping[int, Sequence[Phase]],
         supplies: Sequence[Supply],
         check: Callable[[], None] | None,
+        lead: Callable[[], Lead],
         on_host: Collection[str] = (),
         named: Mapping[Any, int] | None = None,
         tell: Tell | None = None,
@@ -70,9 +78,12 @@ class Issuer(Worker):
         self._told: tuple[Request, np.ndarray] | None = None
         self._pieces = pieces(steps, seats, transfers)
         self._calls = issued(self._pieces, self._origin)
-        self._clocks = Clocks([piece.stream for piece in self._pieces])
+        self._clocks, self._lead = Clocks([piece.stream for piece in self._pieces], self._origin), lead
+        self._is_alone = tell is None
         self._timed_calls: list[Placed] = []
-        self._end = cupy.cuda.Event(disable_timing=True)
+        self._begin, self._end = cupy.cuda.Event(), cupy.cuda.Event()
+        # What the last steps took that were one graph.
+        self._lasted_ns: deque[float] = deque(maxlen=NUM_KNOWN)
         # whoever ends what a graph has captured may clear this first
         self.captured = Captured()
         weakref.finalize(self, self.captured.clear)
@@ -106,6 +117,9 @@ class Issuer(Worker):
         try:
             if self._issued:
                 self.done = self._waited()
+                if self.done and self._graph is not None and not self._timed:
+                    elapsed = cupy.cuda.get_elapsed_time(self._begin, self._end)
+                    self._lasted_ns.append(NANOSECONDS_PER_MILLISECOND * elapsed)
             elif self._is_agreed():
                 self._issue()
                 self._issued = True
@@ -127,7 +141,9 @@ class Issuer(Worker):
         tasks = np.array(self.program.tasks, np.int64)
         at = np.array([piece.at for piece in self._pieces], np.int64)
         begun, ended = np.full(len(tasks), np.iinfo(np.int64).max), np.zeros(len(tasks), np.int64)
-        firsts, lasts = self._clocks.read()
+        # Other ranks, whose clocks agree with this one's, would leave out other times.
+        is_known = self._is_alone and len(self._lasted_ns) > 0
+        firsts, lasts = self._clocks.read(median(self._lasted_ns) if is_known else inf)
         np.minimum.at(begun, at, firsts)
         np.maximum.at(ended, at, lasts)
         by_number = np.argsort(tasks)
@@ -140,6 +156,7 @@ class Issuer(Worker):
             elif self._graph is not None:
                 # All of them by one call.
                 self.position, self._issued = len(self.program.tasks) - 1, True
+                self._begin.record(self._origin)
                 self._graph.launch(self._origin)
             else:
                 self._run(self._calls)
@@ -150,7 +167,9 @@ class Issuer(Worker):
             actions = self._clocks.around([piece.action for piece in self._pieces])
             timed = [replace(piece, action=action) for piece, action in zip(self._pieces, actions, strict=True)]
             self._timed_calls = issued(timed, self._origin)
-        self._clocks.start()
+        # A first step may load and allocate, for which CUDA may wait; one that is no graph has the host's times.
+        has_lead = self._num_steps > 0 and not self.uncaptured
+        self._clocks.start(self._lead() if has_lead else None)
         self._run(self._timed_calls)
 
     def _run(self, calls: Sequence[Placed]) -> None:

@@ -35,7 +35,7 @@ class Polled(Worker):
         super().__init__(steps, actions)
         self._compute, self._end, self._deliver = compute, end, deliver
         self._kernels = [n for n, moves in enumerate(steps.asynchronous) if not moves]
-        self._clocks = Clocks([compute] * len(self._kernels))
+        self._clocks = Clocks([compute] * len(self._kernels), compute)
         self._plain, self._timed = self.actions, self.actions
 
     def begin(self, timed: bool = True) -> None:
