@@ -18,6 +18,9 @@ trying, as text and the likeliest first, [""] where it leaves nothing to choose 
 looks at shapes, strides and dtypes alone. Such a form takes the keyword `setting`, unless all that it offers is [""],
 and raises Refused for one that the device cannot run.
 
+A library's form may have an attribute `leads`: of the same arguments it tells whether the library is taken on a device
+where nothing was measured of the call.
+
 A definition that adds up the arrays of several is marked too, by `sums`.
 """
 
@@ -36,6 +39,16 @@ def offers(settings: Callable[..., list[str]]) -> Callable[[Form], Form]:
 
     def mark(form: Form) -> Form:
         setattr(form, "settings", settings)
+        return form
+
+    return mark
+
+
+def leads(where: Callable[..., bool]) -> Callable[[Form], Form]:
+    """Give a library's form its `leads`."""
+
+    def mark(form: Form) -> Form:
+        setattr(form, "leads", where)
         return form
 
     return mark

@@ -130,6 +130,16 @@ class Table:
                 found += [Choice(folder, text) for text in form.settings(*work.args, **work.keywords)]
         return found if len(found) > 1 else []
 
+    def leading(
+        self, name: str, args: tuple[Any, ...], outs: Arrays, params: dict[str, Any], adds: bool
+    ) -> Choice | None:
+        """The library, if it is to be taken for a call of which nothing was measured; as `ways` it looks at no data."""
+        form = self.library.get(name)
+        if form is None or not hasattr(form, "leads") or (adds and not native_accumulate(form)):
+            return None
+        work = given(form, args, outs, params, None, adds)
+        return Choice(LIBRARIES[self.form]) if form.leads(*work.args, **work.keywords) else None
+
     def _formed(
         self,
         name: str,

@@ -75,6 +75,13 @@ def ways(table: Table, which: str) -> list[Choice]:
     return table.ways(call.kernel, args, outs, call.params, call.accumulate)
 
 
+def leading(table: Table, which: str) -> Choice | None:
+    """The library, if the call of that name is made by it where nothing was measured."""
+    call = choice.wanted_of(which)
+    outs, args = operands(call, hollow)
+    return table.leading(call.kernel, args, outs, call.params, call.accumulate)
+
+
 def tune(table: Table, which: str, meter: Meter, among: Sequence[Choice] | None = None) -> dict[Choice, float]:
     """Seconds of each way to run the call of that name that the device takes, the likeliest first.
 

@@ -1,10 +1,13 @@
 """Choices between forms: named by the call, kept as text, taken when bound; and what the libraries' forms compute."""
 
 import ctypes
+import itertools
+import json
 import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,7 @@ from tests.kernel_cases import cases
 from tests.stand_in import cublas
 from tests.test_kernels import dense, several, sliced, stepped, unwritten
 
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 CODES = {0: "float32", 1: "float64", 2: "float16"}
 
 
@@ -183,6 +187,30 @@ def test_linear_layers_are_one_call_in_all_passes() -> None:
         terms, result = spec.split("->")
         found = products([view(part) for part in (one, other, out)], [*terms.split(","), result])
         assert found is not None and found.loops == () and found.batch.size == 1
+
+
+def leading(m: int, n: int, k: int, batch: int = 1, apart: int = 0) -> Choice | None:
+    """What leads in products of so many matrices in bfloat16, the rows of the first of which begin so far apart."""
+    a, b, c = (dense_array((batch, *size), "bfloat16") for size in ((m, apart or k), (k, n), (m, n)))
+    a = a._replace(shape=(batch, m, k))
+    wanted = choice.wanted("contract", (c,), ("lik,lkj->lij", a, b), {}, False)
+    return tuning.leading(Table("triton"), choice.key(wanted))
+
+
+def test_a_library_leads_in_large_products_whose_rows_begin_where_vectors_do() -> None:
+    for sizes in itertools.product((64, 192), (64, 4096), (64, 256)):
+        found = leading(*sizes), leading(*sizes, batch=3), leading(*sizes, apart=sizes[2] + 8)
+        assert set(found) == {Choice("cupy")}
+    for sizes in ((32, 64, 64), (64, 32, 64), (64, 64, 32), (64, 100, 64), (64, 50257, 64)):
+        assert leading(*sizes) is None
+    assert leading(64, 64, 64, apart=65) is None
+
+
+def test_a_library_led_where_it_was_measured_to_be_the_fastest() -> None:
+    found = json.loads((RESULTS / "h200-gpt2-ways.json").read_text())["calls"]
+    named = [(json.dumps(one["call"], separators=(",", ":")), one["ways"]) for one in found]
+    led = [ways for name, ways in named if tuning.leading(Table("triton"), name)]
+    assert len(led) == 10 and all(min(ways, key=lambda way: way[2])[0] == "cupy" for ways in led)
 
 
 scalars = st.one_of(st.integers(-5, 5), st.floats(allow_nan=False), st.booleans(), st.text(max_size=3), st.none())

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from castile.kernels import choice, tuning
 from castile.kernels.choice import Choice
 from castile.kernels.form import Refused
 from castile.kernels.table import Table, forms, native_accumulate
@@ -170,6 +171,38 @@ def test_all_that_is_bound_is_compiled_before_by_its_name(plan: Plan) -> None:
     (calls,) = told
     assert len(calls) == len(dict(calls)) and set(dict(calls).values()) == {None}
     assert dict(calls).keys() == set(names(Table("triton"), tasks, range(tasks.num_tasks)))
+
+
+def test_a_library_that_leads_is_taken_where_nothing_was_measured_and_the_device_takes_it() -> None:
+    pytest.importorskip("triton")
+    xs = [tuning.dense((64, 64), "bfloat16") for _ in range(3)]
+    outs, args, params = (xs[0],), ("ik,kj->ij", *xs[1:]), dict[str, Any]()
+    named = tuning.named(Table("triton"), "contract", outs, args, params, False)
+    there = tuning.operands(choice.wanted_of(named), tuning.hollow)
+    tried, refused, first = list[Choice | None](), list[Choice](), Choice("triton", "first")
+
+    def bind(table: Any, *call: Any) -> Any:
+        tried.append(call[-1])
+        if call[-1] in refused:
+            raise Refused("too little memory")
+        return len(tried)
+
+    with device(), patch.object(Table, "bind", bind), patch.object(Table, "ways", lambda *call: [first]):
+        from castile.runtime.backends.cuda import kernels
+
+        for known, lacking, expected in (
+            ({}, [], [Choice("cupy")]),
+            ({named: first}, [], [None]),
+            ({}, [Choice("cupy")], [Choice("cupy"), first]),
+        ):
+            tried.clear()
+            refused[:] = lacking
+            with patch.object(kernels.choice, "_chosen", known):
+                kernels.DeviceTable(None).bind("contract", there.args, there.outs, params)
+                assert tried == expected
+                with patch.object(kernels.tuning, "ahead") as ahead:
+                    kernels.compile_ahead([named])
+                assert ahead.call_args.args[0] == [(named, None if known else Choice("cupy"))]
 
 
 @contextmanager

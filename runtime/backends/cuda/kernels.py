@@ -68,7 +68,12 @@ class DeviceTable(Table):
         accumulate: bool = False,
         chosen: Choice | None = None,
     ) -> Callable[[], Any]:
-        """As every table's; what the device has too little of something for is done in another way, or on the host."""
+        """As every table's; what the device has too little of something for is done in another way, or on the host.
+
+        Where nothing was measured a library is taken that leads.
+        """
+        if chosen is None and choice.find(name, outs, args, params, accumulate) is None:
+            chosen = self.leading(name, args, outs, params, accumulate)
         with suppress(Refused):
             return super().bind(name, args, outs, params, scratch, accumulate, chosen)
         for way in self.ways(name, args, outs, params, accumulate and self.adds(name)):
@@ -108,8 +113,10 @@ class DeviceTable(Table):
 def compile_ahead(names: Collection[str]) -> None:
     """Compile, side by side, what calls of these names launch on the current device."""
     if names:
+        table = Table("triton")
+        calls = [(name, None if choice.known(name) else tuning.leading(table, name)) for name in names]
         with WATCH.get(_unseen)() as tell:
-            tuning.ahead([(name, None) for name in names], partial(tell, "kernels"))
+            tuning.ahead(calls, partial(tell, "kernels"))
 
 
 @contextmanager
