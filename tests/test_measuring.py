@@ -12,6 +12,9 @@ import pytest
 from castile.kernels import choice
 from castile.kernels.choice import Array
 from castile.kernels.cupy import measuring
+from castile.kernels.ids import OutOfRange
+from castile.kernels.table import definitions
+from tests.kernel_cases import cases
 
 LAUNCH_SECONDS, CACHE_BYTES = 5e-6, 2**16
 
@@ -160,6 +163,26 @@ def test_operands_are_random_as_the_call_wants_them_and_outgrow_the_cache(monkey
         assert one.args[2:] == ("text", 3)
         assert 0 <= one.args[1].min() and one.args[1].max() < 3, "an index of every array"
     assert len({one.args[0].tobytes() for one in found}) == len(found), "all different"
+
+
+def test_integers_are_below_what_they_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a gradient of a table would be timed with as many words as there are samples, say."""
+    out, ids = Array((4096, 8), (32, 4), "float32"), Array((512,), (4,), "int32")
+    dy, params = Array((512, 8), (32, 4), "float32"), {"rows": 4096, "first": 0, "known": 4096}
+    with on(Device(), monkeypatch):
+        found = measuring.operands(choice.Wanted("embedding_grad", (out,), (dy, ids), params))
+    assert all(2048 < one.args[1].max() < 4096 for one in found)
+
+
+@pytest.mark.parametrize("name", [name for name, one in definitions().items() if hasattr(one, "numbers")])
+def test_what_integers_number_is_a_parameter_that_is_checked(name: str) -> None:
+    definition: Any = definitions()[name]
+    given = [case for case in cases(name, "float32") if all(x.size for x in case[0])]
+    for args, params in given:
+        beyond = (x + params[definition.numbers] if x.dtype.kind in "iu" else x for x in args)
+        with pytest.raises(OutOfRange):
+            definition(*beyond, **params)
+    assert given
 
 
 def test_operands_for_which_there_is_no_room_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

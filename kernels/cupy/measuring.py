@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.choice import Array, Operands, Wanted, arrays_of
-from castile.kernels.table import Call
+from castile.kernels.table import Call, definitions
 
 # Operands together are so many times as large as the device's last cache, but no more than so many, nor a share of what
 # memory is free.
@@ -42,7 +42,7 @@ def _stream(device: int) -> Any:
 
 
 def operands(call: Wanted) -> list[Operands]:
-    """Random arrays for a call, never zeros; integers are small enough to be an index of any array.
+    """Random arrays for a call, never zeros; integers are below what they number, or are an index of any array.
 
     MemoryError where not even one fits.
     """
@@ -76,7 +76,8 @@ def seconds(calls: Sequence[Call]) -> float:
 
 def _operands(cupy: Any, call: Wanted, random: Any) -> Operands:
     extents = [n for one in arrays_of(call) if "float" in one.dtype for n in one.shape if n > 1]
-    below = min(extents, default=2)
+    numbered = getattr(definitions().get(call.kernel), "numbers", "")
+    below = call.params.get(numbered, min(extents, default=2))
 
     def made(x: Any) -> Any:
         return _random(cupy, x, random, below) if isinstance(x, Array) else x

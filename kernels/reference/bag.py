@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from castile.kernels.ids import check_ids
+from castile.kernels.ids import check_ids, numbers
 from castile.kernels.narrow import casts
 from castile.kernels.reference.embedding import embedding, embedding_grad
 
 
+@numbers("known")
 def embedding_bag(
     ids: np.ndarray, table: np.ndarray, *weights: np.ndarray, scale: float, first: int, known: int
 ) -> np.ndarray:
@@ -23,6 +24,7 @@ def embedding_bag(
 
 
 @casts
+@numbers("known")
 def embedding_bag_grad(
     dy: np.ndarray, ids: np.ndarray, *weights: np.ndarray, rows: int, scale: float, first: int, known: int
 ) -> np.ndarray:
@@ -33,6 +35,7 @@ def embedding_bag_grad(
     return embedding_grad(weighed, ids, rows=rows, first=first, known=known)
 
 
+@numbers("known")
 def embedding_bag_weights_grad(
     dy: np.ndarray, ids: np.ndarray, table: np.ndarray, *, scale: float, first: int, known: int
 ) -> np.ndarray:

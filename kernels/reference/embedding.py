@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from castile.kernels.ids import check_ids
+from castile.kernels.ids import check_ids, numbers
 from castile.kernels.narrow import casts
 
 
+@numbers("known")
 def embedding(ids: np.ndarray, table: np.ndarray, *, first: int, known: int) -> np.ndarray:
     """Rows of a table at the integers ids -> ids.shape + (d,), of which table [rows, d] has row `first` and following.
 
@@ -19,6 +20,7 @@ def embedding(ids: np.ndarray, table: np.ndarray, *, first: int, known: int) -> 
 
 
 @casts
+@numbers("known")
 def embedding_grad(dy: np.ndarray, ids: np.ndarray, *, rows: int, first: int, known: int) -> np.ndarray:
     """Gradient of `embedding` to its table [rows, d]: rows of dy added in the order of the ids."""
     check_ids("embedding_grad", ids, known)

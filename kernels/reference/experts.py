@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from castile.kernels.ids import check_ids
+from castile.kernels.ids import check_ids, numbers
 
 
+@numbers("num_experts")
 def queue(experts: np.ndarray, *, num_experts: int, capacity: int) -> np.ndarray:
     """Places [b,s,k] (int32) in the queues of experts: first choices come first, in the order of the tokens.
 

@@ -5,9 +5,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from castile.kernels.ids import check_ids
+from castile.kernels.ids import check_ids, numbers
 
 
+@numbers("classes")
 def block_entropy(
     logits: np.ndarray, labels: np.ndarray, *, blocks: int, first: int, of: int, classes: int
 ) -> np.ndarray:
@@ -27,6 +28,7 @@ def block_entropy(
     return made
 
 
+@numbers("classes")
 def block_entropy_grad(
     dy: np.ndarray, logits: np.ndarray, labels: np.ndarray, y: np.ndarray, *, first: int, of: int, classes: int
 ) -> np.ndarray:

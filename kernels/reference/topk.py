@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from castile.kernels.ids import check_ids
+from castile.kernels.ids import check_ids, numbers
 
 
 def top_k(x: np.ndarray, *, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -20,6 +20,7 @@ def pick(x: np.ndarray, places: np.ndarray) -> np.ndarray:
     return np.take_along_axis(x, places.astype(np.int64), axis=-1)
 
 
+@numbers("size")
 def pick_grad(dy: np.ndarray, places: np.ndarray, *, size: int) -> np.ndarray:
     """Gradient of `pick` to its x [...,size]: zero but at the places, where dy is added."""
     check_ids("pick_grad", places, size)
