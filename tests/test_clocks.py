@@ -41,8 +41,8 @@ def calls(draw: st.DrawFn) -> Calls:
 
 
 def in_order(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether what is not later by the one is not later by the other."""
-    return bool((np.diff(other[np.argsort(one, kind="stable")]) >= 0).all())
+    """Whether what is not later by the one is not later by the other, but for the least that can be told."""
+    return bool((np.diff(other[np.argsort(one, kind="stable")]) >= -1).all())
 
 
 @settings(max_examples=200, deadline=None)
@@ -52,7 +52,7 @@ def test_what_events_add_is_left_out_until_calls_take_what_they_do_without(found
     firsts, lasts = clocks().without_events(within, begun, ended, streams)
     assert in_order(np.concatenate([begun, ended]), np.concatenate([firsts, lasts]))
     took, takes = ended - begun, lasts - firsts
-    assert (takes <= took).all() and (lasts <= ended).all()
+    assert (0 < takes).all() and (takes <= took).all() and (lasts <= ended).all()
     total = lasts.max() - firsts.min()
     cost = int((took - clocks().RESOLUTION_NS).clip(0).max())
     least = clocks().shortened(cost, begun, ended, streams)

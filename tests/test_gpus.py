@@ -15,6 +15,7 @@ from unittest.mock import Mock, call, patch
 import numpy as np
 import pytest
 
+from castile.kernels import choice, tuning
 from castile.launch import doctor, train
 from castile.launch.__main__ import main
 from castile.launch.here import gpus
@@ -227,13 +228,15 @@ def test_the_first_rank_of_a_host_shows_what_is_compiled() -> None:
     with host_with_gpus(), patch("castile.launch.reports.progress.bar") as bar:
         from castile.runtime.backends.cuda import kernels
 
+        few = tuning.dense((4,), "float32")
+
         def compiled(calls: object, tell: Callable[[int, int], None]) -> None:
             tell(1, 2)
 
         for rank in range(2):
             gpus.use(rank)
             with patch.object(kernels.tuning, "ahead", compiled):
-                kernels.compile_ahead({"a"})
+                kernels.compile_ahead({choice.key(choice.wanted("copy", (few,), (few,), {}, False))})
                 kernels.compile_ahead(set())
         assert bar.call_args_list == [call(True, "compiling"), call(False, "compiling")]
         assert bar().__enter__().mock_calls == [call("kernels", 1, 2)] * 2

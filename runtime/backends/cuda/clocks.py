@@ -82,16 +82,17 @@ def shortened(
 ) -> tuple[np.ndarray, np.ndarray]:
     """int64[n]: the same calls where none has so much added.
 
-    All that follows comes sooner, by what the stream that had most taken off until then had: the order stays the same.
+    All that follows comes sooner, by what the stream that has most taken off until then has: the order stays the same.
     """
     lost = np.clip(ended - begun - RESOLUTION_NS, 0, cost_ns)
-    moments, sooner = np.concatenate([begun, ended]), np.zeros(2 * len(begun), np.int64)
+    moments, sooner = np.concatenate([begun, ended]), np.zeros(2 * len(begun))
     for stream in set(streams):
         own = np.flatnonzero(np.array(streams) == stream)
-        own = own[np.argsort(ended[own])]
-        totals = np.concatenate([[0], np.cumsum(lost[own])])
-        sooner = np.maximum(sooner, totals[np.searchsorted(ended[own], moments, side="right")])
-    order = np.argsort(moments, kind="stable")
-    found = np.empty_like(moments)
-    found[order] = np.maximum.accumulate((moments - sooner)[order])
-    return found[: len(begun)], found[len(begun) :]
+        own = own[np.argsort(begun[own], kind="stable")]
+        bounds = np.stack([begun[own], ended[own]], axis=1).ravel()
+        taken = np.repeat(np.concatenate([[0], np.cumsum(lost[own])]), 2)[1:-1]
+        sooner = np.maximum(sooner, np.interp(moments, bounds, taken))
+    found = np.round(moments - sooner).astype(np.int64)
+    firsts, lasts = found[: len(begun)], found[len(begun) :]
+    # What took some time takes some still.
+    return firsts, np.maximum(lasts, firsts + (ended > begun))
