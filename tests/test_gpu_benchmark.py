@@ -47,10 +47,14 @@ def test_every_case_is_measured_and_is_right(rows: list[dict[str, Any]]) -> None
         for row in measured:
             assert "failed" not in row and row["seconds"] > 0, row
             assert row.get("error", 0.0) < 1e-2, row
+            of_triton = [[took for form, _, took in ways if form == "triton"] for ways in row["ways"]]
+            assert not all(of_triton) or row["seconds"] == pytest.approx(sum(map(min, of_triton)))
+            assert all(ways == sorted(ways, key=lambda way: way[2]) for ways in row["ways"])
         compared = {row["name"].split()[0] for row in measured if "error" in row}
         assert compared == {"product", "attention", "cross_entropy"}
         besides = {row["name"].split()[0] for row in measured if "library_seconds" in row}
         assert besides == {"product", "gelu", "softmax"}, "copies of as many bytes, and products of cuBLAS"
+    assert max(len(ways) for row in tuned for ways in row["ways"]) > 2
 
 
 def test_every_case_at_its_full_size_has_a_form(rows: list[dict[str, Any]]) -> None:

@@ -33,9 +33,9 @@ from castile.planner.bodies.vocabulary import Spec
 SPARED_CORES = 2
 
 
-def fastest(call: Call, errand: str) -> dict[str, float]:
+def fastest(call: Call, errand: str) -> dict[str, Any]:
     """Seconds of the fastest Triton form of those ways that are asked for, and of the library's; the fastest of all is
-    taken from then on.
+    taken from then on. `ways` is what each took, the fastest first.
     """
     table, found = Table("triton"), dict[Choice, float]()
     for some in asked(table, call.named, errand):
@@ -47,7 +47,8 @@ def fastest(call: Call, errand: str) -> dict[str, float]:
         return {"seconds": measuring.seconds(bound)}
     tuning.take({call.named: min(found, key=lambda way: found[way])})
     best = {form: min(found[way] for way in found if way.form == form) for form in {way.form for way in found}}
-    return {("seconds" if form == "triton" else "library_seconds"): took for form, took in best.items()}
+    told = {("seconds" if form == "triton" else "library_seconds"): took for form, took in best.items()}
+    return told | {"ways": [[way.form, way.setting, found[way]] for way in sorted(found, key=lambda way: found[way])]}
 
 
 def asked(table: Table, which: str, errand: str) -> list[list[Choice]]:
@@ -65,14 +66,20 @@ def measure(case: Any, errand: str, kept: str) -> dict[str, Any]:
     choice.forget()
     told = [fastest(call, errand) for call in calls(case)]
     beside = {key: told[0][key] for key in ("library_seconds",) if key in told[0]}
-    return {"seconds": sum(one["seconds"] for one in told)} | beside | error(case)
+    return {"seconds": sum(one["seconds"] for one in told)} | beside | _ways(told) | error(case)
 
 
 @measure.register
 def _(case: cases.Stream, errand: str, kept: str) -> dict[str, Any]:
     choice.forget()
     (call,) = calls(case)
-    return fastest(call, errand) | {"nbytes": call.nbytes, "library_seconds": copied(call.nbytes)}
+    told = fastest(call, errand)
+    return told | _ways([told]) | {"nbytes": call.nbytes, "library_seconds": copied(call.nbytes)}
+
+
+def _ways(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Those of each call of a case, in one."""
+    return {"ways": [one.get("ways", []) for one in told]}
 
 
 @measure.register
