@@ -1,4 +1,8 @@
-"""Which registers a compiled kernel may leave out: none by default, or with other Tritons than the named one few."""
+"""What a compiled kernel may not do: leave out registers by default, or with other Tritons than the named one many; and
+ask ptxas for what it gets wrong.
+"""
+
+import re
 
 import triton
 
@@ -18,3 +22,10 @@ def trades(made: Compiled) -> bool:
 def spills(made: Compiled) -> bool:
     """Whether a default may not leave out what this does: anything, or with another Triton more than it trades."""
     return made.stack > 0 and (NAMED or not trades(made))
+
+
+def adds_a_constant_to_pairs(ptx: str) -> bool:
+    """Whether ptxas 12.8 may get it wrong: of additions of one constant to pairs of 16 bits all but the first add 0."""
+    constants = set(re.findall(r"mov\.b32\s+(%r\d+), -?\d+;", ptx))
+    added = re.findall(r"add\.s16x2\s+%r\d+, %r\d+, (%r\d+);", ptx)
+    return any(added.count(one) > 1 for one in constants)

@@ -26,7 +26,7 @@ from tests.triton_arrays import array
 from tests.triton_cases import NAMES, asked, cast, fake_plan, has_network_shapes, large, launches, plan, results
 from tests.triton_cases_images import is_image, layouts
 from tests.triton_cases_tokens import BLOCK
-from tests.triton_chips import spills
+from tests.triton_chips import adds_a_constant_to_pairs, spills
 from tests.triton_defaults import asks_no_more, covered, defaults, for_chips, most, of_networks
 from tests.triton_estimate import told
 from tests.triton_every import DTYPES
@@ -40,13 +40,6 @@ def fits(made: Compiled, named: str = "") -> None:
     limit = CHIPS[made.chip].shared_bytes
     assert made.shared <= limit, f"{told}: {made.shared} bytes of shared memory of {limit}"
     assert not adds_a_constant_to_pairs(made.ptx), f"{told} adds one constant to several pairs of 16 bits"
-
-
-def adds_a_constant_to_pairs(ptx: str) -> bool:
-    """Whether ptxas 12.8 may get it wrong: of additions of one constant to pairs of 16 bits all but the first add 0."""
-    constants = set(re.findall(r"mov\.b32\s+(%r\d+), -?\d+;", ptx))
-    added = re.findall(r"add\.s16x2\s+%r\d+, %r\d+, (%r\d+);", ptx)
-    return any(added.count(one) > 1 for one in constants)
 
 
 def test_every_kernel_is_compiled_for_every_chip_and_every_shape_that_asks_for_more_for_one() -> None:

@@ -33,7 +33,7 @@ from tests.test_kernel_loops import followed
 from tests.test_waves import MEASURED, TILES
 from tests.triton_arrays import array, outermost
 from tests.triton_cases import NAMES, OF_LOGITS, STEPPED, fake_plan, large, launches, plan, results
-from tests.triton_chips import spills, trades
+from tests.triton_chips import adds_a_constant_to_pairs, spills, trades
 from tests.triton_estimate import measured
 from tests.triton_every import Found, Part, by_code, compile_all, faults, kept, parts, resources, table, worth
 
@@ -317,7 +317,7 @@ def test_what_no_launch_could_use_is_told(some: list[Part], ran: tuple[Path, Fou
         limit = CHIPS[same[0].chip].shared_bytes
         wrong: list[tuple[dict[str, Any], bool]] = [
             ({"shared": limit + 1}, True), ({"shared": limit}, False), ({"registers": 255, "warps": 32}, True),
-            ({"stack": 64}, default), ({"problem": "no"}, True),
+            ({"stack": 64}, default), ({"problem": "no"}, True), ({"adds_a_constant_to_pairs": True}, True),
         ]  # fmt: skip
         for change, told in wrong:
             lines = faults(wanted, found | {key: found[key] | change})
@@ -373,6 +373,14 @@ def test_few_registers_may_be_traded_for_a_program() -> None:
     assert trades(one(128, 8)) and trades(one(80, 32))
     assert not trades(one(128, 40)), "these are not few"
     assert not trades(one(136, 8)), "no more programs are held than with two registers more"
+
+
+@pytest.mark.parametrize("others, told", [("%r7", True), ("%r9", False)])
+def test_sums_that_ptxas_gets_wrong_are_known(others: str, told: bool) -> None:
+    """As those were that lost the rows of maxima in windows on an H200."""
+    first, second = (f"add.s16x2 %r{n}, %r{n - 1}, {word};" for n, word in ((3, "%r7"), (5, others)))
+    constants = "mov.b32 %r7, 393222;\n\tmov.b32 %r9, 65537;"
+    assert adds_a_constant_to_pairs(f"{constants}\n\t{first}\n\tadd.s32 %r4, %r3, %r7;\n\t{second}") == told
 
 
 def test_with_the_triton_that_is_named_a_default_leaves_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

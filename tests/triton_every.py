@@ -33,7 +33,7 @@ from castile.kernels.estimates.chips import CHIPS
 from castile.kernels.estimates.compiled import Compiled, code, compiled
 from castile.kernels.triton.launch import Launch
 from tests.triton_cases import NAMES, STEPPED, asked
-from tests.triton_chips import spills
+from tests.triton_chips import adds_a_constant_to_pairs, spills
 
 DTYPES = ("bfloat16", "float32", "float16")
 _TELL_SECONDS = 20.0
@@ -112,12 +112,15 @@ def by_code(every: Iterable[Part]) -> dict[str, list[Part]]:
 
 
 def kept(path: Path) -> Found:
-    """What a file holds, which is made if it is not there. A last line that was cut off is taken away."""
+    """What a file holds, which is made if it is not there. A last line that was cut off is taken away, and lines of
+    before sums of pairs were looked for are passed over.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     held = path.read_bytes()
     os.truncate(path, held.rfind(b"\n") + 1)
-    return {row["code"]: row for row in map(json.loads, held[: held.rfind(b"\n") + 1].splitlines())}
+    rows = map(json.loads, held[: held.rfind(b"\n") + 1].splitlines())
+    return {row["code"]: row for row in rows if "problem" in row or "adds_a_constant_to_pairs" in row}
 
 
 def resources(launch: Launch, chip: int) -> dict[str, Any]:
@@ -127,7 +130,7 @@ def resources(launch: Launch, chip: int) -> dict[str, Any]:
         triton.knobs.cache.dir = folder
         try:
             row = asdict(compiled(launch, chip))
-            del row["ptx"]
+            row["adds_a_constant_to_pairs"] = adds_a_constant_to_pairs(row.pop("ptx"))
         except Exception as problem:
             row = {"problem": f"{type(problem).__name__}: {problem}"[:300]}
         launch.kernel.device_caches.clear()
@@ -162,7 +165,7 @@ def compile_all(wanted: Mapping[str, list[Part]], path: Path, workers: int) -> F
 
 
 def faults(wanted: Mapping[str, list[Part]], found: Found) -> list[str]:
-    """A line for all that no launch could use, and for defaults that spill."""
+    """A line for all that no launch could use, for what ptxas gets wrong, and for defaults that spill."""
     told = []
     for key, same in wanted.items():
         part = next((one for one in same if one.default), same[0])
@@ -174,13 +177,15 @@ def faults(wanted: Mapping[str, list[Part]], found: Found) -> list[str]:
             told.append(f"{part.named}: {made.name} wants {made.shared} bytes of shared memory of {limit}")
         elif made.warps_at_once < made.warps:
             told.append(f"{part.named}: {made.name} wants {made.registers} registers for each of {made.warps} warps")
+        elif found[key]["adds_a_constant_to_pairs"]:
+            told.append(f"{part.named}: {made.name} adds a constant to several pairs of 16 bits, and ptxas may not")
         elif part.default and spills(made):
             told.append(f"{part.named}: {made.name} spills registers: {made.stack} bytes of stack")
     return told
 
 
 def _compiled(row: Mapping[str, Any]) -> Compiled:
-    return Compiled(ptx="", **{key: value for key, value in row.items() if key != "code"})
+    return Compiled(ptx="", **{key: value for key, value in row.items() if key in Compiled.__dataclass_fields__})
 
 
 def table(every: Iterable[Part], wanted: Mapping[str, list[Part]], found: Found) -> str:
