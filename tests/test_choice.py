@@ -206,6 +206,16 @@ def test_a_library_leads_in_large_products_whose_rows_begin_where_vectors_do() -
     assert leading(64, 64, 64, apart=65) is None
 
 
+def test_a_library_does_not_lead_where_it_takes_several_calls() -> None:
+    """As of batches of two dims that lie in one order in an operand, and in the other in another."""
+    a, b, c = (dense_array((3, 2, 64, 64), "bfloat16") for _ in range(3))
+    turned = dense_array((2, 3, 64, 64), "bfloat16").transpose((1, 0, 2, 3))
+    for first, expected in ((a, Choice("cupy")), (turned, None)):
+        wanted = choice.wanted("contract", (c,), ("hlik,hlkj->hlij", first, b), {}, False)
+        assert tuning.leading(Table("triton"), choice.key(wanted)) == expected
+        assert Choice("cupy") in tuning.ways(Table("triton"), choice.key(wanted))
+
+
 def test_a_library_led_where_it_was_measured_to_be_the_fastest() -> None:
     found = json.loads((RESULTS / "h200-gpt2-ways.json").read_text())["calls"]
     named = [(json.dumps(one["call"], separators=(",", ":")), one["ways"]) for one in found]
