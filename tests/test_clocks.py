@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from functools import cache
 from math import ceil, inf
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from hypothesis import given, settings
@@ -80,8 +82,10 @@ def test_the_device_is_busy_until_the_host_is_ahead() -> None:
 
         def short(stream: Any) -> Any:
             few, others = (cupy.empty(4, np.float32) for _ in range(2))
+            held.update((few.data.mem, others.data.mem))
             return LateTable(stream).bind("copy", (few,), (others,), {})
 
+        held = WeakSet[Any]()
         made, stream = lead.Lead.of(short), cupy.cuda.Stream(non_blocking=True)
         for count in (1, 300, 10**9):
             before = len(cupy.cuda.world.done)
@@ -90,6 +94,10 @@ def test_the_device_is_busy_until_the_host_is_ahead() -> None:
             launches = ceil(min(lead.MOST_SECONDS, count * lead.CALL_SECONDS) / made.seconds)
             done = [name for one, name in cupy.cuda.world.done[before:] if one is stream]
             assert done.count("copy") == lead.NUM_LAUNCHES * launches > 0
+        # A graph of CUDA's keeps no memory.
+        made = made._replace(graph=None)
+        gc.collect()
+        assert len(held) == 2, "what the graph reads and writes is nobody else's"
 
 
 def test_steps_that_are_timed_begin_behind_a_lead_once_they_are_graphs() -> None:
