@@ -75,7 +75,7 @@ def stages(draw: st.DrawFn, problem: Problem, updates: Updates) -> Stage:
     except ValueError as error:
         assert "microbatches" in str(error), error
         cut = plan
-    return Stage(graph, on, updates, draw(st.sampled_from((plan, cut))), draw(st.integers(1, on.num_procs)))
+    return Stage(graph, on, updates, draw(st.sampled_from((cut, plan))), draw(st.integers(1, on.num_procs)))
 
 
 @patch("castile.runtime.backends.numpy._table", lambda: Table("reference"))

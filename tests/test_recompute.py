@@ -86,7 +86,8 @@ def test_what_is_computed_again_changes_no_number(tell: Callable[[str], None]) -
         problem = data.draw(problems(batch=count * data.draw(st.integers(1, 2))))
         shape = staged if machine.num_procs > 1 and data.draw(st.booleans()) else in_buckets
         plan = data.draw(shape(problem.graph, machine.num_procs))
-        again = plan.recompute or data.draw(recomputed(problem.graph))
+        # Nothing is what is drawn most.
+        again = plan.recompute or data.draw(recomputed(problem.graph)) or tuple(problem.graph.nodes)
         plan = data.draw(in_microbatches(msgspec.structs.replace(plan, recompute=again), count))
         lowering = Lowering(problem.graph, machine, SGD)
         if not can_be_cut(lowering, plan):
@@ -97,7 +98,7 @@ def test_what_is_computed_again_changes_no_number(tell: Callable[[str], None]) -
 
     check()
     tell(f"recomputation: {', '.join(f'{count} {what}' for what, count in seen.items())}")
-    assert seen["that compute again"] > EXAMPLES // 8
+    assert seen["that compute again"] > EXAMPLES // 2
 
 
 @drawn()
