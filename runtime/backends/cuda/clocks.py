@@ -69,7 +69,9 @@ def without_events(
 
     streams[n]: that of each call
     """
-    least, most = 0, int((ended - begun).max(initial=0))
+    if not len(begun) or ended.max() - begun.min() <= within_ns:
+        return begun, ended
+    least, most = 0, int((ended - begun).max())
     while least < most:
         cost = (least + most) // 2
         firsts, lasts = shortened(cost, begun, ended, streams)
