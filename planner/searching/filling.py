@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -141,15 +141,12 @@ class Gathering:
         for others in self.ways:
             few = replace(others, numbers=[number for number in others.numbers if number <= most])
             near = takewhile(lambda one: one.least <= longest, _looked_through(few))
-            is_far = True
-            for one in near:
-                is_far = False
-                if one.plans:
-                    most = one.number
-                    yield one
-                    break
-            if is_far:
+            first = next(near, None)
+            if first is None:
                 return
+            for one in islice(filter(attrgetter("plans"), chain([first], near)), 1):
+                most = one.number
+                yield one
 
     def sooner(self, seconds: float, look: Look, times: float = 1.0) -> tuple[Chosen, Found] | None:
         """What a search finds from it, or itself where there are many parts; None where so many times what it takes is
