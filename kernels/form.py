@@ -21,7 +21,8 @@ and raises Refused for one that the device cannot run.
 A library's form may have an attribute `leads`: of the same arguments it tells whether the library is taken on a device
 where nothing was measured of the call.
 
-A definition that adds up the arrays of several is marked too, by `sums`.
+A definition that adds up the arrays of several is marked too, by `sums`, and one whose integers number rows or classes
+by `numbers`.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,22 +37,12 @@ class Refused(Exception):
 
 def offers(settings: Callable[..., list[str]]) -> Callable[[Form], Form]:
     """Give a prepared form its `settings`."""
-
-    def mark(form: Form) -> Form:
-        setattr(form, "settings", settings)
-        return form
-
-    return mark
+    return _marks("settings", settings)
 
 
 def leads(where: Callable[..., bool]) -> Callable[[Form], Form]:
     """Give a library's form its `leads`."""
-
-    def mark(form: Form) -> Form:
-        setattr(form, "leads", where)
-        return form
-
-    return mark
+    return _marks("leads", where)
 
 
 def prepares(form: Form) -> Form:
@@ -64,6 +55,19 @@ def sums(definition: Form) -> Form:
     """Mark a definition that takes any number of arrays and adds up, in their order, what it gives for each alone."""
     setattr(definition, "sums", True)
     return definition
+
+
+def numbers(word: str) -> Callable[[Form], Form]:
+    """Mark a definition whose integers number as many things as that parameter says."""
+    return _marks("numbers", word)
+
+
+def _marks(word: str, value: object) -> Callable[[Form], Form]:
+    def mark(form: Form) -> Form:
+        setattr(form, word, value)
+        return form
+
+    return mark
 
 
 def each_of(out: Sequence[Any], arrays: Sequence[Any], num_results: int) -> list[tuple[Any, Any]]:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from castile.kernels.ids import check_ids, numbers
+from castile.kernels.form import numbers
+from castile.kernels.ids import check_ids
 
 
 @numbers("num_experts")

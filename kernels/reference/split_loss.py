@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from castile.kernels.ids import check_ids, numbers
+from castile.kernels.form import numbers
+from castile.kernels.ids import check_ids
 
 
 @numbers("classes")

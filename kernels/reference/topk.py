@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from castile.kernels.ids import check_ids, numbers
+from castile.kernels.form import numbers
+from castile.kernels.ids import check_ids
 
 
 def top_k(x: np.ndarray, *, count: int) -> tuple[np.ndarray, np.ndarray]:
