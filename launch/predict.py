@@ -276,9 +276,9 @@ def _values(command: Predict, job: Job, saved: Reader | None) -> Mapping[str, np
 
 def _check_saved(command: Predict, job: Job, saved: Reader) -> None:
     """Raises UserError where a checkpoint is of another network than the one that the user names."""
-    facts, graph = saved.facts, job.evaluation
+    facts, graph, built = saved.facts, job.evaluation, job.model.as_built
     told = f"--checkpoint {saved.path}: it is of {facts.model}, and not of {command.model}"
-    if facts.model != command.model and job.model.graph(facts.batch, facts.dtype).fingerprint != facts.graph:
+    if facts.model != built.text and built.graph(facts.batch, facts.dtype).fingerprint != facts.graph:
         raise UserError(f"{told}: name that model, or --weights with its parameters")
     for name in [*(t.name for t in graph.params), *graph.states]:
         found = saved.regions.get(name)

@@ -339,10 +339,12 @@ def _begin(command: Train, job: Job, chosen: Chosen, values: Mapping[str, np.nda
 
 
 def _facts(command: Train, job: Job) -> Facts:
-    """What a checkpoint says of this training: its graph as parameters are kept, whatever is computed with."""
-    kept = job.lowering.updates.kept(job.graph.dtype)
-    graph = job.graph if kept == job.graph.dtype else job.model.graph(job.graph.batch, kept)
-    return Facts(command.model, command.data, graph.batch, command.seed, graph.fingerprint, graph.dtype)
+    """What a checkpoint says of this training: its graph as it is built and parameters are kept, whatever is computed
+    with, and by which rewrites.
+    """
+    model, kept = job.model.as_built, job.lowering.updates.kept(job.graph.dtype)
+    graph = model.graph(job.graph.batch, kept)
+    return Facts(model.text, command.data, graph.batch, command.seed, graph.fingerprint, graph.dtype)
 
 
 def _course(

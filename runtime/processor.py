@@ -9,12 +9,17 @@ import math
 
 import msgspec
 
+NARROW = ("float16", "bfloat16")
+# The fields that say of kernels which share of a rate they attain.
+SHARES = ("attained", "unaligned")
+
 
 class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One processor: attainable rates in per-second, sizes in bytes; reserved_bytes are for context and libraries.
 
     flops_per_second holds for float32, and for the other types where their own rate is not given. It is what large
-    products attain; attained says of kernels by name what share of it they do, where that is less.
+    products attain; attained says of kernels by name what share of it they do, where that is less, and unaligned what
+    share they do on numbers of 16 bits whose rows do not begin where vectors do (`CostKey.is_aligned`).
     """
 
     kind: str
@@ -26,14 +31,17 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     float16_flops_per_second: float | None = None
     float64_flops_per_second: float | None = None
     attained: tuple[tuple[str, float], ...] = ()
+    unaligned: tuple[tuple[str, float], ...] = ()
 
-    def flops_rate(self, dtype: str, kernel: str = "") -> float:
+    def flops_rate(self, dtype: str, kernel: str = "", is_aligned: bool = True) -> float:
         """Floating point operations per second on operands of a dtype (a numpy name, or "bfloat16"), of a kernel, or of
-        products where none is named.
+        products where none is named; on rows that begin where vectors do or not.
         """
         rates = {"float16": self.float16_flops_per_second, "bfloat16": self.float16_flops_per_second}
         rates["float64"] = self.float64_flops_per_second
-        share = next((share for name, share in self.attained if name == kernel), 1.0)
+        share = _share(self.attained, kernel)
+        if dtype in NARROW and not is_aligned:
+            share *= _share(self.unaligned, kernel)
         return share * (rates.get(dtype) or self.flops_per_second)
 
     def check(self, who: str) -> None:
@@ -50,6 +58,11 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not 0 <= self.reserved_bytes < self.memory_bytes:
             raise ValueError(f"{who}.reserved_bytes must be at least 0 and below memory_bytes "
                              f"{self.memory_bytes}, not {self.reserved_bytes}")  # fmt: skip
-        for kernel, share in self.attained:
-            if not 0 < share <= 1:
-                raise ValueError(f"{who}.attained: a share of {kernel!r} must be above 0 and at most 1, not {share}")
+        for field in SHARES:
+            for kernel, share in getattr(self, field):
+                if not 0 < share <= 1:
+                    raise ValueError(f"{who}.{field}: a share of {kernel!r} must be above 0 and at most 1, not {share}")
+
+
+def _share(shares: tuple[tuple[str, float], ...], kernel: str) -> float:
+    return next((share for name, share in shares if name == kernel), 1.0)

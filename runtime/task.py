@@ -145,6 +145,9 @@ class Comm(msgspec.Struct, frozen=True):
 NOTHING = Body(())
 STRIDED = " strided"
 BEGUN_TOGETHER = " at once"
+# What vectors of 16 bytes hold of numbers of 16 bits, and arrays of several rows as cost keys tell them: how long their
+# dims are, and which of them lie outside which.
+ALIGNED, ROWS = 8, re.compile(r"(\d+(?:x\d+)+)(?:@(\d+))?")
 # Of the fields of a task graph.
 NUMBERS = ("cost", "lane_ptr", "lanes", "need_ptr", "needs", "use_ptr", "uses", "buffer_proc", "buffer_first")
 
@@ -188,6 +191,12 @@ class CostKey(msgspec.Struct, frozen=True, cache_hash=True):
             return None
         dense = re.sub(r"/[0-9x]*", "", self.shapes)
         return msgspec.structs.replace(self, name=self.work, shapes=dense)
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether rows of all that a kernel touches are multiples of ALIGNED long, and so begin at such places."""
+        arrays = ROWS.findall(self.shapes.partition("|")[0])
+        return all(int(dims.split("x")[int(order[-1:] or -1)]) % ALIGNED == 0 for dims, order in arrays)
 
     def begun_with(self, others: Sequence[CostKey]) -> CostKey:
         """The key of this transfer and others that begin together with it: how many they are, and all their bytes."""

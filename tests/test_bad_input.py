@@ -105,6 +105,7 @@ def folder(tmp_path_factory):
     (folder / "cut.toml").write_text(TINY[:60])
     (folder / "typo.toml").write_text(TINY.replace("flops_per", "flop_per"))
     (folder / "misspelt.toml").write_text(f'{TINY}attained = [["linaer.F", 0.5]]\n')
+    (folder / "unknown.toml").write_text(f'{TINY}unaligned = [["linear.X", 0.5]]\n')
     (folder / "negative.toml").write_text(TINY.replace("8e9", "-8e9"))
     (folder / "no_build.py").write_text("x = 1\n")
     for name, body in THEIRS.items():
@@ -166,6 +167,7 @@ CASES = [
     ("plan mlp --machine typo.toml", r"'processor\[0\].flop_per_second' \(did you mean 'flops_per_second'"),
     ("plan mlp --machine negative.toml", r"bytes_per_second must be above 0"),
     ("plan mlp --machine misspelt.toml", r"attained: no kernel 'linaer.F' \(did you mean 'linear.F'\?\): give an"),
+    ("plan mlp --machine unknown.toml", r"unaligned: no kernel 'linear.X'"),
     ("plan mlp --machine missing.toml", r"machine file missing.toml: No such file"),
     ("train mlp --profile cut.db", r"cut.db is damaged"),
     ("train mlp --profile garbage.db", r"garbage.db is no profile database, or a damaged one"),

@@ -70,8 +70,8 @@ def test_every_case_at_its_full_size_has_a_form(rows: list[dict[str, Any]]) -> N
     "case",
     [
         cases.Step("mlp:layers=1,width=16", 4, False, dtype="float32"),
-        cases.Step("gpt:layers=1,width=16,heads=2,seq=8", 2, True, "fuse", dtype="float32"),
-        cases.Step("mlp", 4, True, "fuse", dtype="float32", machine="virtual:procs=2"),
+        cases.Step("gpt:layers=1,width=16,heads=2,seq=8", 2, True, dtype="float32"),
+        cases.Step("mlp", 4, True, dtype="float32", machine="virtual:procs=2"),
     ],
 )
 def test_steps_are_measured_and_told(

@@ -31,6 +31,7 @@ from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.machine import Machine, local
 from castile.runtime.task import CostKey, Lane
+from tests.answers import answer
 from tests.late import device
 from tests.stand_in.green import CUresult
 from tests.threads import End, Ranks
@@ -287,6 +288,30 @@ def test_training_there_learns_what_training_on_cores_does(tmp_path, capsys, mon
     assert found["checkpoints"][-1]["complete"]
     # what it was planned with were the GPU's rates
     assert found["untaught_step_seconds"] < on_cores["untaught_step_seconds"]
+
+
+def test_steps_there_are_rewritten_and_what_they_save_is_not(tmp_path, alone, capsys, monkeypatch) -> None:
+    """A training goes on, and its network predicts, wherever that is and whatever steps compute with there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    network = "resnet:depth=small,size=8"
+    own = "--batch 8 --search data_parallel --checkpoint saved --data synthetic".split()
+
+    def train_on(model: str, steps: int, *more: str) -> dict:
+        return answer(capsys, "train", model, *own, "--steps", str(steps), *more)
+
+    with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
+        first = train_on(network, 2, "--out", "plan.json")
+        again = train_on(network, 3, "--resume")
+        assert again["run"]["model"] == first["run"]["model"] == f"{network},rewrite=fuse"
+        assert train_on(f"{network},rewrite=none", 4, "--resume")["run"]["model"] == f"{network},rewrite=none"
+        assert train_on(network, 5, "--resume", "--plan", "plan.json")["run"]["model"] == f"{network},rewrite=fuse"
+        there = answer(capsys, "predict", network, "--checkpoint", "saved", "--out", "there.npz")
+    here = answer(capsys, "predict", network, "--checkpoint", "saved", "--out", "here.npz")
+    assert there["outputs"] == here["outputs"]
+    for one, other in zip(np.load("there.npz").values(), np.load("here.npz").values(), strict=True):
+        assert np.allclose(one, other, 1e-3, 1e-4)
+    assert train_on(network, 6, "--resume")["run"]["model"] == network
+    assert {row["model"] for row in answer(capsys, "checkpoint", "ls", "saved")["checkpoints"]} == {network}
 
 
 def test_one_gpu_trains_as_several_processors(tmp_path, capsys, monkeypatch) -> None:

@@ -14,6 +14,7 @@ from castile.runtime import machine as machines
 from castile.runtime import strict
 from castile.runtime.levels import level_name
 from castile.runtime.machine import Level, Machine, Processor, from_json, parse, presets, to_json
+from castile.runtime.processor import SHARES
 from castile.runtime.task import NUM_LANES, Lane
 
 CPU = Processor("cpu", 1e10, 1e10, 2**30)
@@ -105,7 +106,8 @@ def test_file_of_unequal_processors(tmp_path):
         ),
         ("flops_per_second = 1e12", "flops_per_second = -1.0", ["flops_per_second", "-1.0"]),
         *(
-            ("kind =", f'attained = [["gelu.F", {value}]]\nkind =', ["processor.attained", "gelu.F", value])
+            ("kind =", f'{field} = [["gelu.F", {value}]]\nkind =', [f"processor.{field}", "gelu.F", value])
+            for field in SHARES
             for value in ("0.0", "1.5", "nan", "-1.0")
         ),
         *(
@@ -227,6 +229,14 @@ def test_kernels_that_attain_less_than_products_have_a_share_of_each_rate():
     p = msgspec.structs.replace(CPU, float64_flops_per_second=5e9, attained=(("attention.B", 0.5),))
     assert [p.flops_rate(d, "attention.B") for d in ("float32", "float64")] == [5e9, 2.5e9]
     assert p.flops_rate("float32", "attention.F") == p.flops_rate("float32") == 1e10
+
+
+def test_rows_of_narrow_numbers_that_begin_anywhere_have_a_share_of_what_a_kernel_attains():
+    p = msgspec.structs.replace(CPU, attained=(("linear.F", 0.5),), unaligned=(("linear.F", 0.25), ("linear.B", 0.2)))
+    assert [p.flops_rate(dtype, "linear.F", False) for dtype in ("bfloat16", "float16")] == [1.25e9, 1.25e9]
+    assert [p.flops_rate(dtype, "linear.F", False) for dtype in ("float32", "float64")] == [5e9, 5e9]
+    assert (p.flops_rate("float16", "linear.B", False), p.flops_rate("float16", "linear.W", False)) == (2e9, 1e10)
+    assert p.flops_rate("float16", "linear.B") == 1e10
 
 
 def test_json_with_duplicate_or_unknown_keys_is_refused():

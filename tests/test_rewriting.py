@@ -5,14 +5,13 @@ import pytest
 from castile.launch import models
 from castile.planner import rewrite as rewrites
 from castile.planner import strategy as strategies
-from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.cost import CostModel
-from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.families.updates import Updates
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.searching.rewriting import WORTH, least_work
 from castile.runtime import machine as machines
+from castile.runtime.timeline import PICOSECONDS
 from tests.answers import answer, sentence
 
 GPUS = machines.parse("flexflow-p100:nodes=1")
@@ -28,9 +27,9 @@ def lowered(text: str) -> Lowering:
 
 
 def work(lowering: Lowering) -> float:
-    bound = lower_bound(Evaluator(lowering, CostModel(lowering.machine)))
-    assert bound is not None
-    return bound.work_seconds
+    """Seconds of a step whose nodes are all whole on one processor."""
+    tasks = lowering.lower(lowering.plan(dict.fromkeys(lowering.piece.nodes, strategies.Config())))
+    return CostModel(lowering.machine).picoseconds(tasks.cost_keys)[tasks.cost].sum() / PICOSECONDS
 
 
 @pytest.mark.parametrize("text", NETWORKS)
@@ -40,7 +39,8 @@ def test_no_rewrite_saves_more(text):
     whole, taken = work(lowering), [name for name in names.split(rewrites.AND) if name]
     left = work(made)
     assert made.graph.fingerprint == (rewrites.apply(names, lowering.graph) if taken else lowering.graph).fingerprint
-    assert saved == pytest.approx(1 - left / whole) and (saved > WORTH) == bool(taken)
+    # What updates many parameters at once takes a launch, and not one for each.
+    assert saved == pytest.approx(1 - left / whole, abs=0.01) and (saved > WORTH) == bool(taken)
     for name in rewrites.available():
         more = rewrites.apply(rewrites.AND.join([*taken, name]), lowering.graph)
         assert work(lowering.remade(graph=more)) >= (1 - WORTH) * left
@@ -49,6 +49,20 @@ def test_no_rewrite_saves_more(text):
 def test_what_is_asked_of_it_happens():
     taken = {text: least_work(lowered(text))[0] for text in NETWORKS}
     assert taken[NORMED] == "fuse" and taken["mlp"] == "", taken
+
+
+@pytest.mark.parametrize(
+    ("words", "machine", "dtype", "names"),
+    [
+        (50_257, "dgx-h100:nodes=1", "bfloat16", "classes_first"),
+        (50_304, "dgx-h100:nodes=1", "bfloat16", ""),
+        (50_257, "dgx-h100:nodes=1", "float32", ""),
+        (50_257, "flexflow-p100:nodes=1", "float16", ""),
+    ],
+)
+def test_classes_lie_outermost_where_rows_of_them_begin_anywhere(words, machine, dtype, names):
+    graph = models.parse(f"gpt:layers=2,width=256,heads=4,seq=256,vocab={words}").graph(8, dtype)
+    assert least_work(Lowering(graph, machines.parse(machine)))[0] == names
 
 
 def test_a_plan_says_what_it_is_rewritten_by(tmp_path, capsys):

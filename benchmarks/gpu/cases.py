@@ -163,13 +163,12 @@ class Stream(NamedTuple):
 class Step(NamedTuple):
     """A training step of a model, by AdamW, on the whole device or on virtual ones that divide it.
 
-    rewrite  what its graph goes through on our side. tuned: whether each kernel call runs in the way that is fastest
+    tuned   whether each kernel call runs in the way that is fastest
     """
 
     model: str
     batch: int
     tuned: bool
-    rewrite: str = ""
     dtype: str = "bfloat16"
     machine: str = "local"
 
@@ -180,7 +179,7 @@ class Step(NamedTuple):
 
     @property
     def name(self) -> str:
-        how = [self.rewrite, "tuned" * self.tuned, self.machine * (not self.is_whole)]
+        how = ["tuned" * self.tuned, self.machine * (not self.is_whole)]
         return " ".join(["step of", self.model, "batch", str(self.batch), self.dtype, *filter(None, how)])
 
 
@@ -292,17 +291,11 @@ def virtual_steps() -> list[Step]:
     return [Step("gpt:layers=4,width=256,heads=4,seq=128", 8, True, machine="virtual:procs=2")]
 
 
-# What all steps of models are rewritten by.
-_FUSED = "fuse"
-
-
 def steps() -> list[Step]:
     """Those of GPT-2 and ResNet-50; what takes longest to tune is last."""
     # Blocks of classes are for processors that share them, and PyTorch has none.
     gpt, resnet = ("gpt:size=124m,class_blocks=1", 8), ("resnet:depth=50", 128)
-    found = [Step(*one, tuned, _FUSED) for tuned in (False, True) for one in (gpt, resnet)]
-    # What tuning finds of one GPT-2 it keeps for the other.
-    return [*found[:-1], Step(*gpt, True, f"{_FUSED}+classes_first"), found[-1]]
+    return [Step(*one, tuned) for tuned in (False, True) for one in (gpt, resnet)]
 
 
 KERNELS = ("products", "attentions", "convolutions", "losses", "updates", "streams")
@@ -338,7 +331,7 @@ def peer(case: Case) -> str | None:
     if isinstance(case, Loss):
         return replace(case, outermost=False).name
     if isinstance(case, Step):
-        return case._replace(tuned=False, rewrite=_FUSED).name if case.is_whole else None
+        return case._replace(tuned=False).name if case.is_whole else None
     return case.name if isinstance(case, Attention | Update) else None
 
 

@@ -41,7 +41,7 @@ NUM_LEARNED, NUM_LAUNCHES = 10, 30
 
 
 def graph(case: cases.Step, dtype: str) -> Graph:
-    """The model as it was built, before any rewrite."""
+    """The model as it is built, before any rewrite."""
     return models.parse(case.model).graph(case.batch, dtype)
 
 
@@ -64,11 +64,10 @@ def measure(case: cases.Step, kept: str) -> dict[str, Any]:
     # Neither what was chosen for other cases nor what these left in memory is to help or to stand in the way.
     choice.forget()
     gc.collect()
-    model = f"{case.model}{',' if ':' in case.model else ':'}rewrite={case.rewrite}" if case.rewrite else case.model
     first, second = ADAMW["betas"]
     updates = Updates(AdamW(beta1=first, beta2=second, eps=ADAMW["eps"], decay=ADAMW["weight_decay"]))
     words = (kept, *case.model.split(":")[:1], *case.machine.split(":")[:1])
-    job = jobs.start(model, case.machine, case.batch, "-".join(words) + ".db" if case.tuned else "", updates,
+    job = jobs.start(case.model, case.machine, case.batch, "-".join(words) + ".db" if case.tuned else "", updates,
                      dtype=case.dtype)  # fmt: skip
     # Of one processor there is one plan; on several samples are divided.
     prepared = job.prepare(next(iter(seeds(job.lowering).values())))
@@ -82,7 +81,7 @@ def measure(case: cases.Step, kept: str) -> dict[str, Any]:
         execution.run()
         losses.append(_loss(execution))
     seconds = clock.seconds([execution.runner.run], lambda count: _ran(execution, count))
-    own: dict[str, Any] = {"host_seconds": _host_seconds(execution), "losses": losses}
+    own: dict[str, Any] = {"host_seconds": _host_seconds(execution), "losses": losses, "model": job.model.text}
     own["num_tuned_calls"] = len({way.call for way in job.ways})
     own |= _predicted(job, prepared, execution, seconds)
     own |= {"nbytes": execution.runner.nbytes + execution.runner.workspace_bytes, "remarks": execution.runner.remarks}

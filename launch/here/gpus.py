@@ -39,6 +39,8 @@ LIBRARIES_BYTES = 2**30
 # On a Hopper 32 channels lead to each peer that messages and exchanges go to, and 24 make the ring of a group; a rank
 # is in two groups or so.
 PEER_BYTES, RING_BYTES, NUM_RINGS = 32 * 12 * 2**20, 24 * 12 * 2**20, 2
+# The machine of the chip on which it was measured what kernels attain of a GPU's rates.
+SHARES = "h200"
 # In place of links between cores, until transfers have been measured: between GPUs of a host a hop of NCCL's rings over
 # NVLink, by its own model, and a rate that is low for NVLink, high for ways through the host; between hosts both are
 # assumed, low for InfiniBand, high for Ethernet.
@@ -160,7 +162,7 @@ def machine(cores: Machine, num_sharers: int) -> Machine:
     """A machine of cores as one of GPUs like the one in use; of its memory and rates ranks that share it have equal
     parts.
     """
-    figures = measure()
+    figures, (like, *_) = measure(), machines.parse(SHARES).kinds
     memory = figures.memory_bytes // num_sharers
     processor = Processor(
         KIND,
@@ -171,6 +173,8 @@ def machine(cores: Machine, num_sharers: int) -> Machine:
         figures.task_overhead_seconds,
         figures.float16_flops_per_second / num_sharers,
         figures.float64_flops_per_second / num_sharers,
+        like.attained,
+        like.unaligned,
     )
     levels = tuple(
         msgspec.structs.replace(LINKS[level.name], group=level.group, shared_by=level.shared_by)

@@ -20,6 +20,7 @@ from castile.planner.op import available
 from castile.planner.step.recompute import NOTHING, Recomputation
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import Machine
+from castile.runtime.processor import SHARES
 from castile.runtime.strict import hint, suggestion
 
 # What programs take for pictures that are no SVG.
@@ -71,10 +72,11 @@ def attained(machine: Machine, graph: Graph) -> None:
     """Raises UserError where a machine says what a kernel attains that no operator has, castile's or the graph's."""
     names = {*available(), *(node.op.name for node in graph.nodes.values())}
     known = [f"{name}.{which}" for name in sorted(names) for which in "FBW"]
-    for kernel in dict.fromkeys(kernel for kind in machine.kinds for kernel, _ in kind.attained):
+    said = [(field, kernel) for kind in machine.kinds for field in SHARES for kernel, _ in getattr(kind, field)]
+    for field, kernel in dict.fromkeys(said):
         if kernel not in known:
             raise UserError(
-                f"machine {machine.name!r}: processor.attained: no kernel {kernel!r}{suggestion(kernel, known)}: give "
+                f"machine {machine.name!r}: processor.{field}: no kernel {kernel!r}{suggestion(kernel, known)}: give "
                 "an operator's name, a dot, and F, B or W"
             )
 

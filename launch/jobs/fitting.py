@@ -59,7 +59,7 @@ def _mend(model: Model, graph: Graph, there: Shapes, needed: Collection[str] | N
 def _said(model: Model, given: Mapping[str, str]) -> str:
     """The model with other settings, as a user types it."""
     name, said = settings.split(model.text)
-    return f"{name}:{','.join(f'{key}={value}' for key, value in {**said, **given}.items())}"
+    return settings.joined(name, {**said, **given})
 
 
 def _ways(

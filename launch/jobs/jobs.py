@@ -34,6 +34,7 @@ from castile.planner.costs.snapshot import Environment, Snapshot
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
+from castile.planner.searching.rewriting import least_work
 from castile.planner.simulation import meetings
 from castile.planner.step.recompute import Recomputation
 from castile.planner.strategy import Strategy
@@ -208,7 +209,7 @@ def start(
     updates         by default those of the model's recipe
     recompute       which results are not kept for gradients, as `Recomputation.named` has it
     dataset, seed   the data that decide settings which were left open
-    plan            the file that decides rewrites which were left open, "" for none
+    plan            the file that decides rewrites which were left open, "" for none: on GPUs they are chosen then
     Raises ValueError or UserError in one sentence for a user's mistake, such as hosts that are not alike.
     """
     comm = communicator()
@@ -224,9 +225,14 @@ def start(
     on = find_machine(machine, comm, dtype)
     _check_runs_here(on, comm.size)
     updates = updates or recipe_updates(named.recipe)
+    built = Lowering(graph, on, updates)
+    checks.trains(built)
+    if named.rewrite is None and not plan and gpus.is_on(on):
+        names = from_leader(comm, lambda: least_work(built)[0].encode()).decode()
+        named = named.rewritten(names) if names else named
+        graph = named.graph(graph.batch, dtype)
     again = checks.recomputed(recompute, Recomputation(graph, updates))
     lowering = Lowering(graph, on, updates, "train", microbatches, again)
-    checks.trains(lowering)
     if gpus.is_virtual(on):
         gpus.split(on.num_procs)
     comm, travel = _joined(comm, on)

@@ -40,14 +40,12 @@ class Desk:
     snapshot: Snapshot | None = None
 
     def rewritten(self) -> tuple[Desk, float]:
-        """The same with the rewrites that leave a step least work, and the share of it that they save; as it is where
-        the user says which, or brings prices that were measured.
+        """The same with the rewrites that leave a step least work, as steps on GPUs here have them, and the share of it
+        that they save; as it is where the user says which.
 
         Cores take as long for products whatever stands beside them: rewrites were not seen to save them anything.
         """
-        is_measured = self.snapshot is not None and self.snapshot.environment.was_run
-        is_said = self.model.rewrite is not None or is_measured
-        if is_said or all(processor.kind == CPU for processor in self.machine.processors):
+        if self.model.rewrite is not None or all(processor.kind == CPU for processor in self.machine.processors):
             return self, 0.0
         names, lowering, saved = least_work(self.evaluator.lowering)
         if not names:

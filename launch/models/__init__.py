@@ -92,7 +92,15 @@ class Model:
 
     def rewritten(self, names: str) -> Model:
         """The same with rewrites, where the user left them open."""
-        return replace(self, rewrite=names, text=f"{self.text}{',' if ':' in self.text else ':'}rewrite={names}")
+        name, given = settings.split(self.text)
+        return replace(self, rewrite=names, text=settings.joined(name, {**given, "rewrite": names}))
+
+    @property
+    def as_built(self) -> Model:
+        """The same without rewrites: what it is, whatever its steps compute with."""
+        name, given = settings.split(self.text)
+        given.pop("rewrite", None)
+        return replace(self, rewrite=None, text=settings.joined(name, given))
 
     def as_planned(self, text: str) -> Model:
         """The same with the rewrites of a plan's model, which this text names, where the user left them open.

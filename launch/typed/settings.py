@@ -31,6 +31,11 @@ def split(text: str) -> tuple[str, dict[str, str]]:
     return name, {key: value for key, _, value in pieces}
 
 
+def joined(name: str, given: Mapping[str, object]) -> str:
+    """The text that `split` takes apart so."""
+    return f"{name}:{','.join(f'{key}={value}' for key, value in given.items())}" if given else name
+
+
 def names(function: Callable[..., Any], reserved: Iterable[str] = ()) -> dict[str, Any]:
     """The settings of a function: its parameters with the types of their hints, but those that are reserved.
 

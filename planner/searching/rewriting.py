@@ -8,9 +8,7 @@ first, and a plan is looked for in one graph. It does not know what a rewrite do
 from __future__ import annotations
 
 from castile.planner import rewrite as rewrites
-from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.cost import CostModel
-from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.lower import Lowering
 
 # One that saves less of a step's work is not worth other nodes than those that the model names.
@@ -20,8 +18,8 @@ Names = tuple[str, ...]
 
 
 def least_work(lowering: Lowering) -> tuple[str, Lowering, float]:
-    """The rewrites that leave a step least work on all processors, as `rewrite.apply` takes them, what they make of the
-    lowering, and the share of work that they save; "" where none is worth it.
+    """The rewrites that leave a step least work, as `rewrite.apply` takes them, what they make of the lowering, and the
+    share of work that they save; "" where none is worth it.
 
     By the machine's figures: what was measured of one graph's tasks says nothing of another's. Ever the one that saves
     most of what is left is added, as long as one is worth it.
@@ -48,6 +46,7 @@ def _changed(lowering: Lowering, names: Names) -> dict[Names, Lowering]:
 
 
 def _work(lowering: Lowering) -> float:
-    bound = lower_bound(Evaluator(lowering, CostModel(lowering.machine)))
-    assert bound is not None, "by a machine's figures every bound is known"
-    return bound.work_seconds
+    """Seconds of all passes, each of them whole, one after the other."""
+    program, cost = lowering.program(lowering.plan({})), CostModel(lowering.machine)
+    wholes = (lowering.templates.get(step, {}, program.dtypes.__getitem__).part(0) for step in program.steps)
+    return sum(cost.seconds(whole.key).seconds for whole in wholes)

@@ -27,9 +27,9 @@ from castile.planner.lowering.template import Asked, kernel_of, priced
 from castile.planner.op import Op, Part
 from castile.planner.sketch.layouts import seen
 from castile.planner.step.fetching import AHEAD
-from castile.planner.step.program import FETCHED, GRADIENT, Program, Step, fetch_name
+from castile.planner.step.program import FETCHED, GRADIENT, Program, Step, bearing, fetch_name
 from castile.planner.strategy import parts
-from castile.runtime.task import CostKey
+from castile.runtime.task import ALIGNED, CostKey
 from castile.runtime.timeline import PICOSECONDS
 
 # What casts, updates and clipping of a parameter are called behind its name.
@@ -142,17 +142,26 @@ class Works:
         """Seconds, in whole picoseconds, of kernels of which no more is known than their flops and bytes."""
         processor, dtypes, counts = self._lowering.machine.kinds[0], self._program.dtypes, [of.count for _, of in rows]
         flops, nbytes = np.zeros(sum(counts)), np.zeros(sum(counts))
-        rates, ends = [], list(accumulate(counts))
+        rates, ends = np.empty(len(flops)), list(accumulate(counts))
         places = [slice(*place) for place in zip([0, *ends], ends)]
         for (step, of), here in zip(rows, places, strict=True):
             every = [dtypes[port.region] for port in (*step.inputs, *step.outputs)]
             ports = zip((*step.inputs, *step.outputs), every, self._touched(step), strict=True)
             sizes = [of.size(port.of_operand, port.index) * np.dtype(dtype).itemsize for port, dtype, t in ports if t]
             flops[here], nbytes[here] = of.flops(step.which), sum(sizes)
-            rates.append(processor.flops_rate(priced(step, every), kernel_of(step)))
-        work = np.maximum(np.rint(flops) / np.repeat(rates, counts), nbytes / processor.bytes_per_second)
+            dtype, kernel = priced(step, every), kernel_of(step)
+            rate, slower = (processor.flops_rate(dtype, kernel, is_aligned) for is_aligned in (True, False))
+            rates[here] = rate if slower == rate else np.where(self._are_aligned(step, of), rate, slower)
+        work = np.maximum(np.rint(flops) / rates, nbytes / processor.bytes_per_second)
         seconds = np.maximum(1, np.rint((processor.task_overhead_seconds + work) * PICOSECONDS)) / PICOSECONDS
         return [seconds[here, None] for here in places]
+
+    def _are_aligned(self, step: Step, of: Largest) -> Any:
+        """As `CostKey.is_aligned`, of each split."""
+        ports = zip((*step.inputs, *step.outputs), bearing(step), self._touched(step), strict=True)
+        shapes = [(of.shape(port.of_operand, port.index), one.order) for port, one, t in ports if t]
+        rows = [shape[order[-1] if order else -1] for shape, order in shapes if len(shape) > 1]
+        return np.all(np.broadcast_arrays(*[row % ALIGNED == 0 for row in rows]), axis=0)
 
     def _priced(self, step: Step, of: Largest) -> np.ndarray:
         """Seconds of kernels some of which were measured."""
