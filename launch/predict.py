@@ -276,7 +276,7 @@ def _values(command: Predict, job: Job, saved: Reader | None) -> Mapping[str, np
 
 def _check_saved(command: Predict, job: Job, saved: Reader) -> None:
     """Raises UserError where a checkpoint is of another network than the one that the user names."""
-    facts, graph, built = saved.facts, job.evaluation, job.model.as_built
+    facts, graph, built = resume.as_built(saved.facts), job.evaluation, job.model.as_built
     told = f"--checkpoint {saved.path}: it is of {facts.model}, and not of {command.model}"
     if facts.model != built.text and built.graph(facts.batch, facts.dtype).fingerprint != facts.graph:
         raise UserError(f"{told}: name that model, or --weights with its parameters")

@@ -3,6 +3,8 @@
 import pytest
 
 from castile.launch import models
+from castile.launch.checkpoints.manifest import Facts
+from castile.launch.training import resume
 from castile.planner import rewrite as rewrites
 from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
@@ -108,6 +110,18 @@ def test_whoever_takes_a_rewritten_plan_need_not_name_its_rewrites(alone, capsys
         assert answer(capsys, "explain", path, "--model", "convnet")["model"] == "convnet:rewrite=fuse"
     assert simulated["model"] == trained["run"]["model"] == "convnet:rewrite=fuse"
     assert "made for convnet:rewrite=fuse" in sentence(capsys, "train", "convnet:rewrite=none", *with_plan[1:])
+
+
+def test_a_checkpoint_that_names_rewrites_is_of_the_network_before_them():
+    """And one of a network that has changed since, or is gone, stays what it says."""
+    rewritten, built = models.parse(f"{NORMED},rewrite=fuse"), models.parse(NORMED)
+    graphs = [model.graph(8, "float32").fingerprint for model in (rewritten, built)]
+    saved = Facts(rewritten.text, "digits", 8, 0, graphs[0], "float32")
+    assert resume.as_built(saved) == Facts(NORMED, "digits", 8, 0, graphs[1], "float32")
+    plain = Facts(NORMED, "digits", 8, 0, graphs[1], "float32")
+    gone = Facts("gone.py:rewrite=fuse", "digits", 8, 0, graphs[0], "float32")
+    for one in (plain, gone, Facts(rewritten.text, "digits", 8, 0, "other", "float32")):
+        assert resume.as_built(one) == one
 
 
 def test_where_memory_decides_the_graph_stays(capsys):

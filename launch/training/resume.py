@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from castile.launch import models
 from castile.launch.checkpoints.folder import latest
 from castile.launch.checkpoints.manifest import Facts
 from castile.launch.checkpoints.reader import Reader, open_checkpoint
@@ -37,7 +38,7 @@ def begin(job: Job, folder: str, here: Facts, say: Speaker) -> Reader | None:
     for text in warnings:
         say.warn(f"{text}: --resume goes on from there")
     if saved is not None:
-        check_same(saved.facts, here, saved.path)
+        check_same(as_built(saved.facts), here, saved.path)
         say.line(f"going on from {saved.path}: {saved.step} steps are done")
     return saved
 
@@ -51,6 +52,19 @@ def find(comm: Communicator, folder: str) -> tuple[Reader | None, tuple[str, ...
 
     told = msgspec.json.decode(from_leader(comm, look), type=_Told)
     return (open_checkpoint(told.path) if told.path else None), told.warnings
+
+
+def as_built(facts: Facts) -> Facts:
+    """The same of the network before any rewrite, of which a checkpoint may tell with those that its steps had."""
+    try:
+        model = models.parse(facts.model)
+        if not model.rewrite or model.graph(facts.batch, facts.dtype).fingerprint != facts.graph:
+            return facts
+    except ValueError:  # it is of what there is not any more, or not here
+        return facts
+    built = model.as_built
+    graph = built.graph(facts.batch, facts.dtype).fingerprint
+    return msgspec.structs.replace(facts, model=built.text, graph=graph)
 
 
 def check_same(saved: Facts, here: Facts, path: Path) -> None:
