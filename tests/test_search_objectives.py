@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from castile.launch import models
-from castile.planner.bodies.vocabulary import NARROW, itemsize, wide
+from castile.planner.bodies.vocabulary import itemsize, wide
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import OBJECTIVES, Evaluator
 from castile.planner.evaluation.frontier import Frontier
@@ -27,6 +27,7 @@ from castile.planner.searching.settling import settled
 from castile.planner.strategy import Config, decode, encode
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
+from castile.runtime.processor import NARROW
 
 
 def network(batch: int = 16, width: int = 48) -> Graph:

@@ -40,7 +40,7 @@ LIBRARIES_BYTES = 2**30
 # is in two groups or so.
 PEER_BYTES, RING_BYTES, NUM_RINGS = 32 * 12 * 2**20, 24 * 12 * 2**20, 2
 # The machine of the chip on which it was measured what kernels attain of a GPU's rates.
-SHARES = "h200"
+MEASURED = "h200"
 # In place of links between cores, until transfers have been measured: between GPUs of a host a hop of NCCL's rings over
 # NVLink, by its own model, and a rate that is low for NVLink, high for ways through the host; between hosts both are
 # assumed, low for InfiniBand, high for Ethernet.
@@ -162,7 +162,7 @@ def machine(cores: Machine, num_sharers: int) -> Machine:
     """A machine of cores as one of GPUs like the one in use; of its memory and rates ranks that share it have equal
     parts.
     """
-    figures, (like, *_) = measure(), machines.parse(SHARES).kinds
+    figures, (like, *_) = measure(), machines.parse(MEASURED).kinds
     memory = figures.memory_bytes // num_sharers
     processor = Processor(
         KIND,

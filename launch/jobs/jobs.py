@@ -229,8 +229,9 @@ def start(
     checks.trains(built)
     if named.rewrite is None and not plan and gpus.is_on(on):
         names = from_leader(comm, lambda: least_work(built)[0].encode()).decode()
-        named = named.rewritten(names) if names else named
-        graph = named.graph(graph.batch, dtype)
+        if names:
+            named = named.rewritten(names)
+            graph = named.graph(graph.batch, dtype)
     again = checks.recomputed(recompute, Recomputation(graph, updates))
     lowering = Lowering(graph, on, updates, "train", microbatches, again)
     if gpus.is_virtual(on):

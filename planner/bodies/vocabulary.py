@@ -15,12 +15,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from castile.runtime.processor import NARROW
+
 Shape = tuple[int, ...]
 Pair = tuple[int, int]
 Pads = tuple[int, int, int, int]
 
 ALIGNMENT = 64
-NARROW = ("float16", "bfloat16")
 
 
 class Spec(msgspec.Struct, frozen=True):

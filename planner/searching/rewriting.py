@@ -10,6 +10,8 @@ from __future__ import annotations
 from castile.planner import rewrite as rewrites
 from castile.planner.cost import CostModel
 from castile.planner.lower import Lowering
+from castile.planner.strategy import Config
+from castile.runtime.timeline import PICOSECONDS
 
 # One that saves less of a step's work is not worth other nodes than those that the model names.
 WORTH = 0.01
@@ -46,7 +48,6 @@ def _changed(lowering: Lowering, names: Names) -> dict[Names, Lowering]:
 
 
 def _work(lowering: Lowering) -> float:
-    """Seconds of all passes, each of them whole, one after the other."""
-    program, cost = lowering.program(lowering.plan({})), CostModel(lowering.machine)
-    wholes = (lowering.templates.get(step, {}, program.dtypes.__getitem__).part(0) for step in program.steps)
-    return sum(cost.seconds(whole.key).seconds for whole in wholes)
+    """Seconds of a step whose nodes are all whole on one processor."""
+    tasks = lowering.lower(lowering.plan(dict.fromkeys(lowering.piece.nodes, Config())))
+    return float(CostModel(lowering.machine).picoseconds(tasks.cost_keys)[tasks.cost].sum()) / PICOSECONDS
