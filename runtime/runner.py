@@ -133,6 +133,17 @@ class Runner:
                 self._note(error, worker, True)
                 raise
 
+    def begin_ahead(self) -> None:
+        """While a step is under way, and the next one's inputs are there: lets devices go on with that one, where they
+        can, before anybody has looked at what this one made. It is run all the same, then, and not timed.
+        """
+        for worker in self._workers:
+            try:
+                worker.begin_ahead()
+            except Exception as error:
+                self._note(error, worker, True)
+                raise
+
     def advance(self) -> bool:
         """Goes as far as is possible without waiting; False where nothing could go on."""
         moved = False

@@ -60,6 +60,11 @@ class Worker:
         self._executor.begin()
         self.done, self.position = False, 0
 
+    def begin_ahead(self) -> None:
+        """Puts the next step, which is not timed, behind the one under way, where that can be; `begin` is due all the
+        same when this one has ended. On a host nothing is gained by it.
+        """
+
     def advance(self) -> bool:
         """Goes on until the step has ended or nothing can go on before something finishes; False where nothing went."""
         next_, finished, actions = self._executor.next, self._executor.finished, self.actions

@@ -63,7 +63,7 @@ class Ranks:
             self.executions.append(made)
 
     def train(self, steps: int, timed: bool = False) -> Trained:
-        """Some steps on poisoned memory; where that may be, each is fed while the one before it is under way."""
+        """Some steps on poisoned memory; where that may be, each is fed and begun while the one before is under way."""
         graph, losses = self.plan.problem.graph, []
         fed = iter(enumerate(batches(self.plan.problem, steps, exact=False)))
         ahead = all(execution.runner.feeds_ahead for execution in self.executions)
@@ -74,6 +74,9 @@ class Ranks:
                 execution.runner.advance()
             if ahead and step + 1 < steps:
                 self._feed(fed)
+                if not timed:
+                    for execution in self._turns():
+                        execution.runner.begin_ahead()
             self._run()
             losses += [float(found) for e in self._turns() if (found := e.output(graph.loss)) is not None]
             if timed:

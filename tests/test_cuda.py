@@ -295,15 +295,16 @@ def test_numbers_of_the_next_step_come_while_this_one_runs() -> None:
             execution.runner.begin(False)
             execution.runner.advance()
             ranks._feed(fed)
-            assert not worker._end.marker.done
-            (supply,) = worker._supplies
+            assert not worker._spans[0][1].marker.done
+            ((supply, _),) = worker._ends
             # the step's first pieces take the numbers before, and then there is room
             for _ in range(1000):
                 if not supply._stream.queue:
                     break
                 if not supply._stream.do_one():
                     execution.runner.backend(0).compute_stream.do_one()
-            assert not worker._end.marker.done and all(place.came.marker.done for place in supply._pending.values())
+            assert not worker._spans[0][1].marker.done
+            assert all(place.came.marker.done for place in supply._pending.values())
             ranks._run()
 
 

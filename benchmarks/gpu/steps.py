@@ -100,20 +100,22 @@ def _loss(execution: Execution) -> float | None:
 
 
 def _ran(execution: Execution, count: int) -> float:
-    """Seconds of so many steps, one after the other."""
-    begun = perf_counter()
-    for _ in range(count):
-        execution.runner.run()
+    """Seconds of so many steps, each begun while the one before it is under way, as training does."""
+    runner, begun = execution.runner, perf_counter()
+    for left in reversed(range(count)):
+        runner.run(meanwhile=runner.begin_ahead if left else None)
     return perf_counter() - begun
 
 
 def _host_seconds(execution: Execution) -> float:
-    """Seconds in which the host puts a step onto the device, which is idle before."""
+    """Seconds in which the host puts a step onto the device, which is at the one before where that may be."""
     runner, lasted = execution.runner, []
-    for _ in range(NUM_LAUNCHES):
+    for left in reversed(range(NUM_LAUNCHES)):
         begun = perf_counter()
         runner.begin(timed=False)
         runner.advance()
+        if left:
+            runner.begin_ahead()
         lasted.append(perf_counter() - begun)
         while not runner.done:
             runner.advance()

@@ -75,6 +75,9 @@ class Training:
     log: Metrics
     say: Speaker
     progress: Progress = field(default_factory=Progress)
+    # Whether the next step may be under way before the results of the last one were looked at; when that one ended.
+    _is_ahead: bool = False
+    _ended_at: float = 0.0
 
     def run(self) -> Progress:
         """Train. Raises UserError where the loss is no finite number, and Ended for Ctrl-C."""
@@ -98,8 +101,9 @@ class Training:
                 self._step(step, feeder)
                 bar.step(step + 1, self.progress.losses[-1], self.progress.pace)
                 self._after(step + 1, last)
-                if course.saver is not None and self._is_asked_to_stop(stopping, step):
+                if course.saver is not None and not self.progress.stopped_by and self._is_asked_to_stop(stopping, step):
                     self.progress.stopped_by = stopping.name
+                if self.progress.stopped_by and not self._is_ahead:
                     break
             if course.saver is not None:
                 self._save_last(first + self.progress.num_steps, course.saver, stopping)
@@ -118,8 +122,8 @@ class Training:
             return stopping.after(step)
 
     def _step(self, step: int, feeder: Feeder) -> None:
-        """One step; `step` are done before it."""
-        begun, waited = time.perf_counter(), feeder.waited_seconds
+        """One step; `step` are done before it. Where nobody wants the state in between the next begins behind it."""
+        begun, waited = self._ended_at if self._is_ahead else time.perf_counter(), feeder.waited_seconds
         execution, progress = self.course.execution, self.progress
         ahead, first, rate = execution.runner.feeds_ahead, self.course.first_step, self.course.rates(step)
         if not ahead or step == first:
@@ -127,15 +131,16 @@ class Training:
         is_sampled = self._is_sampled(step)
         if is_sampled:
             self.job.comm.align_clocks()
-        ready = time.perf_counter()
+        ready = begun if self._is_ahead else time.perf_counter()
         more = ahead and step + 1 < self.course.num_steps
-        meanwhile = partial(self._feed, step + 1, feeder) if more else None
+        self._is_ahead = more and self._may_be_followed(step)
+        meanwhile = partial(self._begin_next, step + 1, feeder) if more else None
         timeline = None
         if is_sampled:
             timeline = execution.step(meanwhile)
         else:
             execution.run(meanwhile)
-        done = time.perf_counter()
+        self._ended_at = done = time.perf_counter()
         loss = execution.output(self.job.graph.loss)
         progress.add(float(loss) if loss is not None else math.nan, done - ready, feeder.waited_seconds - waited)
         progress.pace = self.job.graph.batch / (done - begun)
@@ -145,6 +150,25 @@ class Training:
             raise UserError(f"step {step + 1}: the loss is not a finite number: {self._to_blame(step, feeder)}")
         if timeline is not None:
             self._sample(step + 1, timeline)
+
+    def _begin_next(self, step: int, feeder: Feeder) -> None:
+        """What is done for the next step while one is under way."""
+        self._feed(step, feeder)
+        if self._is_ahead:
+            self.course.execution.runner.begin_ahead()
+
+    def _may_be_followed(self, step: int) -> bool:
+        """Whether a step and the next may be put onto devices together; the same on all ranks."""
+        is_wanted = self._is_saved(step + 1) or self._is_judged(step + 1)
+        is_timed = self._is_sampled(step) or self._is_sampled(step + 1)
+        return not (is_wanted or is_timed or self.progress.stopped_by)
+
+    def _is_saved(self, step: int) -> bool:
+        """Whether the state after that many steps is."""
+        return self.course.saver is not None and self.course.saver.due(step)
+
+    def _is_judged(self, step: int) -> bool:
+        return self.course.evaluate_every is not None and step % self.course.evaluate_every == 0
 
     def _to_blame(self, step: int, feeder: Feeder) -> str:
         """What may have made the loss of a step no finite number, and what to do: samples of it or of the one before,
@@ -201,12 +225,12 @@ class Training:
         """What is due when so many steps are done."""
         course = self.course
         if course.saver is not None:
-            if course.saver.due(step) and step < last:
+            if self._is_saved(step) and step < last:
                 self._save(step)
             with course.execution.runner.prompt():
                 outcome = course.saver.poll()
             self._told(outcome)
-        if course.evaluate_every and step % course.evaluate_every == 0 and step < last:
+        if self._is_judged(step) and step < last:
             self._evaluate(step)
 
     @cached_property

@@ -21,7 +21,7 @@ from castile.runtime.backends.cuda.kernels import DeviceTable, Listed, compile_a
 from castile.runtime.backends.cuda.lead import Lead
 from castile.runtime.backends.cuda.polled import Polled
 from castile.runtime.backends.cuda.streams import Phase, Seat
-from castile.runtime.backends.cuda.supply import Supply
+from castile.runtime.backends.cuda.supply import Results, Supply
 from castile.runtime.backends.cuda.within import Member, phases
 from castile.runtime.comm.base import WORDS_TAG, End
 from castile.runtime.comm.messages import Request
@@ -52,7 +52,7 @@ class Backend(numpy.Backend):
         self._table = self._kernels = DeviceTable(self.compute_stream)
         self._inputs = {id(array) for array in self.persistent.get("input", {}).values()}
         self._sums = DeviceTable(self.traffic)
-        self._supply = Supply()
+        self._supply, self._results = Supply(), Results(self.persistent.get("output", {}).values())
         self._kernels_bytes = 0
 
     @property
@@ -83,7 +83,8 @@ class Backend(numpy.Backend):
                 named |= {tag: task.index, tuple(sorted(task.comms[0].group)): task.index}
         group = _meeting(self._graph)
         tell = partial(_tell, end, group) if self.proc in group else None
-        issuer = Issuer([seat], transfers, [self._supply], check, _lead, self._kernels.on_host, named, tell)
+        ends = [(self._supply, self._results)]
+        issuer = Issuer([seat], transfers, ends, check, _lead, self._kernels.on_host, named, tell)
         if transfers:
             end.before_ending(issuer.captured.clear)
         return issuer
@@ -100,7 +101,8 @@ class Backend(numpy.Backend):
         transfers = {number: _shared(task, memories) for number, task in moving.items()}
         found = list(memories.values())
         on_host = set().union(*(table.on_host for memory in found for table in (memory._kernels, memory._sums)))
-        return [Issuer(seats, transfers, [memory._supply for memory in found], None, _lead, on_host)]
+        ends = [(memory._supply, memory._results) for memory in found]
+        return [Issuer(seats, transfers, ends, None, _lead, on_host)]
 
     def fill(self, array: Any, values: np.ndarray | float) -> None:
         """As for others; inputs may be filled while a step is under way, and the next one begins with them."""
@@ -113,9 +115,9 @@ class Backend(numpy.Backend):
             self.compute_stream.synchronize()
 
     def read(self, array: Any) -> np.ndarray:
-        """A copy."""
-        there: np.ndarray = array.get(stream=self.compute_stream)
-        return there
+        """A copy; that of a small output is of the last step that has ended, though the next one be under way."""
+        there = self._results.read(array)
+        return array.get(stream=self.compute_stream) if there is None else there
 
     def _streamed(self, task: Task, end: End, tag: int) -> Action | None:
         """This processor's part of a transfer as a call that puts it onto the stream of transfers, if that can be."""

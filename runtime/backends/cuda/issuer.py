@@ -1,7 +1,8 @@
 """The issuer runs the programs of processors that have streams: a whole step is put onto them without waiting.
 
 A processor's kernels lie on one stream and its transfers on another, and events make one wait for the other.
-From its second time on a step is one CUDA graph, where all of it can be captured, here and by all ranks with transfers.
+From its second time on a step is one CUDA graph, where all of it can be captured, here and by all ranks with transfers,
+and another may lie behind it, so that the device need not wait for the host in between.
 It does not know what the calls do.
 """
 
@@ -27,7 +28,7 @@ from castile.runtime.backends.cuda.graphs import Captured
 from castile.runtime.backends.cuda.lead import Lead
 from castile.runtime.backends.cuda.polled import TASK_BY_TASK
 from castile.runtime.backends.cuda.streams import Phase, Placed, Seat, issued, pieces, together
-from castile.runtime.backends.cuda.supply import Supply
+from castile.runtime.backends.cuda.supply import NUM_STEPS, Results, Supply
 from castile.runtime.comm.looks import reached
 from castile.runtime.comm.messages import Request
 from castile.runtime.worker import Worker
@@ -44,7 +45,7 @@ class Issuer(Worker):
     """The steps of one processor, or of several that share the device that is current.
 
     transfers  what those of the program put onto streams
-    supplies   bring what a step begins with, which changes from step to step
+    ends       bring what a step begins with, which changes from step to step, and take what the host wants of it
     check      raises where a transfer under way has failed; None where none can
     named      the tasks of transfers, by their tag; by their ranks the last one over these. What fails may have either
     tell       tells those with whom there are transfers whether the step was captured here: these are captured by all
@@ -58,7 +59,7 @@ class Issuer(Worker):
         self,
         seats: Sequence[Seat],
         transfers: Mapping[int, Sequence[Phase]],
-        supplies: Sequence[Supply],
+        ends: Sequence[tuple[Supply, Results]],
         check: Callable[[], None] | None,
         lead: Callable[[], Lead],
         on_host: Collection[str] = (),
@@ -73,7 +74,7 @@ class Issuer(Worker):
         self.uncaptured = f"{_listed(on_host)} on the host" if on_host else f"{AT_ONCE} is set" * tells_at_once()
         # Where all streams meet.
         self._origin = seats[0].compute
-        self._supplies, self._check, self._is_shared = supplies, check, len(seats) > 1
+        self._ends, self._check, self._is_shared = ends, check, len(seats) > 1
         self._named, self._tell = named or {}, tell
         self._told: tuple[Request, np.ndarray] | None = None
         self._pieces = pieces(steps, seats, transfers)
@@ -81,14 +82,15 @@ class Issuer(Worker):
         self._clocks, self._lead = Clocks([piece.stream for piece in self._pieces], self._origin), lead
         self._is_alone = tell is None
         self._timed_calls: list[Placed] = []
-        self._begin, self._end = cupy.cuda.Event(), cupy.cuda.Event()
+        # When steps began and ended on the device: that of this step first, then that of the one behind it.
+        self._spans = deque((cupy.cuda.Event(), cupy.cuda.Event()) for _ in range(NUM_STEPS))
         # What the last steps took that were one graph.
         self._lasted_ns: deque[float] = deque(maxlen=NUM_KNOWN)
         # whoever ends what a graph has captured may clear this first
         self.captured = Captured()
         weakref.finalize(self, self.captured.clear)
         self._num_steps = 0
-        self._timed = self._issued = False
+        self._timed = self._issued = self._is_followed = False
 
     @property
     def remark(self) -> str:
@@ -96,16 +98,31 @@ class Issuer(Worker):
 
     def begin(self, timed: bool = True) -> None:
         """Begins a step; one that is `timed` has an event before and after each task, and is issued task by task."""
-        assert self.done, "a step is still under way"
+        assert self.done and not (timed and self._is_followed), "a step is still under way"
         self.done, self._timed, self._issued, self.position = False, timed, False, 0
+        if self._is_followed:
+            return
         # Here, as what the next step begins with may come before others have told whether they captured this one.
         try:
             with self._origin:
-                for supply in self._supplies:
-                    supply.deliver(self._origin)
+                self._deliver()
         except Exception as error:
             told_late(error, self._origin)
             raise
+
+    def begin_ahead(self) -> None:
+        """See Worker; done where both steps are one graph, and what the host wants of them has room."""
+        are_graphs = self._issued and self._graph is not None and not self._timed
+        if not are_graphs or self.done or self._is_followed or not all(results.are_small for _, results in self._ends):
+            return
+        try:
+            with self._origin:
+                self._deliver()
+                self._launch(*self._spans[1])
+        except Exception as error:
+            self._locate(error)
+            raise
+        self._is_followed = True
 
     def advance(self) -> bool:
         """Issues the step, and later waits for a while; True, since the device goes on by itself, but where others have
@@ -117,9 +134,8 @@ class Issuer(Worker):
         try:
             if self._issued:
                 self.done = self._waited()
-                if self.done and self._graph is not None and not self._timed:
-                    elapsed = cupy.cuda.get_elapsed_time(self._begin, self._end)
-                    self._lasted_ns.append(NANOSECONDS_PER_MILLISECOND * elapsed)
+                if self.done:
+                    self._take_stock()
             elif self._is_agreed():
                 self._issue()
                 self._issued = True
@@ -150,17 +166,45 @@ class Issuer(Worker):
         return tasks[by_number], begun[by_number], ended[by_number]
 
     def _issue(self) -> None:
+        if self._is_followed:
+            # It lies there already.
+            self._is_followed = False
+            self._spans.rotate(1)
+            return
         with self._origin:
-            if self._timed:
-                self._run_timed()
-            elif self._graph is not None:
+            if self._graph is not None and not self._timed:
                 # All of them by one call.
                 self.position, self._issued = len(self.program.tasks) - 1, True
-                self._begin.record(self._origin)
-                self._graph.launch(self._origin)
+                self._launch(*self._spans[0])
             else:
-                self._run(self._calls)
-            self._end.record(self._origin)
+                if self._timed:
+                    self._run_timed()
+                else:
+                    self._run(self._calls)
+                self._fetch(self._spans[0][1])
+
+    def _deliver(self) -> None:
+        for supply, _ in self._ends:
+            supply.deliver(self._origin)
+
+    def _launch(self, begin: Any, end: Any) -> None:
+        begin.record(self._origin)
+        self._graph.launch(self._origin)
+        self._fetch(end)
+
+    def _fetch(self, end: Any) -> None:
+        """Puts what the host wants of a step behind it, and then the end."""
+        for _, results in self._ends:
+            results.fetch(self._origin)
+        end.record(self._origin)
+
+    def _take_stock(self) -> None:
+        """The step has ended."""
+        for _, results in self._ends:
+            results.come()
+        if self._graph is not None and not self._timed:
+            elapsed = cupy.cuda.get_elapsed_time(*self._spans[0])
+            self._lasted_ns.append(NANOSECONDS_PER_MILLISECOND * elapsed)
 
     def _run_timed(self) -> None:
         if not self._timed_calls:
@@ -178,11 +222,12 @@ class Issuer(Worker):
 
     def _waited(self) -> bool:
         """Whether the step has ended, after a while at most where there are transfers that may fail."""
+        end = self._spans[0][1]
         if self._check is None:
-            self._end.synchronize()
+            end.synchronize()
             return True
         until = time.perf_counter_ns() + LOOK_NANOSECONDS
-        while not reached(self._end):
+        while not reached(end):
             if time.perf_counter_ns() >= until:
                 self._check()
                 return False

@@ -54,6 +54,10 @@ class MemoryPointer:
         """The bytes are read when the copy is made, not when it is asked for."""
         memcpy_async(self.ptr, source, size, 1, (stream or cuda.get_current_stream()).ptr)
 
+    def copy_to_host_async(self, target: int, size: int, stream: cuda.Stream | None = None) -> None:
+        """The bytes are there when the copy is made."""
+        memcpy_async(target, self.ptr, size, 2, (stream or cuda.get_current_stream()).ptr)
+
     def copy_from_device_async(self, source: MemoryPointer, size: int, stream: cuda.Stream | None = None) -> None:
         memcpy_async(self.ptr, source.ptr, size, 3, (stream or cuda.get_current_stream()).ptr)
 
