@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 
 from castile.planner.simulate import simulate
 from castile.runtime import gaps
-from castile.runtime.compiled import compiled
 from castile.runtime.gaps import ORDERS, best_fit, placed
 from castile.runtime.memory import ALIGNMENT, arenas, largest, pack, refuse, written
 from castile.runtime.task import NUM_LANES, Kind, Lane
@@ -146,12 +146,18 @@ def one_home(graph):
     return graph
 
 
+def interpreted(*problem):
+    """`best_fit` as Python runs it."""
+    with patch.object(gaps, "_loop", lambda: gaps.fill):
+        return best_fit(*problem)
+
+
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9), st.integers(1, 5)), max_size=30), st.integers(1, 40))
 def test_compiled_placing_equals_plain(drawn, limit):
     size, begin, length = (np.array(column, np.int64) for column in zip(*drawn, strict=True)) if drawn else [EMPTY] * 3
     sequence, ranks = np.arange(len(size)), np.concatenate([begin, begin + length]).astype(np.int32)
     begin, end = ranks[: len(size)], ranks[len(size) :]
-    forms, free = (best_fit, compiled(best_fit)), int(size.sum()) + 1
+    forms, free = (interpreted, best_fit), int(size.sum()) + 1
     plain, fast = (form(size, begin, end, sequence, free) for form in forms)
     assert plain[0].tolist() == fast[0].tolist()
     assert plain[1] == fast[1] == int((plain[0] + size).max(initial=0))
@@ -161,20 +167,24 @@ def test_compiled_placing_equals_plain(drawn, limit):
         assert least >= limit or places.tolist() == plain[0].tolist()
 
 
+@pytest.mark.parametrize("halves", [(), (16,), (3, 16, 128)])
 @pytest.mark.parametrize("longest", [5, 100, 2000])
 @pytest.mark.parametrize("num_blocks", [127, 128, 129, 700])
-def test_each_block_lies_in_the_tightest_gap(num_blocks: int, longest: int):
+def test_each_block_lies_in_the_tightest_gap(num_blocks: int, longest: int, halves: tuple[int, ...], monkeypatch):
+    """However their times are divided over shelves."""
+    monkeypatch.setattr(gaps, "HALVES", halves)
+    monkeypatch.setattr(gaps, "LEAST_EACH", 1)
     rng = np.random.default_rng(num_blocks + longest)
     size, begin = rng.integers(1, 60, num_blocks), rng.integers(0, 2000, num_blocks).astype(np.int32)
     end, sequence = (begin + rng.integers(1, longest, num_blocks)).astype(np.int32), rng.permutation(num_blocks)
-    places, length = compiled(best_fit)(size, begin, end, sequence, np.iinfo(np.int64).max)
+    places, length = best_fit(size, begin, end, sequence, np.iinfo(np.int64).max)
     assert length == (places + size).max()
     for n, block in enumerate(sequence):
         before = [b for b in sequence[:n] if begin[b] < end[block] and begin[block] < end[b]]
         taken = sorted((int(places[b]), int(places[b] + size[b])) for b in before)
         tops = np.maximum.accumulate([0, *(high for _, high in taken)]).tolist()
-        gaps = [(low - top, top) for (low, _), top in zip(taken, tops, strict=False) if low - top >= size[block]]
-        assert places[block] == (min(gaps)[1] if gaps else tops[-1])
+        free = [(low - top, top) for (low, _), top in zip(taken, tops, strict=False) if low - top >= size[block]]
+        assert places[block] == (min(free)[1] if free else tops[-1])
 
 
 @pytest.mark.parametrize("num_blocks", [0, 1, 2, 5, 9, 14, 20, 40])
@@ -187,7 +197,7 @@ def test_the_shortest_arena_of_all_placing_orders_is_taken(num_blocks: int):
         live = max((int(size[(begin <= t) & (t < end)].sum()) for t in begin), default=0)
         places = placed(size, begin, end, live)
         free, ranks = int(size.sum()) + 1, (begin.astype(np.int32), end.astype(np.int32))
-        each = [compiled(best_fit)(size, *ranks, np.lexsort(keys(size, begin, end)), free)[1] for keys in ORDERS]
+        each = [best_fit(size, *ranks, np.lexsort(keys(size, begin, end)), free)[1] for keys in ORDERS]
         assert (places + size).max(initial=0) == min(each) >= live
         for a in range(num_blocks):
             at_once = (begin < end[a]) & (begin[a] < end) & (np.arange(num_blocks) != a)
