@@ -2,7 +2,7 @@
 
     python benchmarks/accept.py [--only NAME ...] [--with-tests] [--json]
 
-All of it takes about fifteen minutes, and wants the machine to itself. The results also go to build/accept.json. The
+All of it takes about forty minutes, and wants the machine to itself. The results also go to build/accept.json. The
 exit status is 1 where a target is not met. A check is a public function of a file of `benchmarks/checks`.
 """
 
