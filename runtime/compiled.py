@@ -81,7 +81,9 @@ def assembled(
     None of them may make an array: references to arrays are not counted, since that would take longer than all else.
     """
     import numba
-    from numba.types import unliteral
+
+    # Not `from numba.types`, which replaces itself: threads that wait for another's import of it have an empty module.
+    from numba import types
 
     _listener()
     told = [_told(one) for one in (*bodies, *parts, *inlined)]
@@ -106,7 +108,7 @@ def assembled(
             join = numba.njit(forceinline=function in inlined, no_cpython_wrapper=True, **common)
             made[function] = one = join(linked(function))
             # Else it would be compiled anew for every constant that it is given.
-            one.get_call_template = lambda args, kws, of=one.get_call_template: of([*map(unliteral, args)], kws)
+            one.get_call_template = lambda args, kws, of=one.get_call_template: of([*map(types.unliteral, args)], kws)
         return made[function]
 
     return tuple([numba.njit(cache=True, **common, **options)(linked(body)) for body in bodies])

@@ -50,3 +50,30 @@ def test_a_search_s_clock_stands_still_while_loops_are_compiled(tmp_path, monkey
         before = spent
     with mock.patch("time.perf_counter", return_value=1000.0):
         assert clock() == 1000.0 - before
+
+
+THREADS = """
+import sys, threading
+from castile.runtime.compiled import assembled
+def inner(x):
+    return x + 1
+def outer(x):
+    return inner(x) * 2
+def make():
+    together.wait()
+    made.append(assembled([outer], [inner], [])[0](1))
+sys.setswitchinterval(1e-6)
+made, together = [], threading.Barrier(4)
+threads = [threading.Thread(target=make) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert made == [4, 4, 4, 4], made
+"""
+
+
+def test_threads_may_be_the_first_of_a_process_to_make_a_loop(tmp_path):
+    (script := tmp_path / "threads.py").write_text(THREADS)
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
