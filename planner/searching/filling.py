@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice, takewhile
+from itertools import islice
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -136,17 +136,21 @@ class Gathering:
         return found
 
     def _candidates(self, longest: float) -> Iterator[_Candidate]:
-        """Until even what does not fit is taken for longer: more microbatches take no less, nor more computed again."""
+        """Of each way the first, unless even what does not fit is taken for longer.
+
+        More microbatches take no less, nor more computed again.
+        """
         most = inf
         for others in self.ways:
             few = replace(others, numbers=[number for number in others.numbers if number <= most])
-            near = takewhile(lambda one: one.least <= longest, _looked_through(few))
-            first = next(near, None)
-            if first is None:
-                return
-            for one in islice(filter(attrgetter("plans"), chain([first], near)), 1):
-                most = one.number
-                yield one
+            for one in _looked_through(few):
+                if one.least > longest:
+                    most = one.number - 1
+                    break
+                if one.plans:
+                    most = one.number
+                    yield one
+                    break
 
     def sooner(self, seconds: float, look: Look, times: float = 1.0) -> tuple[Chosen, Found] | None:
         """What a search finds from it, or itself where there are many parts; None where so many times what it takes is
