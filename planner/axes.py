@@ -82,6 +82,11 @@ class Alignment:
         # Nodes are known by it to be alike: each is asked for it many times.
         return hash((tuple(self.extents.items()), self.operands, self.results))
 
+    @cached_property
+    def is_ordered(self) -> bool:
+        """Whether any operand or result lies in memory otherwise than its dims come."""
+        return any(one.order for one in (*self.operands, *self.results))
+
     def shape(self, operand: Operand) -> tuple[int, ...]:
         return tuple(self._length(dim) for dim in operand.dims)
 

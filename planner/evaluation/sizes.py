@@ -82,7 +82,7 @@ def _begun_ahead(
     """The best of each order with as many microbatches more begun ahead as pay, each time more than twice as many.
 
     How many do is seen without buckets, which take longest to make. By PATH kernels of the later microbatches go first:
-    none was seen to pay where that is not better without.
+    none was seen to pay where it is worse without.
     """
     ahead, count = found[0].strategy.ahead, found[0].strategy.microbatches
     if count == 1:
@@ -90,7 +90,7 @@ def _begun_ahead(
     best: dict[str, Evaluated] = {}
     for one in sorted(found, key=lambda one: one.energy):
         best.setdefault(one.strategy.order, one)
-    path = min(most, (1 - WORTH) * best[READY].energy)
+    path = min(most, best[READY].energy)
     near = [one.strategy for order, one in best.items() if one.energy <= (path if order == PATH else most)]
     plain = seen(evaluator, (_with(one, 0, ahead) for one in near))
     climbing = {one.strategy.order: one for one in plain}

@@ -25,8 +25,10 @@ def flows(
             producers[port.region].append((step.slot, n))
         for n, port in enumerate(step.inputs):
             readers[port.region].append((step.slot, n))
-        ports = zip((*step.inputs, *step.outputs), bearing(step), strict=True)
-        orders.update({port.region: one.order for port, one in ports if one.order})
+        # few have any, and to look at all ports again takes as long as all else
+        if step.node.alignment.is_ordered:
+            ports = zip((*step.inputs, *step.outputs), bearing(step), strict=True)
+            orders.update({port.region: one.order for port, one in ports if one.order})
     found = []
     for region in dict.fromkeys((*readers, *producers)):
         made, read = tuple(producers.get(region, ())), tuple(readers.get(region, ()))
