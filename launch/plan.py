@@ -17,8 +17,9 @@ import tyro
 
 from castile.launch.here import absent
 from castile.launch.jobs import checks, offline
-from castile.launch.jobs.looking import Looking, mode_of
+from castile.launch.jobs.looking import Looking
 from castile.launch.jobs.offline import Desk
+from castile.launch.jobs.wanted import mode_of
 from castile.launch.pictures import front, layout
 from castile.launch.processes.interrupts import ending_early
 from castile.launch.processes.ranks import UserError

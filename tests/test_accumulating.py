@@ -16,7 +16,7 @@ import pytest
 from castile.launch import models
 from castile.launch import plan as planning
 from castile.launch.__main__ import main
-from castile.launch.jobs import looking
+from castile.launch.jobs import looking, wanted
 from castile.launch.reports import searches
 from castile.planner import strategy as strategies
 from castile.planner.choices.pins import Pins
@@ -26,8 +26,9 @@ from castile.planner.known.pipelines import divisors
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import NoPlanFits, search
-from castile.planner.searching import accumulating, filling
-from castile.planner.searching.accumulating import Chosen, Foreseen
+from castile.planner.searching import accumulating, filling, foresight
+from castile.planner.searching.accumulating import Chosen
+from castile.planner.searching.foresight import Foreseen, Outlook
 from castile.planner.step.recompute import Recomputation
 from tests.little import evaluator, machine, tower
 from tests.training import SGD
@@ -102,9 +103,9 @@ def test_where_nothing_fits_pipelines_are_asked_for_with_more_and_more_computed_
 
     monkeypatch.setattr(looking, "instead", instead)
     monkeypatch.setattr(looking, "search", counted)
-    monkeypatch.setattr(looking, "has_many_parts", lambda lowering: is_dear)
+    monkeypatch.setattr(wanted, "has_many_parts", lambda lowering: is_dear)
     monkeypatch.setattr(accumulating, "could_fit", lambda evaluator: True)
-    monkeypatch.setattr(accumulating, "FAR", 1.0)
+    monkeypatch.setattr(foresight, "FAR", 1.0)
     assert "no plan fits" in refused(capsys, *words)
     ways = len(Recomputation(models.parse(words[1]).graph(BATCH), SGD).rising())
     at = 1 if is_dear else len(asked) - ways
@@ -302,14 +303,14 @@ def test_where_a_known_plan_just_fits_none_is_called_far(layers: int, batch: int
     for count in (1, 2):
         roomy = evaluator(graph, machine(procs), microbatches=count)
         least = min(max(roomy.evaluate(plan).peak_bytes) for plan in seeds(roomy.lowering).values())
-        full = accumulating.foresee(evaluator(graph, machine(procs, memory=least), microbatches=count))
-        assert 2 * full.share < accumulating.FAR and not full.is_far
-        tight = accumulating.foresee(evaluator(graph, machine(procs, memory=least // 8), microbatches=count))
+        full = foresight.foresee(evaluator(graph, machine(procs, memory=least), microbatches=count))
+        assert 2 * full.share < foresight.FAR and not full.is_far
+        tight = foresight.foresee(evaluator(graph, machine(procs, memory=least // 8), microbatches=count))
         assert tight.is_far and not tight.fitting
 
 
 def number(memory: int, numbers: tuple[int, ...]) -> int | None:
-    chosen = accumulating.enough(lambda n: on(memory, n), numbers)
+    chosen = accumulating.enough(Outlook(lambda n: on(memory, n)), numbers)
     return None if chosen is None else chosen.number
 
 
@@ -324,14 +325,14 @@ def test_the_number_is_that_in_which_known_plans_are_best() -> None:
 
 def test_where_the_best_known_plans_do_not_fit_the_smallest_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     same = on(10**6, 2)[0]
-    monkeypatch.setattr(accumulating, "MOST_TRIED", 1)
-    few = accumulating.foresee(same)
+    monkeypatch.setattr(foresight, "MOST_TRIED", 1)
+    few = foresight.foresee(same)
     (_, best), (_, smallest) = few.fitting
     others = [name for name in seeds(same.lowering) if name != best.search]
-    assert smallest.search == min(others, key=lambda name: accumulating.foresee(same, [name]).share)
+    assert smallest.search == min(others, key=lambda name: foresight.foresee(same, [name]).share)
     tried = []
     monkeypatch.setattr(accumulating, "_seconds", lambda evaluator, plan: tried.append(plan) or inf)
-    assert accumulating.enough(lambda n: (same, None), (2,)) is not None
+    assert accumulating.enough(Outlook(lambda n: (same, None)), (2,)) is not None
     assert tried == [plan for _, plan in few.fitting]
 
 
@@ -344,9 +345,9 @@ def choose(
         share, sketched, _ = known[number]
         return Foreseen(share, ((sketched, number),) if share <= 1 else (), sketched)
 
-    monkeypatch.setattr(accumulating, "foresee", foresee)
+    monkeypatch.setattr(foresight, "foresee", foresee)
     monkeypatch.setattr(accumulating, "_seconds", lambda evaluator, number: known[number][2])
-    return accumulating.enough(lambda n: (n, None), known, is_over=lambda: is_over)
+    return accumulating.enough(Outlook(lambda n: (n, None)), known, is_over=lambda: is_over)
 
 
 def test_the_fewest_pieces_that_fit_are_not_always_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +370,7 @@ def test_who_wants_an_end_waits_for_no_further_number(
 ) -> None:
     looked = []
     monkeypatch.setattr(planning, "ending_early", lambda what: nullcontext(lambda: True))
-    monkeypatch.setattr(accumulating, "foresee", lambda *given: looked.append(given))
+    monkeypatch.setattr(foresight, "foresee", lambda *given: looked.append(given))
     told = refused(capsys, *words)
     assert "no plan fits" in told and not looked
 
@@ -381,7 +382,7 @@ def test_what_lets_samples_meet_is_not_cut() -> None:
     def at(count: int) -> tuple[Evaluator, Pins | None]:
         return whole.turned("time", lowering=Lowering(graph, two, microbatches=count)), None
 
-    assert accumulating.enough(at, (2, 4)) is None
+    assert accumulating.enough(Outlook(at), (2, 4)) is None
 
 
 def test_where_memory_is_short_parameters_are_gathered_for_each_pass_instead_of_cutting_the_batch(

@@ -16,11 +16,11 @@ from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluated, Evaluator
 from castile.planner.evaluation.sizes import variants
 from castile.planner.graph import Graph
-from castile.planner.known.seeds import PIPELINE, seeds
+from castile.planner.known.seeds import PIPELINE, is_pipeline, seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import Found, NoPlanFits, search
-from castile.planner.searching import filling
-from castile.planner.searching.accumulating import Chosen, Foreseen, foresee
+from castile.planner.searching import filling, foresight
+from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.filling import (
     BETTERED,
     PROMISING,
@@ -32,6 +32,7 @@ from castile.planner.searching.filling import (
     instead,
     sooner,
 )
+from castile.planner.searching.foresight import Foreseen, Outlook, Place, foresee
 from castile.planner.searching.settling import settled_known
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.machine import Level, Machine, Processor
@@ -63,7 +64,7 @@ def at(number: int, widths: tuple[int, ...] = EVEN, rate: float = SLOW) -> tuple
 
 
 def others(numbers: Sequence[int], at: Callable[[int], tuple[Evaluator, Pins | None]] = at) -> Others:
-    return Others(numbers, at, lambda: False)
+    return Others(numbers, Outlook(at, is_meant=is_pipeline), lambda: False)
 
 
 def uncut(number: int) -> tuple[Evaluator, Pins | None]:
@@ -277,11 +278,11 @@ def test_of_plans_of_many_parts_fewer_microbatches_are_looked_at_while_pipelines
         seen = foresee(evaluator, *given)
         return replace(seen, fitting=()) if number == 4 else seen
 
-    monkeypatch.setattr(filling, "foresee", watched)
+    monkeypatch.setattr(foresight, "foresee", watched)
     known = replace(chosen, number=16, seconds=1e3)
     piped = sooner(known, others((2, 4, 8)), looking([]))
     assert asked == [16, 8, 4] and piped is not None and piped[0].number in (8, 16)
-    late = Others((2, 4, 8), at, lambda: False, lambda: True)
+    late = replace(others((2, 4, 8)), is_late=lambda: True)
     assert sooner(known, late, pytest.fail) is None
 
 
@@ -368,7 +369,7 @@ def test_what_is_gathered_is_simulated_where_it_is_taken_for_little_more_and_onc
         looked.append(plan)
         return evaluator.evaluate(plan)
 
-    one = filling._Candidate(1, evaluator, pins, ((PROMISING * seconds, plan),), least=0.0)
+    one = Place(1, evaluator, pins, Foreseen(1.0, ((PROMISING * seconds, plan),), 0.0))
     monkeypatch.setattr(filling, "_looked_through", lambda others: iter([one]))
     monkeypatch.setattr(filling, "_ordered", simulated)
     gathering = Gathering((others((1,)),))
@@ -393,14 +394,14 @@ def test_what_is_gathered_is_sketched_until_even_what_does_not_fit_takes_too_lon
     """rows: by way what is sketched in so many microbatches, how long it is taken for at least, and whether it fits."""
     evaluator, pins = at(1)
     plan, seen = seeds(evaluator.lowering)["data_parallel"], list[tuple[int, int]]()
-    ways = [replace(others(tuple(row)), at=lambda number, way=way: (way, number)) for way, row in enumerate(rows)]  # type: ignore[misc, arg-type, return-value]
+    ways = [replace(others(tuple(row)), is_over=way) for way, row in enumerate(rows)]  # type: ignore[arg-type]
 
-    def sketched(others: Others) -> Iterator[filling._Candidate]:
+    def sketched(others: Others) -> Iterator[Place]:
         for number in others.numbers:
-            way: Any = others.at(number)[0]
+            way: Any = others.is_over
             least, fits = rows[way][number]
             seen.append((way, number))
-            yield filling._Candidate(number, evaluator, pins, ((least, plan),) if fits else (), least)
+            yield Place(number, evaluator, pins, Foreseen(1.0, ((least, plan),) if fits else (), least))
 
     monkeypatch.setattr(filling, "_looked_through", sketched)
     Gathering(ways).best(1.5 / PROMISING)

@@ -22,7 +22,7 @@ from castile.planner.evaluation import evaluator as evaluators
 from castile.planner.evaluation.budget import Budget
 from castile.planner.evaluation.evaluator import OBJECTIVES, Evaluated, Evaluator
 from castile.planner.evaluation.folding import Folding
-from castile.planner.evaluation.sizes import HOPELESS, SIZES, WORTH, variants
+from castile.planner.evaluation.sizes import HOPELESS, SIZES, SPARED, WORTH, variants
 from castile.planner.families.updates import Updates
 from castile.planner.known.pieces import in_pieces
 from castile.planner.known.seeds import seed, seeds
@@ -333,3 +333,24 @@ def test_what_is_too_large_to_look_at_is_left_out(monkeypatch: pytest.MonkeyPatc
         few.evaluate(piped)
     found = variants(few, alike, (), orders=ORDERS)
     assert found and all(one in every for one in found)
+
+
+@pytest.mark.parametrize("lacks", [0.0, SPARED / 2, 2 * SPARED, 0.1])
+def test_what_lacks_memory_as_it_gets_ready_is_not_tried_by_path(lacks: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many microbatches begun ahead, where it lacks much."""
+    graph, on = models.parse(LATENT).graph(64), machines.parse("p3.16xlarge:nodes=2")
+    cut = Evaluator(Lowering(graph, on, Updates(find("sgd")()), microbatches=16), CostModel(on))
+    plan, tried = seeds(cut.lowering)["pipeline_2_megatron_8"], list[tuple[str, int]]()
+    began, more = (cut.evaluate(msgspec.structs.replace(plan, ahead=ahead)) for ahead in (0, 1))
+    by_path = cut.evaluate(msgspec.structs.replace(plan, order=PATH))
+    room = int(max(more.peak_bytes) / (1 + lacks))
+    assert by_path.energy <= began.energy and max(*began.peak_bytes, *by_path.peak_bytes) <= room
+    tight, evaluate = cut.turned("time", most_bytes=room), Evaluator.evaluate
+
+    def watched(self: Evaluator, strategy: Strategy) -> Evaluated:
+        tried.append((strategy.order, strategy.ahead))
+        return evaluate(self, strategy)
+
+    monkeypatch.setattr(Evaluator, "evaluate", watched)
+    variants(tight, plan, (), orders=(READY, PATH))
+    assert (READY, 1) in tried and ((PATH, 1) in tried) == (lacks <= SPARED)

@@ -8,7 +8,6 @@ import signal
 from itertools import pairwise
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -86,11 +85,11 @@ def test_a_crew_walks_each_leg_by_itself():
 def test_processes_end_with_their_crew():
     same = evaluator()
     with Crew(same, 2) as crew:
-        members = [member for _, member in crew._members]
+        members = [member.process for member in crew._members]
         assert all(member.is_alive() and member.pid != os.getpid() for member in members)
     assert not any(member.is_alive() for member in members)
     with pytest.raises(KeyboardInterrupt), Crew(same, 2) as crew:
-        members = [member for _, member in crew._members]
+        members = [member.process for member in crew._members]
         raise KeyboardInterrupt
     assert not any(member.is_alive() for member in members)
 
@@ -100,7 +99,7 @@ def test_what_a_process_that_is_gone_was_to_walk_is_walked_here():
     legs = [Leg(seeds(same.lowering)["data_parallel"].configs, 0.1, 12, seed) for seed in (1, 2, 3)]
     expected = Crew(same, 1).walk(legs)
     with Crew(same, 2) as crew:
-        os.kill(crew._members[0][1].pid, signal.SIGKILL)
+        os.kill(crew._members[0].process.pid, signal.SIGKILL)
         assert crew.walk(legs) == crew.walk(legs) == expected
 
 
@@ -109,11 +108,10 @@ def test_processes_whose_crew_is_gone_or_that_hear_ctrl_c_end_without_a_word(cap
     leg = Leg(seeds(same.lowering)["data_parallel"].configs, 0.1, 12, 1)
     with Crew(same, 3) as crew:
         crew.walk([leg] * 3)
-        (asked, busy), (_, idle), _ = crew._members
-        asked.send_bytes(msgspec.json.encode([leg]))
-        asked.close()
-        os.kill(idle.pid, signal.SIGINT)
-    assert (busy.exitcode, idle.exitcode, capfd.readouterr().err) == (0, 0, "")
+        busy, idle, _ = crew._members
+        busy.ask([leg])
+        os.kill(idle.process.pid, signal.SIGINT)
+    assert (busy.process.exitcode, idle.process.exitcode, capfd.readouterr().err) == (0, 0, "")
 
 
 @given(st.permutations([1.0, 2.0, 3.0, 4.0]), st.integers(0, 100))

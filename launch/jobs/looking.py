@@ -10,142 +10,40 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from math import inf
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import msgspec
 
-from castile.launch.jobs import checks
-from castile.launch.jobs.offline import Desk
-from castile.planner.choices import pins
+from castile.launch.jobs.wanted import Dropped, Wanted
 from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.budget import Budget, clock
-from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.sizes import SIZES
-from castile.planner.known.large import has_many_parts
 from castile.planner.known.pipelines import divisors
-from castile.planner.known.seeds import is_in_pieces, known_names, microbatch_counts
-from castile.planner.lower import Lowering
+from castile.planner.known.seeds import is_in_pieces, is_pipeline, microbatch_counts
 from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating
-from castile.planner.searching.accumulating import Chosen, Foreseen
-from castile.planner.searching.fewer import FURTHER, could_gain, faster, on_fewer, only
+from castile.planner.searching.accumulating import Chosen
+from castile.planner.searching.fewer import FURTHER, could_gain, faster, on_fewer
 from castile.planner.searching.filling import Gathering, Look, Others, cut_for, filled, instead, sooner
 from castile.planner.searching.fronts import Point, front_of, search_front
 from castile.planner.searching.settling import SETTLING, settled, settled_known
-from castile.planner.step.recompute import NOTHING, PARAMETERS, SMALL_STEPS, Recomputation
-from castile.planner.strategy import PATH, READY, Names, Strategy
+from castile.planner.step.recompute import NOTHING, PARAMETERS, SMALL_STEPS
+from castile.planner.strategy import PATH, READY, Strategy
 
 # What a search gets of a budget that others have spent: it looks at the known plans all the same.
 LEAST_SECONDS = 1e-3
 # So much of what is left of a time goes into a search where no known plan is taken to fit: the rest is for the next.
 DOUBTED = 0.5
 
-Dropped = tuple[str, ...]
 # In how many microbatches a plan was found, the plan, and the plans of a front.
 Looked = tuple[Chosen, Found, list[Point]]
 IsOver = Callable[[], bool]
 Enough = Callable[[Dropped, Iterable[int]], Chosen | None]
 
 
-class Asked(Protocol):
-    """Those options of the command that say how to look."""
-
-    @property
-    def search(self) -> str: ...
-    @property
-    def objective(self) -> str: ...
-    @property
-    def front(self) -> bool: ...
-    @property
-    def pin(self) -> tuple[str, ...]: ...
-    @property
-    def without(self) -> str: ...
-    @property
-    def seeds(self) -> str: ...
-    @property
-    def processes(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def accumulate(self) -> int | None: ...
-    @property
-    def recompute(self) -> str: ...
-
-
-def mode_of(objective: str) -> str:
-    """What plans with an objective are lowered to."""
-    return "forward" if objective == "latency" else "train"
-
-
 @dataclass(frozen=True)
-class Looking:
-    """What was asked for, and the plan to start from, if one is given, by the name "given".
-
-    only   the processors on which all is to stay; empty for all that may be used
-    """
-
-    command: Asked
-    desk: Desk
-    start: dict[str, Strategy]
-    only: tuple[int, ...] = ()
-
-    @property
-    def mode(self) -> str:
-        """What plans are lowered to."""
-        return mode_of(self.command.objective)
-
-    @cached_property
-    def names(self) -> list[str] | None:
-        """The known plans to start from, None for all; a search that is one of them looks at no other."""
-        if self.command.seeds:
-            return [name.strip() for name in self.command.seeds.split(",")]
-        search = self.command.search
-        return [search] if search in known_names(self.lowering) else None
-
-    @property
-    def microbatches(self) -> int:
-        """Into how many the batch is cut if a plan fits then: as is said, as the given plan does, or one."""
-        if self.mode == "forward":
-            return 1
-        return self.command.accumulate or max((plan.microbatches for plan in self.start.values()), default=1)
-
-    @cached_property
-    def recompute(self) -> Dropped:
-        """What is computed again if a plan fits then: as is said, as the given plan does, or nothing."""
-        given = [plan.recompute if self.mode == "train" else () for plan in self.start.values()]
-        return given[0] if given else self.dropped(self.command.recompute)
-
-    def dropped(self, way: str) -> Dropped:
-        """The nodes whose results are not kept."""
-        return checks.recomputed(way, self._recomputation)
-
-    @cached_property
-    def _recomputation(self) -> Recomputation:
-        return Recomputation(self.desk.evaluator.lowering.graph, self.desk.evaluator.lowering.updates)
-
-    @cached_property
-    def lowering(self) -> Lowering:
-        """What plans are lowered by first: as was asked for."""
-        return self.evaluator(self.microbatches, self.recompute).lowering
-
-    def evaluator(self, microbatches: int, recompute: Dropped) -> Evaluator:
-        """What measures the objective: training steps cut so, or forward passes."""
-        known = self.desk.evaluator.lowering
-        if (known.mode, known.microbatches, known.recompute) == (self.mode, microbatches, recompute):
-            return self.desk.evaluator.turned(self.command.objective)
-        lowering = known.remade(mode=self.mode, microbatches=microbatches, recompute=recompute)
-        return self.desk.evaluator.turned(self.command.objective, lowering=lowering)
-
-    def pins(self, lowering: Lowering) -> Pins | None:
-        """What the user insists on, None for nothing. Raises ValueError for a node that there is not."""
-        found = [pins.parse(text) for text in self.command.pin]
-        if self.command.without:
-            found.append(pins.without(self.command.without, lowering.machine.num_procs))
-        if self.only:
-            found.append(only(self.only))
-        names = Names(lowering.piece.nodes, lowering.names.optional)
-        return Pins(found, names, lowering.machine.num_procs) if found else None
+class Looking(Wanted):
+    """A way to what was asked for."""
 
     def look(self, limits: Budget, progress: Progress | None) -> Looked:
         """What is found on all processors that may be used, or, where these are of several speeds, the better plan that
@@ -158,6 +56,8 @@ class Looking:
             best = self._looked(limits, progress)
         except NoPlanFits as error:
             refused = error
+        finally:
+            self.foresight.end()
         num_proposals = best[1].num_proposals if best else refused.num_proposals if refused else 0
         for procs in self._faster(best):
             if limits.is_over():
@@ -180,7 +80,7 @@ class Looking:
         """On which processors alone to look too: none where a known plan, a front or little memory is asked for."""
         if self.names or self.command.front or self.command.objective == "memory":
             return
-        evaluator, pinned = self._at(self.recompute, self.microbatches)
+        evaluator, pinned = self.at(self.recompute, self.microbatches)
         every = range(evaluator.lowering.machine.num_procs) if pinned is None else pinned.procs
         for procs in faster(evaluator, every):
             if best is None or could_gain(evaluator, len(procs), best[1].evaluated.seconds):
@@ -202,8 +102,10 @@ class Looking:
         points, piped, computed = list[Point](), None, filter(None, map(late, self._computed_again()))
         gathering, may_fill = Gathering(self._gatherings(timed)), self._may_fill and limits.seconds is None
         for chosen in self._places(enough):
-            is_hopeless = self._may_fill and not chosen.fits and self._is_dear and not self._foreseen(chosen).fitting
+            is_hopeless = self._may_fill and not chosen.fits and self.is_dear and not self.foreseen(chosen).fitting
             try:
+                if may_fill and self._gives_up(chosen):
+                    gathering.expect()
                 piped = sooner(chosen, self._others(chosen, timed, timed), again) if self._may_fill else None
                 if piped is None and may_fill and self._gives_up(chosen):
                     piped = gathering.instead(chosen, again)
@@ -247,7 +149,7 @@ class Looking:
     def _computed_again(self) -> Iterator[Chosen]:
         """From where on pipelines that compute more again are looked at, once nothing else fits."""
         for number, way in product(self._numbers[1:2], self._ways_left if self._may_fill else ()):
-            yield Chosen(number, *self._at(self.dropped(way), number))
+            yield Chosen(number, *self.at(self.dropped(way), number))
 
     def _again(
         self, limits: Budget, is_settled: IsOver, progress: Progress | None, chosen: Chosen, plan: Strategy | None
@@ -269,7 +171,7 @@ class Looking:
         share = 1.0
         if limits.seconds is not None and self._may_fill:
             chosen = cut_for(chosen, self._others(chosen, timed, timed))
-            share = 1.0 if chosen.fits or self._foreseen(chosen).fitting else DOUBTED
+            share = 1.0 if chosen.fits or self.foreseen(chosen).fitting else DOUBTED
         return chosen, _left(limits, clock() - began, share)
 
     def _others(self, chosen: Chosen, for_more: Budget, for_better: Budget) -> Others:
@@ -277,14 +179,14 @@ class Looking:
         when for better plans once there is one.
         """
         counts = microbatch_counts(chosen.evaluator.lowering)[2:]
-        at = partial(self._at, chosen.evaluator.lowering.recompute)
-        return Others([n for n in counts if n != chosen.number], at, for_better.is_over, for_more.is_over)
+        outlook = self.outlook(chosen.evaluator.lowering.recompute, is_pipeline)
+        return Others([n for n in counts if n != chosen.number], outlook, for_better.is_over, for_more.is_over)
 
     def _gatherings(self, timed: Budget) -> list[Others]:
         """Where plans are looked at whose parameters are gathered for each pass, and more and more computed again."""
-        ways = (NOTHING, *self._recomputation.rising(SMALL_STEPS)) if self._may_fill and self._ways_left else ()
-        each = [partial(self._at, self.dropped(f"{way},{PARAMETERS}")) for way in ways]
-        return [Others(microbatch_counts(self.lowering), at, timed.is_over, timed.is_over, is_in_pieces) for at in each]
+        ways = (NOTHING, *self.recomputation.rising(SMALL_STEPS)) if self._may_fill and self._ways_left else ()
+        each = [self.outlook(self.dropped(f"{way},{PARAMETERS}"), is_in_pieces) for way in ways]
+        return [Others(microbatch_counts(self.lowering), one, timed.is_over, timed.is_over) for one in each]
 
     @property
     def _is_free(self) -> bool:
@@ -295,7 +197,7 @@ class Looking:
     def _ways(self) -> tuple[str, ...]:
         """Ways to compute more again than was said, beside `_gatherings`: none where anything was."""
         is_said = self.command.recompute or self.start or self.mode == "forward"
-        return () if is_said else self._recomputation.ways(gathering=not self._may_fill)
+        return () if is_said else self.recomputation.ways(gathering=not self._may_fill)
 
     @cached_property
     def _ways_left(self) -> tuple[str, ...]:
@@ -306,22 +208,17 @@ class Looking:
     def _numbers(self) -> tuple[int, ...]:
         return divisors(self.desk.evaluator.lowering.graph.batch) if self.mode == "train" else ()
 
-    def _at(self, recompute: Dropped, microbatches: int) -> tuple[Evaluator, Pins | None]:
-        evaluator = self.evaluator(microbatches, recompute)
-        return evaluator, self.pins(evaluator.lowering)
-
     def _enough(self, is_over: IsOver, is_late: IsOver, recompute: Dropped, numbers: Iterable[int]) -> Chosen | None:
         """In which of these numbers of microbatches to search."""
         # Who wants an end waits for no further number.
-        left = (n for n in numbers if not is_over())
-        return accumulating.enough(partial(self._at, recompute), left, self.names, is_late)
+        return accumulating.enough(self.outlook(recompute), numbers, is_late, is_over)
 
     def _places(self, enough: Enough) -> Iterator[Chosen]:
         """In what to search, one after the other, until a plan fits."""
-        first = Chosen(self.microbatches, *self._at(self.recompute, self.microbatches))
+        first = Chosen(self.microbatches, *self.at(self.recompute, self.microbatches))
         # A search takes long to say that it found none.
-        is_far = self._is_free and self._is_dear and self._foreseen(first).is_far
         numbers = self._numbers if self._is_free else (first.number,)
+        is_far = self._is_free and self.is_dear and self.foreseen(first).is_far
         chosen = enough(self.recompute, [n for n in numbers if n > first.number]) if is_far else None
         for way in (NOTHING, *self._ways_left):
             chosen = chosen or first if way == NOTHING else enough(self.dropped(way), numbers)
@@ -329,21 +226,6 @@ class Looking:
                 yield chosen
                 more = [n for n in numbers if n > chosen.number]
                 chosen = enough(chosen.evaluator.lowering.recompute, more)
-
-    @property
-    def _is_dear(self) -> bool:
-        """Whether a search takes a minute to say that it found none."""
-        return has_many_parts(self.desk.evaluator.lowering)
-
-    def _foreseen(self, chosen: Chosen) -> Foreseen:
-        """What the known plans are taken for, worked out once."""
-        if chosen.evaluator not in self._known:
-            self._known[chosen.evaluator] = accumulating.foresee(chosen.evaluator, self.names, chosen.pins)
-        return self._known[chosen.evaluator]
-
-    @cached_property
-    def _known(self) -> WeakKeyDictionary[Evaluator, Foreseen]:
-        return WeakKeyDictionary()
 
     def _advised(self, refused: NoPlanFits, enough: Enough) -> NoPlanFits:
         """That no plan fits, and where the number of microbatches was said one that would do."""

@@ -5,11 +5,8 @@ They do not know who chooses temperatures, nor what is done with what they find.
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import random
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 from types import TracebackType
 
 import msgspec
@@ -18,6 +15,7 @@ from castile.planner.choices.moves import Moves
 from castile.planner.choices.pins import Pins
 from castile.planner.choices.spaces import Spaces
 from castile.planner.search import Budget, Evaluator, Run
+from castile.planner.searching.copies import Copy
 from castile.planner.searching.walks import walk
 from castile.planner.strategy import Config
 
@@ -45,7 +43,6 @@ class Walked(msgspec.Struct, frozen=True):
 class Crew:
     """Walkers in so many processes, or in this one; what they find is the same.
 
-    Processes begin as copies of this one, so that they know what the evaluator knows; they hear and tell JSON.
     pins      what all plans that they walk through must have
     is_over   asked before each plan: once it says so legs end
     """
@@ -60,55 +57,30 @@ class Crew:
         self._evaluator, self._is_over = evaluator, is_over
         self._moves = Moves.of(evaluator.lowering, Spaces(evaluator.lowering, evaluator.cost, pins))
         self._num_processes = num_processes
-        self._members: list[tuple[Connection, multiprocessing.process.BaseProcess]] = []
+        self._members: list[Copy[Sequence[Leg], list[Walked]]] = []
 
     def __enter__(self) -> Crew:
-        context = multiprocessing.get_context("fork")
         for _ in range(self._num_processes if self._num_processes > 1 else 0):
-            ours, theirs = context.Pipe()
-            member = context.Process(target=self._serve, args=(ours, theirs), daemon=True)
-            member.start()
-            theirs.close()
-            self._members.append((ours, member))
+            self._members.append(Copy(self._walked))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for connection, member in self._members:
-            connection.close()
-            if kind is not None:
-                member.terminate()
-            member.join()
+        for member in self._members:
+            member.end(at_once=kind is not None)
 
     def walk(self, legs: Sequence[Leg]) -> list[Walked]:
         """What became of each leg, in their order."""
         if not self._members:
-            return [self._walk(leg) for leg in legs]
-        shares = [legs[n :: len(self._members)] for n in range(len(self._members))]
-        for (connection, _), share in zip(self._members, shares, strict=True):
-            with contextlib.suppress(ConnectionError):
-                connection.send_bytes(msgspec.json.encode(share))
-        told = [self._heard(connection, share) for (connection, _), share in zip(self._members, shares, strict=True)]
-        return [told[n % len(told)][n // len(told)] for n in range(len(legs))]
+            return self._walked(legs)
+        count = len(self._members)
+        asked = [(member, member.ask(legs[n::count])) for n, member in enumerate(self._members)]
+        told = [member.answer(number) for member, number in asked]
+        return [told[n % count][n // count] for n in range(len(legs))]
 
-    def _heard(self, connection: Connection, share: Sequence[Leg]) -> list[Walked]:
-        """What a process tells of its legs; they are walked here where it is gone, as where memory ran out."""
-        try:
-            return msgspec.json.decode(connection.recv_bytes(), type=list[Walked])
-        except (EOFError, ConnectionError):
-            return [self._walk(leg) for leg in share]
-
-    def _serve(self, others: Connection, connection: Connection) -> None:
-        """The life of a process: until no more legs come."""
-        # As long as a copy of the other end is open, here or with those that began later, the end is not heard.
-        for other in (others, *(earlier for earlier, _ in self._members)):
-            other.close()
-        # The one that asks may be killed while this walks, and Ctrl-C is for all: it is the one that tells of it.
-        with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
-            while True:
-                legs = msgspec.json.decode(connection.recv_bytes(), type=list[Leg])
-                connection.send_bytes(msgspec.json.encode([self._walk(leg) for leg in legs]))
+    def _walked(self, legs: Sequence[Leg]) -> list[Walked]:
+        return [self._walk(leg) for leg in legs]
 
     def _walk(self, leg: Leg) -> Walked:
         budget = Budget(proposals=leg.num_proposals, is_over=self._is_over)

@@ -12,16 +12,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple
 
 from castile.planner.bounds.lower_bound import lower_bound
-from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.evaluator import Evaluated, Evaluator
 from castile.planner.evaluation.sizes import variants
 from castile.planner.known.large import has_many_parts
-from castile.planner.known.seeds import is_pipeline, known_names
 from castile.planner.search import Found, NoPlanFits
-from castile.planner.searching.accumulating import Chosen, foresee, may_need
+from castile.planner.searching.accumulating import Chosen
+from castile.planner.searching.foresight import Outlook, Place
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.transfer import TooManyTransfers
@@ -49,17 +47,15 @@ class Others:
     """Other numbers of microbatches, in which known plans are looked at.
 
     numbers   ascending
-    at        an evaluator for so many, and what plans must have
+    outlook   of the known plans
     is_over   once it says so a plan that is known to be better will do, and is taken as it is
     is_late   once it says so no further number is looked at
-    is_meant  which known plans, by name: pipelines by default
     """
 
     numbers: Sequence[int]
-    at: Callable[[int], tuple[Evaluator, Pins | None]]
+    outlook: Outlook
     is_over: Callable[[], bool]
     is_late: Callable[[], bool] = lambda: False
-    is_meant: Callable[[str], bool] = is_pipeline
 
 
 def filled(chosen: Chosen, found: Found, others: Others, look: Look) -> tuple[Chosen, Found]:
@@ -121,6 +117,12 @@ class Gathering:
     ways: Sequence[Others]
     _known: dict[float, tuple[Chosen | None, Strategy | None]] = field(default_factory=dict)
 
+    def expect(self) -> None:
+        """That all ways are likely to be looked at, the first one first."""
+        for others in reversed(self.ways):
+            for number in others.numbers[:1]:
+                others.outlook.expect(number)
+
     def best(self, seconds: float) -> tuple[Chosen | None, Strategy | None]:
         """In how many microbatches, with what computed again, and the plan; None twice where none takes less than
         `seconds`, so that few are simulated. What was found before for more seconds is given again.
@@ -135,7 +137,7 @@ class Gathering:
         self._known[seconds] = found
         return found
 
-    def _candidates(self, longest: float) -> Iterator[_Candidate]:
+    def _candidates(self, longest: float) -> Iterator[Place]:
         """Of each way the first, unless even what does not fit is taken for longer.
 
         More microbatches take no less, nor more computed again.
@@ -144,10 +146,10 @@ class Gathering:
         for others in self.ways:
             few = replace(others, numbers=[number for number in others.numbers if number <= most])
             for one in _looked_through(few):
-                if one.least > longest:
+                if one.foreseen.least > longest:
                     most = one.number - 1
                     break
-                if one.plans:
+                if one.foreseen.fitting:
                     most = one.number
                     yield one
                     break
@@ -199,24 +201,6 @@ def _is_worth(chosen: Chosen, seconds: float) -> bool:
     return bound is not None and seconds > WORTH * bound.work_seconds
 
 
-class _Candidate(NamedTuple):
-    """A number of microbatches, and the plans that are taken to fit, with their seconds, the best first.
-
-    least   the seconds of the soonest, whether it fits or not
-    """
-
-    number: int
-    evaluator: Evaluator
-    pins: Pins | None
-    plans: tuple[tuple[float, Strategy], ...]
-    least: float
-
-    @property
-    def seconds(self) -> float:
-        """What the best is taken for."""
-        return self.plans[0][0]
-
-
 def _soonest(chosen: Chosen, seconds: float, others: Others) -> tuple[Chosen | None, Strategy | None]:
     """The number in which a pipeline takes least, if that is less than `seconds`; and that one, where it is taken as it
     is.
@@ -230,7 +214,7 @@ def _soonest(chosen: Chosen, seconds: float, others: Others) -> tuple[Chosen | N
 
 
 def _simulated(
-    candidates: Iterable[_Candidate], seconds: float, orders: Sequence[str], promising: float,
+    candidates: Iterable[Place], seconds: float, orders: Sequence[str], promising: float,
     most: tuple[int, int], is_over: Callable[[], bool],
 ) -> tuple[Chosen | None, Strategy | None]:  # fmt: skip
     """The one in which a plan takes least, if that is less than `seconds`, and that plan.
@@ -242,7 +226,7 @@ def _simulated(
     left = sorted(candidates, key=attrgetter("seconds"))[: most[0]][::-1]
     while left and left[-1].seconds <= promising * least and (best is None or not is_over()):
         one = left.pop()
-        near = (plan for taken_for, plan in one.plans if taken_for <= promising * least)
+        near = (plan for taken_for, plan in one.foreseen.fitting if taken_for <= promising * least)
         ordered = filter(None, (_ordered(one.evaluator, plan, orders, is_over) for plan in near))
         for soonest in islice(ordered, most[1]):
             if soonest.seconds < least:
@@ -262,39 +246,26 @@ def _ordered(
     return min((one for one in found if one.fits), key=attrgetter("seconds"), default=None)
 
 
-def _taken_for_best(others: Others) -> Iterator[_Candidate]:
+def _taken_for_best(others: Others) -> Iterator[Place]:
     """For each number that has some the plans that are taken to fit."""
-    return (one for one in _looked_through(others) if one.plans)
+    return (one for one in _looked_through(others) if one.foreseen.fitting)
 
 
-def _looked_through(others: Others) -> Iterator[_Candidate]:
+def _looked_through(others: Others) -> Iterator[Place]:
     """The same for each number that has any, whether they are taken to fit or not."""
-    shares: dict[int, float] = {}
-    for number in others.numbers:
-        if others.is_late():
-            return
-        if not may_need(shares, number, 1.0):
-            continue
-        try:
-            evaluator, pins = others.at(number)
-            names = [name for name in known_names(evaluator.lowering, pins) if others.is_meant(name)]
-            foreseen = foresee(evaluator, names, pins) if names else None
-        except ValueError:
-            # What cannot be cut into so many may be cut into others.
-            continue
-        if foreseen is None:
-            continue
-        shares[number] = foreseen.share
-        yield _Candidate(number, evaluator, pins, foreseen.fitting, foreseen.least)
+    return others.outlook.places(others.numbers, 1.0, others.is_late)
 
 
-def _of_many_parts(first: int, others: Others) -> Iterator[_Candidate]:
+def _of_many_parts(first: int, others: Others) -> Iterator[Place]:
     """Those of the first number; of smaller ones, as long as a pipeline is taken to fit, of which stages keep less than
     the known plans that the first was found for; and of larger ones, up to twice one in which a pipeline is not taken
     for much more: to look at each takes seconds.
     """
     least, best = inf, first
-    for number in (first, *reversed([number for number in others.numbers if number < first])):
+    fewer = [number for number in others.numbers if number < first][::-1]
+    for number in fewer[:1]:
+        others.outlook.expect(number)
+    for number in (first, *fewer):
         found = next(_taken_for_best(replace(others, numbers=(number,))), None)
         if found is None:
             break

@@ -1,0 +1,163 @@
+"""What is wanted of a search, as `castile plan` was asked: on what lowerings to look, with which pins, and what known
+plans are taken for there.
+
+It does not know in which order these are looked at, nor what is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from castile.launch.jobs import checks
+from castile.launch.jobs.offline import Desk
+from castile.planner.choices import pins
+from castile.planner.choices.pins import Pins
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.known.large import has_many_parts
+from castile.planner.known.seeds import known_names
+from castile.planner.lower import Lowering
+from castile.planner.searching.accumulating import Chosen
+from castile.planner.searching.fewer import only
+from castile.planner.searching.foresight import Foreseen, Foresight, Outlook, Question, foresee
+from castile.planner.step.recompute import Recomputation
+from castile.planner.strategy import Names, Strategy
+from castile.runtime.machine import num_cores
+
+Dropped = tuple[str, ...]
+
+
+class Asked(Protocol):
+    """Those options of the command that say how to look."""
+
+    @property
+    def search(self) -> str: ...
+    @property
+    def objective(self) -> str: ...
+    @property
+    def front(self) -> bool: ...
+    @property
+    def pin(self) -> tuple[str, ...]: ...
+    @property
+    def without(self) -> str: ...
+    @property
+    def seeds(self) -> str: ...
+    @property
+    def processes(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def accumulate(self) -> int | None: ...
+    @property
+    def recompute(self) -> str: ...
+
+
+def mode_of(objective: str) -> str:
+    """What plans with an objective are lowered to."""
+    return "forward" if objective == "latency" else "train"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for, and the plan to start from, if one is given, by the name "given".
+
+    only   the processors on which all is to stay; empty for all that may be used
+    """
+
+    command: Asked
+    desk: Desk
+    start: dict[str, Strategy]
+    only: tuple[int, ...] = ()
+
+    @property
+    def mode(self) -> str:
+        """What plans are lowered to."""
+        return mode_of(self.command.objective)
+
+    @cached_property
+    def names(self) -> list[str] | None:
+        """The known plans to start from, None for all; a search that is one of them looks at no other."""
+        if self.command.seeds:
+            return [name.strip() for name in self.command.seeds.split(",")]
+        search = self.command.search
+        return [search] if search in known_names(self.lowering) else None
+
+    @property
+    def microbatches(self) -> int:
+        """Into how many the batch is cut if a plan fits then: as is said, as the given plan does, or one."""
+        if self.mode == "forward":
+            return 1
+        return self.command.accumulate or max((plan.microbatches for plan in self.start.values()), default=1)
+
+    @cached_property
+    def recompute(self) -> Dropped:
+        """What is computed again if a plan fits then: as is said, as the given plan does, or nothing."""
+        given = [plan.recompute if self.mode == "train" else () for plan in self.start.values()]
+        return given[0] if given else self.dropped(self.command.recompute)
+
+    def dropped(self, way: str) -> Dropped:
+        """The nodes whose results are not kept."""
+        return checks.recomputed(way, self.recomputation)
+
+    @cached_property
+    def recomputation(self) -> Recomputation:
+        """Of which nodes results may not be kept."""
+        return Recomputation(self.desk.evaluator.lowering.graph, self.desk.evaluator.lowering.updates)
+
+    @cached_property
+    def lowering(self) -> Lowering:
+        """What plans are lowered by first: as was asked for."""
+        return self.evaluator(self.microbatches, self.recompute).lowering
+
+    def evaluator(self, microbatches: int, recompute: Dropped) -> Evaluator:
+        """What measures the objective: training steps cut so, or forward passes."""
+        known = self.desk.evaluator.lowering
+        if (known.mode, known.microbatches, known.recompute) == (self.mode, microbatches, recompute):
+            return self.desk.evaluator.turned(self.command.objective)
+        lowering = known.remade(mode=self.mode, microbatches=microbatches, recompute=recompute)
+        return self.desk.evaluator.turned(self.command.objective, lowering=lowering)
+
+    def pins(self, lowering: Lowering) -> Pins | None:
+        """What the user insists on, None for nothing. Raises ValueError for a node that there is not."""
+        found = [pins.parse(text) for text in self.command.pin]
+        if self.command.without:
+            found.append(pins.without(self.command.without, lowering.machine.num_procs))
+        if self.only:
+            found.append(only(self.only))
+        names = Names(lowering.piece.nodes, lowering.names.optional)
+        return Pins(found, names, lowering.machine.num_procs) if found else None
+
+    def outlook(self, recompute: Dropped, is_meant: Callable[[str], bool] | None = None) -> Outlook:
+        """On the known plans from which a search begins, or on those that are meant."""
+        return Outlook(partial(self.at, recompute), self.names, is_meant, recompute, self.foresight)
+
+    @cached_property
+    def foresight(self) -> Foresight:
+        """Sketches that are drawn ahead; whoever looks ends it."""
+        return Foresight(self._drawn, self.is_dear and num_cores() > 1)
+
+    def _drawn(self, asked: Question) -> Foreseen | None:
+        return self.outlook(asked.recompute, asked.is_meant).draw(asked.number)
+
+    def at(self, recompute: Dropped, microbatches: int) -> tuple[Evaluator, Pins | None]:
+        """Where to look for plans of so many microbatches that compute these nodes again."""
+        evaluator = self.evaluator(microbatches, recompute)
+        return evaluator, self.pins(evaluator.lowering)
+
+    @property
+    def is_dear(self) -> bool:
+        """Whether a search takes a minute to say that it found none."""
+        return has_many_parts(self.desk.evaluator.lowering)
+
+    def foreseen(self, chosen: Chosen) -> Foreseen:
+        """What the known plans are taken for, worked out once."""
+        if chosen.evaluator not in self._known:
+            self._known[chosen.evaluator] = foresee(chosen.evaluator, self.names, chosen.pins)
+        return self._known[chosen.evaluator]
+
+    @cached_property
+    def _known(self) -> WeakKeyDictionary[Evaluator, Foreseen]:
+        return WeakKeyDictionary()

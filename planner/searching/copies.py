@@ -1,0 +1,80 @@
+"""Copies: processes that begin as copies of this one, and answer what they are asked while it goes on.
+
+They do not know what is asked, nor who asks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
+from multiprocessing.connection import Connection
+from typing import ClassVar, Generic, TypeVar
+
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
+
+
+class Copy(Generic[Question, Answer]):
+    """A process that knows what this one knows as it begins; of what it was asked it answers the latest first.
+
+    answer   what is asked for; the same here and there, as here it is worked out where the process is gone
+    """
+
+    # This process's ends of all that there are: a copy has them too.
+    _ends: ClassVar[set[Connection]] = set()
+
+    def __init__(self, answer: Callable[[Question], Answer]) -> None:
+        context = multiprocessing.get_context("fork")
+        self._answer, self._numbers = answer, count()
+        self._asked, self._told = dict[int, Question](), dict[int, Answer]()
+        self._end, theirs = context.Pipe()
+        self._ends.add(self._end)
+        self.process = context.Process(target=self._serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def ask(self, question: Question) -> int:
+        """Gives by which number the answer is known."""
+        number = next(self._numbers)
+        self._asked[number] = question
+        # That it is gone is found when it should have answered.
+        with suppress(ConnectionError):
+            self._end.send((number, question))
+        return number
+
+    def answer(self, number: int) -> Answer:
+        """Waits for it; each is given once."""
+        question = self._asked.pop(number)
+        try:
+            while number not in self._told:
+                self._told.update([pickle.loads(self._end.recv_bytes())])
+        except (EOFError, ConnectionError):
+            return self._answer(question)
+        return self._told.pop(number)
+
+    def end(self, at_once: bool = False) -> None:
+        """What was asked and not answered is given up; at once, or after what is being worked out."""
+        self._ends.discard(self._end)
+        self._end.close()
+        if at_once:
+            self.process.terminate()
+        self.process.join()
+
+    def _serve(self, connection: Connection) -> None:
+        """The life of the process: until nothing more can be asked."""
+        # As long as a copy of the other end is open, here or with those that begin later, that is not heard.
+        for end in self._ends:
+            end.close()
+        asked = list[tuple[int, Question]]()
+        # The one that asks may be killed meanwhile, and Ctrl-C is for all: it is the one that tells of it. What is told
+        # waits in a thread of its own until it is heard.
+        with suppress(EOFError, ConnectionError, KeyboardInterrupt), ThreadPoolExecutor(1) as telling:
+            while True:
+                while not asked or connection.poll():
+                    asked.append(connection.recv())
+                number, question = asked.pop()
+                telling.submit(connection.send_bytes, pickle.dumps((number, self._answer(question))))

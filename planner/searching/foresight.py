@@ -1,0 +1,200 @@
+"""Foresight: what known plans take in numbers of microbatches, as sketches tell; where that takes long, those that are
+likely to be asked for next are drawn in a process beside.
+
+It does not know for what a number is wanted, nor how a sketch is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from castile.planner.choices.pins import Pins
+from castile.planner.choices.spaces import Spaces
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.known.seeds import known_names, seeds
+from castile.planner.searching.copies import Copy
+from castile.planner.sketch.sieve import Sieve
+from castile.planner.strategy import Strategy
+
+# Of the known plans that are taken to fit the best so many are told, and the smallest.
+MOST_TRIED = 3
+# Known plans need as much memory where what they need differs by less than this share.
+ALIKE = 0.02
+# Sketches of whole batches took the smallest known plan for up to 1.45 times what it needed (docs/decisions/0046), and
+# those of cut ones for no more than it needed. From so many times the memory on none comes near fitting.
+FAR = 3.0
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What known plans in so many microbatches are taken for.
+
+    share     of its memory the fullest processor needs in the plan that needs least: more than 1 where none fits
+    fitting   of those that are taken to fit the best, by the seconds that they are taken for, and the smallest
+    least     the seconds that the soonest is taken for, whether it fits or not
+    """
+
+    share: float
+    fitting: tuple[tuple[float, Strategy], ...]
+    least: float
+
+    @property
+    def is_far(self) -> bool:
+        """Whether no known plan comes near fitting. That no other fits is not known."""
+        return self.share > FAR
+
+
+class Place(NamedTuple):
+    """A number of microbatches, an evaluator for so many, what plans must have, and what known plans are taken for."""
+
+    number: int
+    evaluator: Evaluator
+    pins: Pins | None
+    foreseen: Foreseen
+
+    @property
+    def seconds(self) -> float:
+        """What the best of those that are taken to fit is taken for; there must be one."""
+        return self.foreseen.fitting[0][0]
+
+
+class Question(NamedTuple):
+    """What known plans take in so many microbatches with these nodes computed again; of those names, None for all."""
+
+    number: int
+    recompute: tuple[str, ...]
+    is_meant: Callable[[str], bool] | None
+
+
+class Foresight:
+    """Sketches that are drawn in a process beside before they are asked for.
+
+    draw    what a question asks; None where the model cannot be cut so, or no such plan is known
+    helps   whether that pays, and there is a core for it
+    """
+
+    def __init__(self, draw: Callable[[Question], Foreseen | None], helps: bool) -> None:
+        self._draw, self._helps = draw, helps
+        self._numbers: dict[Question, int] = {}
+        self._copy: Copy[Question, Foreseen | None] | None = None
+
+    def expect(self, question: Question) -> None:
+        """Begin with it; what is expected last is drawn first."""
+        if self._helps and question not in self._numbers:
+            self._copy = self._copy or Copy(self._draw)
+            self._numbers[question] = self._copy.ask(question)
+
+    def is_expected(self, question: Question) -> bool:
+        """Whether it was begun with, and not asked for yet."""
+        return question in self._numbers
+
+    def answer(self, question: Question) -> Foreseen | None:
+        """What was expected."""
+        assert self._copy is not None
+        return self._copy.answer(self._numbers.pop(question))
+
+    def end(self) -> None:
+        """Nothing more is asked for."""
+        if self._copy is not None:
+            self._copy.end(at_once=True)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Known plans in sketches, in numbers of microbatches.
+
+    at          an evaluator for so many, and what plans must have; raises ValueError where the model cannot be cut so
+    names       of known plans, None for all from which a search begins
+    is_meant    which of all known plans instead, by name
+    recompute   the nodes that are computed again
+    """
+
+    at: Callable[[int], tuple[Evaluator, Pins | None]]
+    names: Sequence[str] | None = None
+    is_meant: Callable[[str], bool] | None = None
+    recompute: tuple[str, ...] = ()
+    foresight: Foresight | None = None
+
+    def places(self, numbers: Iterable[int], most: float, is_late: Callable[[], bool]) -> Iterator[Place]:
+        """Those of these numbers, ascending, of which anything is known; without those in which the smallest plan needs
+        more than `most` times the memory, as far as others tell. While one is looked at the next is drawn beside.
+
+        is_late   once it says so no further one is looked at
+        """
+        shares: dict[int, float] = {}
+        left = [*numbers]
+        while left and not is_late():
+            number, *left = left
+            if not may_need(shares, number, most):
+                continue
+            following = next((n for n in left if may_need(shares, n, most)), None)
+            if following is not None and not self._is_expected(number):
+                self.expect(following)
+            place = self._place(number)
+            if place is not None:
+                shares[number] = place.foreseen.share
+                yield place
+
+    def expect(self, number: int) -> None:
+        """That this number is likely to be asked for."""
+        if self.foresight is not None:
+            self.foresight.expect(self._question(number))
+
+    def draw(self, number: int) -> Foreseen | None:
+        """What known plans take, here and now."""
+        try:
+            return self._drawn(*self.at(number))
+        except ValueError:
+            # What cannot be cut into so many may be cut into others.
+            return None
+
+    def _place(self, number: int) -> Place | None:
+        try:
+            evaluator, pins = self.at(number)
+            if self.foresight is not None and self._is_expected(number):
+                foreseen = self.foresight.answer(self._question(number))
+            else:
+                foreseen = self._drawn(evaluator, pins)
+        except ValueError:
+            return None
+        return None if foreseen is None else Place(number, evaluator, pins, foreseen)
+
+    def _drawn(self, evaluator: Evaluator, pins: Pins | None) -> Foreseen | None:
+        names = self.names
+        if self.is_meant is not None:
+            names = [name for name in known_names(evaluator.lowering, pins) if self.is_meant(name)]
+        return None if names is not None and not names else foresee(evaluator, names, pins)
+
+    def _is_expected(self, number: int) -> bool:
+        return self.foresight is not None and self.foresight.is_expected(self._question(number))
+
+    def _question(self, number: int) -> Question:
+        return Question(number, self.recompute, self.is_meant)
+
+
+def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins | None = None) -> Foreseen:
+    """What the known plans (of these names) take in the microbatches of an evaluator's lowering.
+
+    Raises ValueError where the model cannot be cut into as many.
+    """
+    lowering, cost = evaluator.lowering, evaluator.cost
+    known = seeds(lowering, names, cost, pins)
+    sieve = Sieve(evaluator, known, Spaces(lowering, cost, pins))
+    found = [(seen.seconds, seen.share, known[name]) for name, seen in sieve.seen.items() if seen.share <= 1]
+    found.sort(key=lambda one: one[:2])
+    # A sketch took a small vit for half the memory that it needs: where the best do not fit, the smallest may.
+    last = sorted(found[MOST_TRIED:], key=lambda one: one[1])[:1]
+    fitting = tuple((seconds, plan) for seconds, _, plan in (*found[:MOST_TRIED], *last))
+    every = sieve.seen.values()
+    return Foreseen(min(seen.share for seen in every), fitting, min(seen.seconds for seen in every))
+
+
+def may_need(shares: Mapping[int, float], number: int, most: float) -> bool:
+    """Whether the smallest known plan in so many microbatches may need at most `most` times the memory.
+
+    shares   how many times it needs in other numbers: in twice as many never less than half, also with twice the stages
+    """
+    least = min(shares.values(), default=0.0)
+    return max([n for n, share in shares.items() if share <= (1 + ALIKE) * least], default=0) * least <= most * number

@@ -1,0 +1,165 @@
+"""Foresight: what is sketched in a process beside is what would be sketched here, whenever it is asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from castile.launch.jobs import wanted
+from castile.planner.searching import foresight
+from castile.planner.searching.copies import Copy
+from castile.planner.searching.foresight import Foreseen, Foresight, Outlook, Question, may_need
+from tests.answers import answer
+from tests.test_accumulating import BATCH, MODEL, SMALL
+
+# What no pipe holds.
+LONG = 2**20
+
+
+@pytest.fixture
+def doubling() -> Iterator[Copy[int, tuple[int, int]]]:
+    """A copy that tells twice a number, and where."""
+    copy = Copy[int, tuple[int, int]](lambda n: (2 * n, os.getpid()))
+    yield copy
+    copy.end(at_once=True)
+
+
+def test_a_copy_answers_in_whatever_order_its_answers_are_wanted(doubling: Copy[int, tuple[int, int]]) -> None:
+    asked = [doubling.ask(n) for n in range(9)]
+    answers = [doubling.answer(number) for number in asked[::-1]]
+    assert [twice for twice, _ in answers[::-1]] == [2 * n for n in range(9)]
+    assert {pid for _, pid in answers} == {doubling.process.pid} != {os.getpid()}
+
+
+def test_a_copy_goes_on_while_what_it_told_is_not_heard() -> None:
+    """Of what was asked it answers the latest first, and all of it however long the answers are."""
+    told, heard = os.pipe()
+    copy = Copy[int, bytes](lambda n: os.write(heard, bytes([n])) * bytes([n]) * LONG)
+    try:
+        asked = [copy.ask(n) for n in range(5)]
+        seen = b""
+        while len(seen) < 5:
+            seen += os.read(told, 5)
+        assert sorted(seen) == [*range(5)] and [*seen[1:]] == sorted(seen[1:], reverse=True)
+        assert [copy.answer(number) for number in asked] == [bytes([n]) * LONG for n in range(5)]
+    finally:
+        copy.end(at_once=True)
+        os.close(told)
+        os.close(heard)
+
+
+def test_what_a_copy_that_is_gone_was_asked_is_answered_here(doubling: Copy[int, tuple[int, int]]) -> None:
+    assert doubling.answer(doubling.ask(1)) == (2, doubling.process.pid)
+    assert doubling.process.pid is not None
+    os.kill(doubling.process.pid, signal.SIGKILL)
+    doubling.process.join()
+    assert [doubling.answer(doubling.ask(n)) for n in (2, 3)] == [(4, os.getpid()), (6, os.getpid())]
+
+
+def test_copies_end_with_what_they_do_or_at_once() -> None:
+    for at_once, left in ((False, 0), (True, -signal.SIGTERM)):
+        begun, tell = os.pipe()
+
+        def slow(n: int, tell: int = tell) -> None:
+            os.write(tell, b"x")
+            signal.pause() if n else None
+
+        copies = [Copy(slow) for _ in range(2)]
+        for copy in copies:
+            copy.ask(at_once)
+        for _ in copies:
+            os.read(begun, 1)
+        for copy in copies:
+            copy.end(at_once)
+            assert not copy.process.is_alive() and copy.process.exitcode == left
+
+
+class Watched:
+    """Sketches of numbers that are known by their shares of memory; remembers which were drawn here."""
+
+    def __init__(self, shares: dict[int, float]) -> None:
+        self.shares, self.here = shares, list[int]()
+
+    def foresee(self, evaluator: int, names: object, pins: object) -> Foreseen:
+        self.here.append(evaluator)
+        return Foreseen(self.shares[evaluator], (), 1.0)
+
+    def outlook(self, helps: bool) -> Outlook:
+        def at(number: int) -> tuple[int, None]:
+            if number not in self.shares:
+                raise ValueError("cannot be cut so")
+            return number, None
+
+        plain = Outlook(at)  # type: ignore[arg-type]
+        return replace(plain, foresight=Foresight(lambda asked: plain.draw(asked.number), helps))
+
+
+@pytest.mark.parametrize("most", [0.4, 1.0, 8.0, inf])
+@pytest.mark.parametrize("helps", [False, True])
+def test_places_are_the_same_with_those_that_follow_drawn_beside(
+    helps: bool, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched({1: 4.0, 2: 2.0, 4: 1.2, 16: 0.5, 32: 0.4, 64: 0.4})
+    monkeypatch.setattr(foresight, "foresee", watched.foresee)
+    outlook, numbers = watched.outlook(helps), (1, 2, 4, 8, 16, 32, 64)
+    places = [*outlook.places(numbers, most, lambda: False)]
+    expected, shares = list[int](), dict[int, float]()
+    for number in numbers:
+        if may_need(shares, number, most) and number in watched.shares:
+            shares[number] = watched.shares[number]
+            expected.append(number)
+    assert [(one.number, one.foreseen.share) for one in places] == [(n, watched.shares[n]) for n in expected]
+    assert (watched.here == expected) == (not helps) and {*watched.here} <= {*expected}
+    assert outlook.foresight is not None
+    outlook.foresight.end()
+
+
+def test_nothing_is_looked_at_once_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched({1: 4.0, 2: 2.0, 4: 1.0})
+    monkeypatch.setattr(foresight, "foresee", watched.foresee)
+    late = iter((False, False, True))
+    assert [one.number for one in watched.outlook(False).places((1, 2, 4), inf, lambda: next(late))] == [1, 2]
+
+
+def test_what_cannot_be_cut_is_told_as_nothing_beside_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched({1: 4.0})
+    monkeypatch.setattr(foresight, "foresee", watched.foresee)
+    outlook = watched.outlook(True)
+    outlook.expect(3)
+    assert outlook.foresight is not None and outlook.foresight.is_expected(Question(3, (), None))
+    assert [*outlook.places((3,), inf, lambda: False)] == [] and outlook.draw(3) is None and not watched.here
+    outlook.foresight.end()
+
+
+def test_a_plan_is_the_same_however_many_cores_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of plans of many parts, whose sketches take long."""
+    monkeypatch.setattr(wanted, "has_many_parts", lambda lowering: True)
+    found, asked, small = [], list[Question](), tmp_path / "small.toml"
+    small.write_text(SMALL)
+    monkeypatch.setattr(foresight, "Copy", watching(asked))
+    for cores in (1, 2):
+        monkeypatch.setattr(wanted, "num_cores", lambda cores=cores: cores)
+        path = str(tmp_path / f"{cores}.json")
+        words = ["plan", MODEL, "--machine", str(small), "--batch", str(BATCH), "--budget", "40", "--out", path]
+        facts = answer(capsys, *words)
+        found.append((facts["found"], facts["microbatches"], Path(path).read_text()))
+        assert bool(asked) == (cores == 2)
+    assert found[0] == found[1]
+
+
+def watching(asked: list[Question]) -> Callable[..., Copy[Question, Foreseen | None]]:
+    def begun(draw: Callable[[Question], Foreseen | None]) -> Copy[Question, Foreseen | None]:
+        copy = Copy(draw)
+        ask = copy.ask
+        copy.ask = lambda question: asked.append(question) or ask(question)  # type: ignore[method-assign, func-returns-value]
+        return copy
+
+    return begun
