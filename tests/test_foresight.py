@@ -14,7 +14,8 @@ import pytest
 from castile.launch.jobs import wanted
 from castile.planner.searching import foresight
 from castile.planner.searching.copies import Copy
-from castile.planner.searching.foresight import Foreseen, Foresight, Outlook, Question, may_need
+from castile.planner.searching.foresight import Drawn, Foreseen, Foresight, Outlook, Question, may_need
+from castile.planner.strategy import Strategy
 from tests.answers import answer
 from tests.test_accumulating import BATCH, MODEL, SMALL
 
@@ -88,7 +89,8 @@ class Watched:
 
     def foresee(self, evaluator: int, names: object, pins: object) -> Foreseen:
         self.here.append(evaluator)
-        return Foreseen(self.shares[evaluator], (), 1.0)
+        share = self.shares[evaluator]
+        return Foreseen(share, ((1.0, Strategy({})),) if share <= 1 else (), 1.0)
 
     def outlook(self, helps: bool) -> Outlook:
         def at(number: int) -> tuple[int, None]:
@@ -97,7 +99,7 @@ class Watched:
             return number, None
 
         plain = Outlook(at)  # type: ignore[arg-type]
-        return replace(plain, foresight=Foresight(lambda asked: plain.draw(asked.number), helps))
+        return replace(plain, foresight=Foresight(lambda asked: plain.draw(asked.numbers), helps))
 
 
 @pytest.mark.parametrize("most", [0.4, 1.0, 8.0, inf])
@@ -120,6 +122,23 @@ def test_places_are_the_same_with_those_that_follow_drawn_beside(
     outlook.foresight.end()
 
 
+@pytest.mark.parametrize("helps", [False, True])
+def test_of_numbers_that_are_asked_for_together_none_is_drawn_behind_one_that_fits(
+    helps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked for behind it is drawn here, and what follows that beside."""
+    watched = Watched({1: 4.0, 2: 3.0, 4: 0.9, 8: 0.8, 16: 0.4})
+    monkeypatch.setattr(foresight, "foresee", watched.foresee)
+    outlook, numbers = watched.outlook(helps), (1, 2, 3, 4, 8, 16)
+    assert [*outlook.draw(numbers)] == [*watched.here] == [1, 4]
+    watched.here.clear()
+    outlook.expect(*numbers)
+    assert [one.number for one in outlook.places(numbers, 1.0, lambda: False)] == [1, 4, 8, 16]
+    assert watched.here == ([8] if helps else [1, 4, 8, 16])
+    assert outlook.foresight is not None
+    outlook.foresight.end()
+
+
 def test_nothing_is_looked_at_once_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched({1: 4.0, 2: 2.0, 4: 1.0})
     monkeypatch.setattr(foresight, "foresee", watched.foresee)
@@ -132,8 +151,8 @@ def test_what_cannot_be_cut_is_told_as_nothing_beside_too(monkeypatch: pytest.Mo
     monkeypatch.setattr(foresight, "foresee", watched.foresee)
     outlook = watched.outlook(True)
     outlook.expect(3)
-    assert outlook.foresight is not None and outlook.foresight.is_expected(Question(3, (), None))
-    assert [*outlook.places((3,), inf, lambda: False)] == [] and outlook.draw(3) is None and not watched.here
+    assert outlook.foresight is not None and outlook.foresight.is_expected(3, (), None)
+    assert [*outlook.places((3,), inf, lambda: False)] == [] and outlook.draw((3,)) == {3: None} and not watched.here
     outlook.foresight.end()
 
 
@@ -155,8 +174,8 @@ def test_a_plan_is_the_same_however_many_cores_there_are(
     assert found[0] == found[1]
 
 
-def watching(asked: list[Question]) -> Callable[..., Copy[Question, Foreseen | None]]:
-    def begun(draw: Callable[[Question], Foreseen | None]) -> Copy[Question, Foreseen | None]:
+def watching(asked: list[Question]) -> Callable[..., Copy[Question, Drawn]]:
+    def begun(draw: Callable[[Question], Drawn]) -> Copy[Question, Drawn]:
         copy = Copy(draw)
         ask = copy.ask
         copy.ask = lambda question: asked.append(question) or ask(question)  # type: ignore[method-assign, func-returns-value]

@@ -22,9 +22,10 @@ from castile.planner.known.pipelines import divisors
 from castile.planner.known.seeds import is_in_pieces, is_pipeline, microbatch_counts
 from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating
-from castile.planner.searching.accumulating import Chosen
+from castile.planner.searching.accumulating import NEAR, Chosen
 from castile.planner.searching.fewer import FURTHER, could_gain, faster, on_fewer
 from castile.planner.searching.filling import Gathering, Look, Others, cut_for, filled, instead, sooner
+from castile.planner.searching.foresight import may_need
 from castile.planner.searching.fronts import Point, front_of, search_front
 from castile.planner.searching.settling import SETTLING, settled, settled_known
 from castile.planner.step.recompute import NOTHING, PARAMETERS, SMALL_STEPS
@@ -216,10 +217,12 @@ class Looking(Wanted):
     def _places(self, enough: Enough) -> Iterator[Chosen]:
         """In what to search, one after the other, until a plan fits."""
         first = Chosen(self.microbatches, *self.at(self.recompute, self.microbatches))
+        numbers, chosen = self._numbers if self._is_free else (first.number,), None
         # A search takes long to say that it found none.
-        numbers = self._numbers if self._is_free else (first.number,)
-        is_far = self._is_free and self.is_dear and self.foreseen(first).is_far
-        chosen = enough(self.recompute, [n for n in numbers if n > first.number]) if is_far else None
+        if self._is_free and self.is_dear and self.foreseen(first).is_far:
+            shares = {first.number: self.foreseen(first).share}
+            left = [n for n in numbers if n > first.number and may_need(shares, n, NEAR)]
+            chosen = enough(self.recompute, left)
         for way in (NOTHING, *self._ways_left):
             chosen = chosen or first if way == NOTHING else enough(self.dropped(way), numbers)
             while chosen is not None:

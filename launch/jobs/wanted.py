@@ -22,7 +22,7 @@ from castile.planner.known.seeds import known_names
 from castile.planner.lower import Lowering
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.fewer import only
-from castile.planner.searching.foresight import Foreseen, Foresight, Outlook, Question, foresee
+from castile.planner.searching.foresight import Drawn, Foreseen, Foresight, Outlook, Question, foresee
 from castile.planner.step.recompute import Recomputation
 from castile.planner.strategy import Names, Strategy
 from castile.runtime.machine import num_cores
@@ -139,8 +139,8 @@ class Wanted:
         """Sketches that are drawn ahead; whoever looks ends it."""
         return Foresight(self._drawn, self.is_dear and num_cores() > 1)
 
-    def _drawn(self, asked: Question) -> Foreseen | None:
-        return self.outlook(asked.recompute, asked.is_meant).draw(asked.number)
+    def _drawn(self, asked: Question) -> Drawn:
+        return self.outlook(asked.recompute, asked.is_meant).draw(asked.numbers)
 
     def at(self, recompute: Dropped, microbatches: int) -> tuple[Evaluator, Pins | None]:
         """Where to look for plans of so many microbatches that compute these nodes again."""

@@ -19,12 +19,16 @@ from castile.planner.lowering.rows import Lazy, compressed, pointer, runs
 from castile.planner.lowering.stages import Turns, turns
 from castile.planner.simulation import repeats
 from castile.planner.step.program import Program
+from castile.runtime.compiled import compiled
 from castile.runtime.task import Buffer, Task
 
 # So many are written out; of these the last but one is repeated, if it is to the one before it as that to its own.
 FEW = repeats.LEAST
 EACH = FEW - 2
 NUMBER = re.compile(r"@(\d+)")
+# How a pair is repeated: not at all, with the copies of both, with the copy before, with the last copy, or with each.
+ONCE, LIKE, BEFORE, LAST, ALL = range(5)
+NONE = np.empty((2, 0), np.int64)
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,17 @@ class _Relation:
         return _Relation(self.one[which], self.other[which], self.of_one[which], self.of_other[which])
 
     def pattern(self, micro: int, rank_one: np.ndarray, rank_other: np.ndarray) -> np.ndarray:
-        """The pairs of a microbatch, by what of it each is, or of the one before it, or of none."""
+        """int64[3, n]: the pairs of a microbatch, by what of it each is, or of the one before it, or of none."""
         mine = self.picked((self.of_one == micro) | (self.of_other == micro) & (self.of_one < 0))
         near = np.where(mine.of_other < 0, -1, micro - mine.of_other)
         one = np.where(mine.of_one < 0, -1 - mine.one, rank_one[mine.one])
-        rows = np.stack([one, near, np.where(mine.of_other < 0, mine.other, rank_other[mine.other])])
-        found: np.ndarray = rows[:, np.lexsort(rows)]
-        return found
+        return np.stack([one, near, np.where(mine.of_other < 0, mine.other, rank_other[mine.other])])
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether columns are the same, in whatever order; mostly it is the same too."""
+    same = np.array_equal(one, other)
+    return same or np.array_equal(one[:, np.lexsort(one)], other[:, np.lexsort(other)])
 
 
 def _ranks(of: np.ndarray) -> np.ndarray:
@@ -177,7 +185,7 @@ class _Few:
         return (
             len({*sizes}) == 1
             and all(np.array_equal(*pair) for pair in zip(self._items(one), self._items(other)))
-            and all(np.array_equal(r.pattern(one, *ranks), r.pattern(other, *ranks)) for r, *ranks in related)
+            and all(_alike(r.pattern(one, *ranks), r.pattern(other, *ranks)) for r, *ranks in related)
         )
 
     def _items(self, micro: int) -> Iterator[np.ndarray]:
@@ -192,7 +200,8 @@ class _Few:
 class _Places:
     """Where things come to stand of which some are repeated: behind each run of them its copies.
 
-    source, copy   of each what it is one of, and which one, 0 for the first
+    source, copy    of each what it is one of, and which one, 0 for the first
+    first, length   of each thing where the first stands, and how far behind each next one does, 0 where there is none
     """
 
     def __init__(self, repeated: np.ndarray, more: int) -> None:
@@ -202,17 +211,17 @@ class _Places:
         length = np.bincount(run[repeated], minlength=1)
         first = np.arange(len(repeated)) + more * np.where(repeated, np.append(before[begins], 0)[run], before)
         # Millions of numbers, of which there are never as many as 32 bits count.
-        self._length, self._first = np.where(repeated, length[run], 0).astype(np.int32), first.astype(np.int32)
+        self.length, self.first = np.where(repeated, length[run], 0).astype(np.int32), first.astype(np.int32)
         which, copies = np.flatnonzero(repeated), np.arange(1, more + 1, dtype=np.int32)[:, None]
         self.source = np.empty(len(repeated) + more * len(which), np.int64)
         self.copy = np.zeros(len(self.source), np.int64)
-        self.source[self._first] = np.arange(len(repeated))
+        self.source[self.first] = np.arange(len(repeated))
         place = self.of(which, copies)
         self.source[place], self.copy[place] = which, copies
 
     def of(self, which: np.ndarray, copy: np.ndarray | int = 0) -> np.ndarray:
         """The place of such a copy; of what is not repeated there is one."""
-        place: np.ndarray = self._first[which] + copy * self._length[which]
+        place: np.ndarray = self.first[which] + copy * self.length[which]
         return place
 
 
@@ -232,11 +241,11 @@ class _Many:
     def unrolled(self) -> Unrolled:
         few, graph, folded, task, buffer = self.few, self.few.graph, self.few.folded, self._task, self._buffer
         counts = np.diff(graph.lane_ptr)[task.source]
-        need_ptr, needs = compressed(*self._spread(few.needs, task, task, *self._turns()), len(task.source))
-        use_ptr, uses = compressed(*self._spread(few.uses, task, buffer), len(task.source))
-        first = np.full(len(buffer.source), -1)
+        need_ptr, needs = self._spread(few.needs, task, task, np.concatenate(self._turns(), axis=1))
+        use_ptr, uses = self._spread(few.uses, task, buffer)
         begun, by = self._spread(few.begun, buffer, task)
-        first[begun] = by
+        first = np.full(len(buffer.source), -1)
+        first[np.diff(begun) > 0] = by
         many = replace(
             graph, kind=graph.kind[task.source], order=self._order(), cost=graph.cost[task.source],
             lane_ptr=pointer(counts), lanes=graph.lanes[runs(graph.lane_ptr[task.source], counts)],
@@ -262,21 +271,27 @@ class _Many:
         return found
 
     def _spread(
-        self, pairs: _Relation, one: _Places, other: _Places, *more: np.ndarray
+        self, pairs: _Relation, one: _Places, other: _Places, more: np.ndarray = NONE
     ) -> tuple[np.ndarray, np.ndarray]:
-        """int64[n] each: the pairs of all copies, and then these more, int64[2, m] each."""
+        """The pairs of all copies, and these more, int64[2, m]: by the place of one, of which the numbers ascend, where
+        the others begin, and their places, each once and in order; int32 both.
+        """
         is_one, is_other = pairs.of_one == EACH, pairs.of_other == EACH
-        back, on = is_one & (pairs.of_other == EACH - 1), is_other & (pairs.of_one > EACH)
-        each = (is_one | is_other) & ~back & ~on
-        copies = np.arange(self.more + 1, dtype=np.int32)[:, None]
+        ways = [is_one & (pairs.of_other == EACH - 1), is_other & (pairs.of_one > EACH), is_one, is_other]
+        kind = np.select(ways, [BEFORE, LAST, LIKE, ALL], ONCE).astype(np.int8)
         # What one copy waits for of the one before it is, of the first, another microbatch.
         of_each, of_before = (np.flatnonzero(self.few.of_task == micro) for micro in (EACH, EACH - 1))
-        same = of_each[np.searchsorted(of_before, pairs.other[back])]
-        ones = [one.of(pairs.one[~each & ~on]), one.of(pairs.one[on])]
-        others = [other.of(pairs.other[~each & ~on]), other.of(pairs.other[on], self.more)]
-        ones += [one.of(pairs.one[each], copies).ravel(), one.of(pairs.one[back], copies[1:]).ravel()]
-        others += [other.of(pairs.other[each], copies).ravel(), other.of(same, copies[:-1]).ravel()]
-        return np.concatenate(ones + [rows[0] for rows in more]), np.concatenate(others + [rows[1] for rows in more])
+        same = pairs.other.copy()
+        same[ways[0]] = of_each[np.searchsorted(of_before, pairs.other[ways[0]])]
+        per = np.bincount(pairs.one, minlength=len(one.first))
+        times = np.where(np.isin(kind, (LIKE, BEFORE, ALL)), self.more + 1, 1)
+        begin = np.zeros(len(one.source) + 1, np.int32)
+        found = np.empty(int(times.sum()) + more.shape[1], np.int32)
+        size = compiled(_spread)(
+            one.source, one.copy, pointer(per), kind, pairs.other, same, other.first, other.length, self.more,
+            *compressed(more[0], more[1], len(one.source)), begin, found,
+        )  # fmt: skip
+        return begin, found[:size]
 
     def _turns(self) -> list[np.ndarray]:
         """int64[2, n] by microbatch: what begins, and what of an earlier one its processor must be done with."""
@@ -302,6 +317,55 @@ class _Many:
     def _held(self, number: int) -> Buffer:
         buffer: Buffer = self.few.graph.buffers[int(self._buffer.source[number])]
         return buffer._replace(region=_named(buffer.region, int(self._held_later[number])))
+
+
+def _spread(  # type: ignore[no-untyped-def]
+    source, copy, pair_ptr, kind, other, same, first, length, more, more_ptr, more_others, begin, found
+):
+    """How many are found; see `_Many._spread`. The pairs of thing t are those from pair_ptr[t] to pair_ptr[t + 1]."""
+    size = 0
+    for p in range(len(source)):
+        t, c, low, num_all = source[p], copy[p], size, 0
+        for k in range(pair_ptr[t], pair_ptr[t + 1]):
+            o, at = other[k], 0
+            if kind[k] == ALL:
+                num_all += 1
+                continue
+            if kind[k] == LIKE:
+                at = c
+            elif kind[k] == LAST:
+                at = more
+            elif kind[k] == BEFORE and c > 0:
+                o, at = same[k], c - 1
+            found[size] = first[o] + at * length[o]
+            size += 1
+        for at in range(more + 1 if num_all > 0 else 0):
+            for k in range(pair_ptr[t], pair_ptr[t + 1]):
+                if kind[k] == ALL:
+                    found[size] = first[other[k]] + at * length[other[k]]
+                    size += 1
+        for k in range(more_ptr[p], more_ptr[p + 1]):
+            found[size] = more_others[k]
+            size += 1
+        # Rows are short, or in order but for a few (Shell, "A High-Speed Sorting Procedure", CACM 1959).
+        gap = 1
+        while 3 * gap < size - low:
+            gap = 3 * gap + 1
+        while gap > 0:
+            for k in range(low + gap, size):
+                value, at = found[k], k
+                while at >= low + gap and found[at - gap] > value:
+                    found[at] = found[at - gap]
+                    at -= gap
+                found[at] = value
+            gap //= 3
+        high, size = size, low
+        for k in range(low, high):
+            if k == low or found[k] != found[size - 1]:
+                found[size] = found[k]
+                size += 1
+        begin[p + 1] = size
+    return size
 
 
 def _named(name: str, later: int) -> str:

@@ -120,8 +120,7 @@ class Gathering:
     def expect(self) -> None:
         """That all ways are likely to be looked at, the first one first."""
         for others in reversed(self.ways):
-            for number in others.numbers[:1]:
-                others.outlook.expect(number)
+            others.outlook.expect(*others.numbers)
 
     def best(self, seconds: float) -> tuple[Chosen | None, Strategy | None]:
         """In how many microbatches, with what computed again, and the plan; None twice where none takes less than

@@ -61,39 +61,50 @@ class Place(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What known plans take in so many microbatches with these nodes computed again; of those names, None for all."""
+    """What known plans take in these numbers of microbatches, ascending, up to the first in which one is taken to fit.
 
-    number: int
+    recompute   the nodes that are computed again
+    is_meant    which known plans, by name; None for those from which a search begins
+    """
+
+    numbers: tuple[int, ...]
     recompute: tuple[str, ...]
     is_meant: Callable[[str], bool] | None
+
+
+# By number; None where the model cannot be cut so, or no such plan is known.
+Drawn = dict[int, Foreseen | None]
 
 
 class Foresight:
     """Sketches that are drawn in a process beside before they are asked for.
 
-    draw    what a question asks; None where the model cannot be cut so, or no such plan is known
+    draw    what a question asks
     helps   whether that pays, and there is a core for it
     """
 
-    def __init__(self, draw: Callable[[Question], Foreseen | None], helps: bool) -> None:
+    def __init__(self, draw: Callable[[Question], Drawn], helps: bool) -> None:
         self._draw, self._helps = draw, helps
-        self._numbers: dict[Question, int] = {}
-        self._copy: Copy[Question, Foreseen | None] | None = None
+        self._asked: dict[Question, int] = {}
+        self._copy: Copy[Question, Drawn] | None = None
 
     def expect(self, question: Question) -> None:
         """Begin with it; what is expected last is drawn first."""
-        if self._helps and question not in self._numbers:
+        if self._helps and question not in self._asked:
             self._copy = self._copy or Copy(self._draw)
-            self._numbers[question] = self._copy.ask(question)
+            self._asked[question] = self._copy.ask(question)
 
-    def is_expected(self, question: Question) -> bool:
-        """Whether it was begun with, and not asked for yet."""
-        return question in self._numbers
+    def answer(self, number: int, recompute: tuple[str, ...], is_meant: Callable[[str], bool] | None) -> Drawn:
+        """What is told of a number, and of others that were asked for with it, each once; nothing where none was."""
+        for question in [*self._asked]:
+            if number in question.numbers and question[1:] == (recompute, is_meant):
+                assert self._copy is not None
+                return self._copy.answer(self._asked.pop(question))
+        return {}
 
-    def answer(self, question: Question) -> Foreseen | None:
-        """What was expected."""
-        assert self._copy is not None
-        return self._copy.answer(self._numbers.pop(question))
+    def is_expected(self, number: int, recompute: tuple[str, ...], is_meant: Callable[[str], bool] | None) -> bool:
+        """Whether it was begun with, and not told yet."""
+        return any(number in asked.numbers and asked[1:] == (recompute, is_meant) for asked in self._asked)
 
     def end(self) -> None:
         """Nothing more is asked for."""
@@ -124,39 +135,46 @@ class Outlook:
         is_late   once it says so no further one is looked at
         """
         shares: dict[int, float] = {}
-        left = [*numbers]
+        left, told = [*numbers], Drawn()
         while left and not is_late():
             number, *left = left
             if not may_need(shares, number, most):
                 continue
             following = next((n for n in left if may_need(shares, n, most)), None)
-            if following is not None and not self._is_expected(number):
+            if following is not None and number not in told and not self._is_expected(number):
                 self.expect(following)
-            place = self._place(number)
+            place = self._place(number, told)
             if place is not None:
                 shares[number] = place.foreseen.share
                 yield place
 
-    def expect(self, number: int) -> None:
-        """That this number is likely to be asked for."""
-        if self.foresight is not None:
-            self.foresight.expect(self._question(number))
+    def expect(self, *numbers: int) -> None:
+        """That these numbers are likely to be asked for, up to the first in which a plan is taken to fit."""
+        if self.foresight is not None and numbers:
+            self.foresight.expect(Question(numbers, self.recompute, self.is_meant))
 
-    def draw(self, number: int) -> Foreseen | None:
-        """What known plans take, here and now."""
-        try:
-            return self._drawn(*self.at(number))
-        except ValueError:
-            # What cannot be cut into so many may be cut into others.
-            return None
+    def draw(self, numbers: Iterable[int]) -> Drawn:
+        """What known plans take in them, here and now, up to the first in which one is taken to fit."""
+        shares, found = dict[int, float](), Drawn()
+        for number in numbers:
+            if may_need(shares, number, 1.0):
+                try:
+                    found[number] = seen = self._drawn(*self.at(number))
+                except ValueError:
+                    # What cannot be cut into so many may be cut into others.
+                    found[number] = seen = None
+                if seen is not None:
+                    shares[number] = seen.share
+                if seen is not None and seen.fitting:
+                    break
+        return found
 
-    def _place(self, number: int) -> Place | None:
+    def _place(self, number: int, told: Drawn) -> Place | None:
         try:
             evaluator, pins = self.at(number)
-            if self.foresight is not None and self._is_expected(number):
-                foreseen = self.foresight.answer(self._question(number))
-            else:
-                foreseen = self._drawn(evaluator, pins)
+            if self.foresight is not None and number not in told:
+                told |= self.foresight.answer(number, self.recompute, self.is_meant)
+            foreseen = told.pop(number) if number in told else self._drawn(evaluator, pins)
         except ValueError:
             return None
         return None if foreseen is None else Place(number, evaluator, pins, foreseen)
@@ -168,10 +186,7 @@ class Outlook:
         return None if names is not None and not names else foresee(evaluator, names, pins)
 
     def _is_expected(self, number: int) -> bool:
-        return self.foresight is not None and self.foresight.is_expected(self._question(number))
-
-    def _question(self, number: int) -> Question:
-        return Question(number, self.recompute, self.is_meant)
+        return self.foresight is not None and self.foresight.is_expected(number, self.recompute, self.is_meant)
 
 
 def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins | None = None) -> Foreseen:
