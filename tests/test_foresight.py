@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from castile.launch.jobs import wanted
+from castile.launch.jobs import looking, wanted
 from castile.planner.searching import foresight
 from castile.planner.searching.copies import Copy
 from castile.planner.searching.foresight import Drawn, Foreseen, Foresight, Outlook, Question, may_need
@@ -172,6 +173,19 @@ def test_a_plan_is_the_same_however_many_cores_there_are(
         found.append((facts["found"], facts["microbatches"], Path(path).read_text()))
         assert bool(asked) == (cores == 2)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("is_dear", [False, True])
+def test_garbage_is_looked_for_but_where_plans_have_many_parts(
+    is_dear: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    looked, search = list[bool](), looking.search
+    monkeypatch.setattr(wanted, "has_many_parts", lambda lowering: is_dear)
+    monkeypatch.setattr(looking, "search", lambda *args, **more: looked.append(gc.isenabled()) or search(*args, **more))
+    words = ["plan", MODEL, "--machine", str(tmp_path / "small.toml"), "--batch", "4", "--budget", "5"]
+    answer(capsys, *words, "--out", str(tmp_path / "p.json"))
+    assert looked and {*looked} == {not is_dear} and gc.isenabled()
 
 
 def watching(asked: list[Question]) -> Callable[..., Copy[Question, Drawn]]:

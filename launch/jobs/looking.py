@@ -6,6 +6,7 @@ It does not know how a search moves, nor what is told of what was found.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -30,6 +31,7 @@ from castile.planner.searching.fronts import Point, front_of, search_front
 from castile.planner.searching.settling import SETTLING, settled, settled_known
 from castile.planner.step.recompute import NOTHING, PARAMETERS, SMALL_STEPS
 from castile.planner.strategy import PATH, READY, Strategy
+from castile.runtime.garbage import uncollected
 
 # What a search gets of a budget that others have spent: it looks at the known plans all the same.
 LEAST_SECONDS = 1e-3
@@ -54,7 +56,9 @@ class Looking(Wanted):
         """
         began, refused, best = clock(), None, None
         try:
-            best = self._looked(limits, progress)
+            # What is worked out of plans of many parts stays while others are looked at.
+            with uncollected() if self.is_dear else nullcontext():
+                best = self._looked(limits, progress)
         except NoPlanFits as error:
             refused = error
         finally:
