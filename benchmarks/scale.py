@@ -26,9 +26,11 @@ import os
 import resource
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 from time import perf_counter, process_time
 from typing import Any
 
@@ -53,6 +55,8 @@ SMALL, TARGET = "mlp", 1024
 MOST_FIRST, MOST_AGAIN, MOST_GIB = 15.0, 1.0, 4.0
 # Of planning, two cores, and of the commands that tell of a plan.
 BATCHES, MOST_PLANNING = (64, 1024), 60.0
+# How often it is looked at what a command and the processes that it begins hold.
+EVERY_SECONDS = 0.05
 TELLING = ("simulate", "explain")
 
 
@@ -169,18 +173,40 @@ def _bounded(name: str, seconds: float, gib: float) -> list[Figure]:
 
 
 def castile(*words: str) -> tuple[float, float, dict[str, Any]]:
-    """What a command takes in seconds and GiB, and what it says."""
+    """What a command takes in seconds and GiB, those of processes that it begins among them, and what it says."""
     command = [sys.executable, "-m", "castile", *words, "--json"]
-    began = perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    began, is_over = perf_counter(), Event()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, ThreadPoolExecutor(1) as beside:
+        together = beside.submit(most_resident, process.pid, is_over)
         assert process.stdout is not None
         told = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    lasted = perf_counter() - began
+        lasted = perf_counter() - began
+        is_over.set()
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
-    return lasted, usage.ru_maxrss / 2**20, json.loads(told)
+    return lasted, max(usage.ru_maxrss * 1024, together.result()) / 2**30, json.loads(told)
+
+
+def most_resident(pid: int, is_over: Event) -> int:
+    """The most bytes that a process and those that it began had at a time, looked at every so often; what they share
+    counts for each.
+    """
+    most = 0
+    while not is_over.wait(EVERY_SECONDS):
+        most = max(most, resident(pid))
+    return most
+
+
+def resident(pid: int) -> int:
+    """Bytes of a process and of those that it began, now; 0 for one that is gone."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        begun = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return pages * resource.getpagesize() + sum(resident(int(child)) for child in begun)
 
 
 def flops(model: str, batch: int) -> float:

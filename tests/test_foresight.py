@@ -111,7 +111,9 @@ def test_places_are_the_same_with_those_that_follow_drawn_beside(
     watched = Watched({1: 4.0, 2: 2.0, 4: 1.2, 16: 0.5, 32: 0.4, 64: 0.4})
     monkeypatch.setattr(foresight, "foresee", watched.foresee)
     outlook, numbers = watched.outlook(helps), (1, 2, 4, 8, 16, 32, 64)
-    places = [*outlook.places(numbers, most, lambda: False)]
+    assert outlook.foresight is not None
+    with outlook.foresight:
+        places = [*outlook.places(numbers, most, lambda: False)]
     expected, shares = list[int](), dict[int, float]()
     for number in numbers:
         if may_need(shares, number, most) and number in watched.shares:
@@ -119,8 +121,6 @@ def test_places_are_the_same_with_those_that_follow_drawn_beside(
             expected.append(number)
     assert [(one.number, one.foreseen.share) for one in places] == [(n, watched.shares[n]) for n in expected]
     assert (watched.here == expected) == (not helps) and {*watched.here} <= {*expected}
-    assert outlook.foresight is not None
-    outlook.foresight.end()
 
 
 @pytest.mark.parametrize("helps", [False, True])
@@ -133,11 +133,11 @@ def test_of_numbers_that_are_asked_for_together_none_is_drawn_behind_one_that_fi
     outlook, numbers = watched.outlook(helps), (1, 2, 3, 4, 8, 16)
     assert [*outlook.draw(numbers)] == [*watched.here] == [1, 4]
     watched.here.clear()
-    outlook.expect(*numbers)
-    assert [one.number for one in outlook.places(numbers, 1.0, lambda: False)] == [1, 4, 8, 16]
-    assert watched.here == ([8] if helps else [1, 4, 8, 16])
     assert outlook.foresight is not None
-    outlook.foresight.end()
+    with outlook.foresight:
+        outlook.expect(*numbers)
+        assert [one.number for one in outlook.places(numbers, 1.0, lambda: False)] == [1, 4, 8, 16]
+    assert watched.here == ([8] if helps else [1, 4, 8, 16])
 
 
 def test_nothing_is_looked_at_once_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,10 +151,14 @@ def test_what_cannot_be_cut_is_told_as_nothing_beside_too(monkeypatch: pytest.Mo
     watched = Watched({1: 4.0})
     monkeypatch.setattr(foresight, "foresee", watched.foresee)
     outlook = watched.outlook(True)
+    assert outlook.foresight is not None
+    with outlook.foresight as ahead:
+        outlook.expect(3)
+        assert ahead.is_expected(3, (), None)
+        assert [*outlook.places((3,), inf, lambda: False)] == [] and not watched.here
+    assert outlook.draw((3,)) == {3: None} and not ahead.is_expected(3, (), None)
     outlook.expect(3)
-    assert outlook.foresight is not None and outlook.foresight.is_expected(3, (), None)
-    assert [*outlook.places((3,), inf, lambda: False)] == [] and outlook.draw((3,)) == {3: None} and not watched.here
-    outlook.foresight.end()
+    assert not ahead.is_expected(3, (), None)
 
 
 def test_a_plan_is_the_same_however_many_cores_there_are(

@@ -57,12 +57,10 @@ class Looking(Wanted):
         began, refused, best = clock(), None, None
         try:
             # What is worked out of plans of many parts stays while others are looked at.
-            with uncollected() if self.is_dear else nullcontext():
+            with self.foresight, uncollected() if self.is_dear else nullcontext():
                 best = self._looked(limits, progress)
         except NoPlanFits as error:
             refused = error
-        finally:
-            self.foresight.end()
         num_proposals = best[1].num_proposals if best else refused.num_proposals if refused else 0
         for procs in self._faster(best):
             if limits.is_over():

@@ -136,7 +136,7 @@ class Wanted:
 
     @cached_property
     def foresight(self) -> Foresight:
-        """Sketches that are drawn ahead; whoever looks ends it."""
+        """Sketches that are drawn ahead, where whoever looks begins that."""
         return Foresight(self._drawn, self.is_dear and num_cores() > 1)
 
     def _drawn(self, asked: Question) -> Drawn:

@@ -77,7 +77,7 @@ Drawn = dict[int, Foreseen | None]
 
 
 class Foresight:
-    """Sketches that are drawn in a process beside before they are asked for.
+    """Sketches that are drawn in a process beside before they are asked for; it begins where a block of this does.
 
     draw    what a question asks
     helps   whether that pays, and there is a core for it
@@ -88,10 +88,20 @@ class Foresight:
         self._asked: dict[Question, int] = {}
         self._copy: Copy[Question, Drawn] | None = None
 
+    def __enter__(self) -> Foresight:
+        if self._helps:
+            self._copy = Copy(self._draw)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._copy is not None:
+            self._copy.end(at_once=True)
+        self._copy = None
+        self._asked.clear()
+
     def expect(self, question: Question) -> None:
-        """Begin with it; what is expected last is drawn first."""
-        if self._helps and question not in self._asked:
-            self._copy = self._copy or Copy(self._draw)
+        """Begin with it, if there is who could; what is expected last is drawn first."""
+        if self._copy is not None and question not in self._asked:
             self._asked[question] = self._copy.ask(question)
 
     def answer(self, number: int, recompute: tuple[str, ...], is_meant: Callable[[str], bool] | None) -> Drawn:
@@ -105,11 +115,6 @@ class Foresight:
     def is_expected(self, number: int, recompute: tuple[str, ...], is_meant: Callable[[str], bool] | None) -> bool:
         """Whether it was begun with, and not told yet."""
         return any(number in asked.numbers and asked[1:] == (recompute, is_meant) for asked in self._asked)
-
-    def end(self) -> None:
-        """Nothing more is asked for."""
-        if self._copy is not None:
-            self._copy.end(at_once=True)
 
 
 @dataclass(frozen=True)
