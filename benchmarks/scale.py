@@ -179,11 +179,13 @@ def castile(*words: str) -> tuple[float, float, dict[str, Any]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, ThreadPoolExecutor(1) as beside:
         together = beside.submit(most_resident, process.pid, is_over)
         assert process.stdout is not None
-        told = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        lasted = perf_counter() - began
-        is_over.set()
+        try:
+            told = process.stdout.read()
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            lasted = perf_counter() - began
+        finally:
+            is_over.set()
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
     return lasted, max(usage.ru_maxrss * 1024, together.result()) / 2**30, json.loads(told)

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from castile.planner.evaluation.folding import Folded
-from castile.planner.lowering.rows import Lazy, compressed, pointer, runs
+from castile.planner.lowering.rows import Lazy, pointer, runs
 from castile.planner.lowering.stages import Turns, turns
 from castile.planner.simulation import repeats
 from castile.planner.step.program import Program
@@ -287,9 +287,10 @@ class _Many:
         times = np.where(np.isin(kind, (LIKE, BEFORE, ALL)), self.more + 1, 1)
         begin = np.zeros(len(one.source) + 1, np.int32)
         found = np.empty(int(times.sum()) + more.shape[1], np.int32)
+        more = more[:, np.argsort(more[0])]
         size = compiled(_spread)(
             one.source, one.copy, pointer(per), kind, pairs.other, same, other.first, other.length, self.more,
-            *compressed(more[0], more[1], len(one.source)), begin, found,
+            more[0], more[1], begin, found,
         )  # fmt: skip
         return begin, found[:size]
 
@@ -320,10 +321,12 @@ class _Many:
 
 
 def _spread(  # type: ignore[no-untyped-def]
-    source, copy, pair_ptr, kind, other, same, first, length, more, more_ptr, more_others, begin, found
+    source, copy, pair_ptr, kind, other, same, first, length, more, more_ones, more_others, begin, found
 ):
-    """How many are found; see `_Many._spread`. The pairs of thing t are those from pair_ptr[t] to pair_ptr[t + 1]."""
-    size = 0
+    """How many are found; see `_Many._spread`. The pairs of thing t are those from pair_ptr[t] to pair_ptr[t + 1]; of
+    the more ones ascend.
+    """
+    size, num_more = 0, 0
     for p in range(len(source)):
         t, c, low, num_all = source[p], copy[p], size, 0
         for k in range(pair_ptr[t], pair_ptr[t + 1]):
@@ -344,9 +347,9 @@ def _spread(  # type: ignore[no-untyped-def]
                 if kind[k] == ALL:
                     found[size] = first[other[k]] + at * length[other[k]]
                     size += 1
-        for k in range(more_ptr[p], more_ptr[p + 1]):
-            found[size] = more_others[k]
-            size += 1
+        while num_more < len(more_ones) and more_ones[num_more] == p:
+            found[size] = more_others[num_more]
+            size, num_more = size + 1, num_more + 1
         # Rows are short, or in order but for a few (Shell, "A High-Speed Sorting Procedure", CACM 1959).
         gap = 1
         while 3 * gap < size - low:

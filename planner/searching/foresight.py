@@ -7,7 +7,7 @@ It does not know for what a number is wanted, nor how a sketch is drawn.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from castile.planner.choices.pins import Pins
@@ -106,15 +106,22 @@ class Foresight:
 
     def answer(self, number: int, recompute: tuple[str, ...], is_meant: Callable[[str], bool] | None) -> Drawn:
         """What is told of a number, and of others that were asked for with it, each once; nothing where none was."""
-        for question in [*self._asked]:
-            if number in question.numbers and question[1:] == (recompute, is_meant):
-                assert self._copy is not None
-                return self._copy.answer(self._asked.pop(question))
-        return {}
+        asked = self._of(number, recompute, is_meant)
+        if asked is None:
+            return {}
+        assert self._copy is not None
+        return self._copy.answer(self._asked.pop(asked))
 
     def is_expected(self, number: int, recompute: tuple[str, ...], is_meant: Callable[[str], bool] | None) -> bool:
         """Whether it was begun with, and not told yet."""
-        return any(number in asked.numbers and asked[1:] == (recompute, is_meant) for asked in self._asked)
+        return self._of(number, recompute, is_meant) is not None
+
+    def _of(
+        self, number: int, recompute: tuple[str, ...], is_meant: Callable[[str], bool] | None
+    ) -> Question | None:
+        """The question with that number that is not told yet."""
+        known = (asked for asked in self._asked if asked[1:] == (recompute, is_meant))
+        return next((asked for asked in known if number in asked.numbers), None)
 
 
 @dataclass(frozen=True)
@@ -160,17 +167,15 @@ class Outlook:
 
     def draw(self, numbers: Iterable[int]) -> Drawn:
         """What known plans take in them, here and now, up to the first in which one is taken to fit."""
-        shares, found = dict[int, float](), Drawn()
+        shares, found, here = dict[int, float](), Drawn(), replace(self, foresight=None)
         for number in numbers:
-            if may_need(shares, number, 1.0):
-                try:
-                    found[number] = seen = self._drawn(*self.at(number))
-                except ValueError:
-                    # What cannot be cut into so many may be cut into others.
-                    found[number] = seen = None
-                if seen is not None:
-                    shares[number] = seen.share
-                if seen is not None and seen.fitting:
+            if not may_need(shares, number, 1.0):
+                continue
+            place = here._place(number, Drawn())
+            found[number] = place and place.foreseen
+            if place is not None:
+                shares[number] = place.foreseen.share
+                if place.foreseen.fitting:
                     break
         return found
 
@@ -181,6 +186,7 @@ class Outlook:
                 told |= self.foresight.answer(number, self.recompute, self.is_meant)
             foreseen = told.pop(number) if number in told else self._drawn(evaluator, pins)
         except ValueError:
+            # What cannot be cut into so many may be cut into others.
             return None
         return None if foreseen is None else Place(number, evaluator, pins, foreseen)
 
