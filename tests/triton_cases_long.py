@@ -74,7 +74,7 @@ _ADAFACTOR = {"beta2_decay": -0.8, "eps1": 1e-7, "eps2": 1e-3, "clip": 1.0, "dec
 LONG: dict[str, list[Case]] = {
     "sum_over": [((_DRAW(9000, 3),), {"dims": (0,)}), ((_DRAW(40000),), {"dims": (0,)})],
     "max_over": [((_DRAW(9000, 3),), {"dims": (0,)})],
-    "softmax": [((_DRAW(2, 16500),), {}), ((_DRAW(5, 37),), {})],
+    "softmax": [((_DRAW(2, 16500),), {}), ((_DRAW(2, 16400),), {}), ((_DRAW(5, 37),), {})],
     "softmax_grad": [((_DRAW(3, 16501), _DRAW(3, 16501)), {})],
     "log_softmax": [((_DRAW(3, 16501),), {}), ((_DRAW(9, 16),), {})],
     "log_softmax_grad": [((_DRAW(3, 16501), _DRAW(3, 16501)), {})],

@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.figures import Figure, tell
 from benchmarks.gpu import cases, checks
-from benchmarks.gpu.errands import Errands
+from benchmarks.gpu.errands import Errands, best_peer, share
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.sides import Row
 from castile.launch.here import gpus
@@ -87,22 +87,16 @@ def main() -> int:
     return 1 if verdict.failed else 0
 
 
-def best_peer(row: Row) -> float | None:
-    """Seconds of the fastest of the others."""
-    others = [value for key, value in row.items() if key.endswith("_seconds") and key != "forward_seconds"]
-    return min(others, default=None)
-
-
 def line(row: Row) -> str:
     """A case, our time, each of the others', and the share of the best of them that ours reaches."""
     if "seconds" not in row:
         return f"{row['name']:62} {row.get('failed', 'not measured')}"
     told = [f"{row['seconds'] * 1e6:9.1f} us"]
     told += [f"{key.removesuffix('_seconds')} {row[key] * 1e6:.1f}" for key in row if key.endswith("_seconds")]
-    peer = best_peer(row)
-    share = f"{peer / row['seconds']:6.2f}" if peer else ""
+    reached = share(row)
+    told_share = f"{reached:6.2f}" if reached else ""
     error = f"error {row['error']:.1e}" if "error" in row else ""
-    return f"{row['name']:62} {share:6} {'  '.join(told)}  {error} {row.get('failed', '')}".rstrip()
+    return f"{row['name']:62} {told_share:6} {'  '.join(told)}  {error} {row.get('failed', '')}".rstrip()
 
 
 def figures(rows: list[Row]) -> list[Figure]:

@@ -12,9 +12,11 @@ element a row, then the pointers of vectors of NUM elements and of scalars, and 
 compiled: a loop over a row that fits into one block vanishes, and so do loads repeated in several such loops.
 
 A kernel with SKEW: tl.constexpr learns by that that rows begin between boundaries of 16 bytes, all arrays' alike: it
-finds them by `begun`, `run` and `edges`. One with STAGES: tl.constexpr has that many blocks on their way at once.
+finds them by `begun`, `run` and `edges`. One with STAGES: tl.constexpr has that many blocks on their way at once; where
+these are all of a row, and it can, it holds them.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,8 @@ _ROOM = 2**17
 # Elements of a row held so that each of 1024 threads may have where it comes first, as such threads have 64 registers:
 # of one array that is read, shifted or in vectors; of several, in halves, without masks or with them.
 _SHIFTED, _IN_VECTORS, _WHOLE, _MASKED = 64, 48, 32, 24
+# Elements in float32 that each of 512 threads may hold, which have 128 registers.
+_IN_FLOAT = 100
 # Of these lengths a row that begins between such bytes is best held by one warp.
 _ALONE = (1024, 2048)
 # Programs of which all processors have some.
@@ -50,12 +54,13 @@ def by_rows(
     nbytes: int | None = None,
     again: bool = True,
     own: dict[str, Any] | None = None,
+    in_blocks: bool = False,
 ) -> Plan | None:
     """The work of `kernel` on the last dim of `arrays`, of one shape, and the elements of `bare`, of its leading dims.
 
     flops: operations on one element of an array; nbytes: as Launch has it; again: whether the kernel goes over a row
-    more than once, so that it is to be held; own: constants of its own. None where a row is longer than 32 bits can
-    count.
+    more than once, so that it is to be held; own: constants of its own; in_blocks: whether it can hold a long row's
+    blocks, in float32. None where a row is longer than 32 bits can count.
     """
     shape = arrays[0].shape
     cols, dims = shape[-1], tuple(range(len(shape) - 1))
@@ -95,7 +100,11 @@ def by_rows(
         settings = _settings(
             walk.extent, cols + (_EIGHT - 1) * skewed, most, nbytes_each, first, masked, apart and cols < _EIGHT, skewed
         )
-    return Plan(_staged(settings, cols, nbytes_each) if "STAGES" in known else settings, launches)
+    if "STAGES" in known:
+        settings = _staged(settings, cols, nbytes_each)
+    if in_blocks and most < cols and (skewed or not loose):
+        settings = (*_all_on_their_way(cols + (_EIGHT - 1) * skewed, skewed and nbytes_each > 2), *settings)
+    return Plan(settings, launches)
 
 
 def _beside(extent: int, cols: int, again: bool) -> tuple[tuple[int, int, int], ...]:
@@ -140,6 +149,18 @@ def _staged(settings: tuple[tuple[int, ...], ...], cols: int, nbytes: int) -> tu
         for one in settings
         for stages in ((1, 3) if one[1] < cols and 2 * one[1] * nbytes <= _ROOM else (1,))
     )
+
+
+def _all_on_their_way(cols: int, spared: bool) -> Iterator[tuple[int, int, int, int]]:
+    """Settings of rows whose blocks are all on their way at once, and held: first those that leave out no registers,
+    with the fewest warps, so that others are at work beside.
+
+    spared: whether a thread has to do with fewer elements, as it has ends of rows besides.
+    """
+    for each, warps in ((4, 8), (4, 16), (8, 16), (4, 32)):
+        num = -(-cols // (32 * warps * each))
+        if num * each <= (_IN_FLOAT - 4 * spared if warps <= 16 else _IN_FLOAT // 2):
+            yield 1, 32 * warps * each, warps, num
 
 
 def _settings(

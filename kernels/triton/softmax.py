@@ -3,7 +3,7 @@
 It knows no loss.
 """
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, assignment"
 
 from typing import Any
 
@@ -44,7 +44,9 @@ def log_softmax_grad(out: Any, dy: Any, y: Any) -> Plan | None:
 
 
 def _rows(kernel: Any, log: bool, *arrays: Any) -> Plan | None:
-    return by_rows(kernel, [*map(view, arrays)], [], flops=4, own={"LOG": log}) if takes(*arrays) else None
+    if not takes(*arrays):
+        return None
+    return by_rows(kernel, [*map(view, arrays)], [], flops=4, own={"LOG": log}, in_blocks=kernel is _softmax)
 
 
 @triton.jit
@@ -110,16 +112,64 @@ def _softmax(out, s_out, x, s_x, rows, lead, t_out: tl.constexpr, t_x: tl.conste
     here = row < rows
     out, _ = begun(out, places(row, lead, s_out), SKEW)
     x, skew = begun(x, places(row, lead, s_x), SKEW)
-    less, total = top_and_total(x, here, skew, t_x, SKEW, NUM, ROWS, BLOCK, STAGES)
-    if LOG:
-        less += tl.log(total)
-    share = 1.0 / total
+    if NUM > BLOCK and STAGES * BLOCK >= NUM + 7 * SKEW:
+        _held(out, x, here, skew, t_out, t_x, LOG, SKEW, NUM, ROWS, BLOCK, STAGES)
+    else:
+        less, total = top_and_total(x, here, skew, t_x, SKEW, NUM, ROWS, BLOCK, STAGES)
+        if LOG:
+            less += tl.log(total)
+        share = 1.0 / total
+        if SKEW:
+            end, near = edges(here, skew, NUM)
+            _soft(out, x, end, near, less, share, t_out, t_x, LOG)
+        for start in tl.range(0, NUM + 7 * SKEW, BLOCK, num_stages=STAGES):
+            at, mask = run(here, skew, start, SKEW, NUM, BLOCK)
+            _soft(out, x, at, mask, less, share, t_out, t_x, LOG)
+
+
+@triton.jit
+def _held(out, x, here, skew, t_out: tl.constexpr, t_x: tl.constexpr, LOG: tl.constexpr, SKEW: tl.constexpr,
+          NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr):  # fmt: skip
+    """Rows that are read once, and each exponential worked out once: what a row is made of is held in its place."""
+    held = ()
+    for n in tl.static_range(NUM_BLOCKS):
+        at, mask = run(here, skew, n * BLOCK, SKEW, NUM, BLOCK)
+        if _is_inner(n, SKEW, NUM, ROWS, BLOCK):
+            held += (tl.load(x[:, None] + at * t_x),)
+        else:
+            held += (tl.load(x[:, None] + at * t_x, mask=mask, other=float("-inf")),)
+    tops = tl.full((ROWS, BLOCK), float("-inf"), tl.float32)
+    for n in tl.static_range(NUM_BLOCKS):
+        tops = tl.maximum(tops, held[n].to(tl.float32))
+    top = tl.max(tops, 1)
     if SKEW:
         end, near = edges(here, skew, NUM)
-        _soft(out, x, end, near, less, share, t_out, t_x, LOG)
-    for start in tl.range(0, NUM + 7 * SKEW, BLOCK, num_stages=STAGES):
-        at, mask = run(here, skew, start, SKEW, NUM, BLOCK)
-        _soft(out, x, at, mask, less, share, t_out, t_x, LOG)
+        ends = fetch(x, end, t_x, near, float("-inf"))
+        top = tl.maximum(top, tl.max(ends, 1))
+    kept, totals = (), tl.zeros((ROWS, BLOCK), tl.float32)
+    for n in tl.static_range(NUM_BLOCKS):
+        power = tl.exp(held[n].to(tl.float32) - top[:, None])
+        totals += power
+        kept += (held[n] if LOG else power,)
+    total = tl.sum(totals, 1)
+    if SKEW:
+        total += tl.sum(tl.exp(ends - top[:, None]), 1)
+    less, share = top + tl.log(total), 1.0 / total
+    for n in tl.static_range(NUM_BLOCKS):
+        at, mask = run(here, skew, n * BLOCK, SKEW, NUM, BLOCK)
+        v = kept[n].to(tl.float32) - less[:, None] if LOG else kept[n] * share[:, None]
+        if _is_inner(n, SKEW, NUM, ROWS, BLOCK):
+            tl.store(out[:, None] + at * t_out, v.to(out.dtype.element_ty))
+        else:
+            put(out, at, t_out, v, mask)
+    if SKEW:
+        put(out, end, t_out, ends - less[:, None] if LOG else tl.exp(ends - top[:, None]) * share[:, None], near)
+
+
+@triton.constexpr_function
+def _is_inner(n, skew, num, rows, block):
+    """Whether all of a row's block of that number is there, wherever in 16 bytes the row begins."""
+    return rows == 1 and (n > 0 or not skew) and (n + 1) * block <= num // 8 * 8
 
 
 @triton.jit
