@@ -32,10 +32,10 @@ def casts(definition: Definition) -> Definition:
 
 def is_plain(definition: Callable[..., Any], args: tuple[Any, ...], outs: tuple[Any, ...]) -> bool:
     """Whether a form that knows no numbers of 16 bits, and no casts, can do this work."""
-    dtypes = [_name(x.dtype) for x in (*args, *outs) if hasattr(x, "dtype")]
-    if any(dtype in NARROW for dtype in dtypes):
+    given, made = ({_name(x.dtype) for x in some if hasattr(x, "dtype")} for some in (args, outs))
+    if not (given | made).isdisjoint(NARROW):
         return False
-    return not hasattr(definition, "casts") or len({dtype for dtype in dtypes if dtype.startswith("float")}) <= 1
+    return not hasattr(definition, "casts") or not any(dtype.startswith("float") for dtype in made - given)
 
 
 @cache

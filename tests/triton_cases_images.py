@@ -67,7 +67,10 @@ def large_conv2d_grad_input(draw: Any) -> Iterator[Case]:
 
 
 def large_conv2d_grad_weight(draw: Any) -> Iterator[Case]:
-    for (x, w), params in large_conv2d(draw):
+    # of few places a step is of one of them, in several images
+    how = {7: _windows(1, 1), 14: _windows(2, 1)}
+    few = [((draw(64, 512, n, n), draw(512, 512, 3, 3)), one | {"groups": 1}) for n, one in how.items()]
+    for (x, w), params in (*large_conv2d(draw), *few):
         yield (_convolved(draw, x, w, params), x), params | {"kernel": w.shape[2:]}
 
 

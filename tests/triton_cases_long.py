@@ -68,6 +68,21 @@ def _pooled(size: tuple[int, ...], how: dict[str, Any]) -> np.ndarray:
 
 _ADAFACTOR = {"beta2_decay": -0.8, "eps1": 1e-7, "eps2": 1e-3, "clip": 1.0, "decay": 0.1}
 
+# x, output channels, kernel, stride, pads, dilation and groups of so many images that a step is of one place of some.
+_MANY_IMAGES = (
+    ((64, 16, 4, 3), 17, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    ((64, 17, 7, 9), 18, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 1),
+    ((64, 34, 5, 4), 32, (3, 2), (2, 1), (1, 0, 3, 0), (1, 2), 2),
+    ((128, 19, 5, 6), 16, (1, 1), (2, 2), (0, 0, 0, 0), (1, 1), 1),
+)
+
+
+def _window_slopes(size: Any, outputs: int, kernel: Any, stride: Any, pads: Any, dilation: Any, groups: int) -> Case:
+    how = {"stride": stride, "pads": pads, "dilation": dilation, "groups": groups}
+    x, w = _DRAW(*size), _DRAW(outputs, size[1] // groups, *kernel)
+    return (_DRAW(*definitions()["conv2d"](x, w, **how).shape), x), how | {"kernel": kernel}
+
+
 # What the common cases lack: a fold in parts, rows longer than a program holds, of which some begin between boundaries
 # of 16 bytes, a product summed in parts, integers that need several programs to be sorted, planes walked in runs,
 # heads as wide as those of networks.
@@ -115,6 +130,7 @@ LONG: dict[str, list[Case]] = {
     "rms_norm": [((_DRAW(2, 16500), _DRAW(16500)), {"eps": 1e-5})],
     "rms_norm_grad_input": [((_DRAW(2, 16500), _DRAW(2, 16500), _DRAW(16500), _DRAW(2)), {})],
     "square_sum": [((_DRAW(300, 200),), {})],
+    "conv2d_grad_weight": [_window_slopes(*one) for one in _MANY_IMAGES],
     "max_pool2d": [((np.round(_DRAW(*size)),), how) for size, how in _POOLED],
     "max_pool2d_grad": [((_pooled(size, how), np.round(_DRAW(*size))), how) for size, how in _POOLED],
     "avg_pool2d": [((_DRAW(*size),), how | {"padded": n % 2 > 0}) for n, (size, how) in enumerate(_POOLED)],

@@ -22,12 +22,10 @@ from castile.launch import models
 from castile.launch.jobs import jobs
 from castile.launch.jobs.execution import Execution, Prepared, feed_from
 from castile.launch.jobs.jobs import Job
-from castile.launch.measuring import tuning
-from castile.launch.measuring.explore import simulated
+from castile.launch.measuring import explore, tuning
 from castile.launch.reports import progress
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
-from castile.planner.known.seeds import seeds
 from castile.planner.ops.adamw import AdamW
 from castile.runtime import rng
 from castile.runtime.region import whole
@@ -69,8 +67,8 @@ def measure(case: cases.Step, kept: str) -> dict[str, Any]:
     words = (kept, *case.model.split(":")[:1], *case.machine.split(":")[:1])
     job = jobs.start(case.model, case.machine, case.batch, "-".join(words) + ".db" if case.tuned else "", updates,
                      dtype=case.dtype)  # fmt: skip
-    # Of one processor there is one plan; on several samples are divided.
-    prepared = job.prepare(next(iter(seeds(job.lowering).values())))
+    # On one processor there is one plan, and on several samples are divided; updates come together as in training.
+    prepared = job.prepare(next(iter(explore.known(job).values())))
     if case.tuned:
         with patch.object(progress, "bar", _told):
             tuning.tune(job, [prepared.tasks], False)
@@ -125,9 +123,9 @@ def _host_seconds(execution: Execution) -> float:
 def _predicted(job: Job, prepared: Prepared, execution: Execution, seconds: float) -> dict[str, float]:
     """What the simulator says of a step before and after its tasks were timed, and how far that is off."""
     timed = [found for _ in range(NUM_LEARNED) if (found := job.gather(execution.step())) is not None]
-    before = simulated(prepared, job.cost)
+    before = explore.simulated(prepared, job.cost)
     job.learn(prepared, timed)
-    after = simulated(prepared, job.cost)
+    after = explore.simulated(prepared, job.cost)
     return {
         "simulated_seconds": before,
         "predicted_seconds": after,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.arithmetic import parse
-from castile.kernels.calls import Call
+from castile.kernels.calls import Call, chain_all
 from castile.kernels.form import prepares
 from castile.kernels.numpy.channels import channels
 from castile.kernels.numpy.jit import compiled, inlined
@@ -103,10 +103,18 @@ def norm_factors_grad(
 
 @prepares
 def running_moment(
-    out: np.ndarray, old: np.ndarray, m: np.ndarray, *, momentum: float, count: int, variance: bool
+    out: np.ndarray | tuple[np.ndarray, ...],
+    old: np.ndarray,
+    m: np.ndarray,
+    *more: np.ndarray,
+    momentum: float,
+    count: int,
+    variance: bool,
 ) -> Call | None:
     """See the definition."""
-    return _of_channels(_running, [old, out, m], momentum, count / (count - 1), variance)
+    every, how = (old, m, *more), (momentum, count / (count - 1), variance)
+    outs = out if isinstance(out, tuple) else (out,)
+    return chain_all(_of_channels(_running, [*one], *how) for one in zip(every[::2], outs, every[1::2], strict=True))
 
 
 def _pair(statistics: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

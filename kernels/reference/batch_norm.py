@@ -5,8 +5,11 @@ pieces, and E[x^2] - E[x]^2 would lose as many digits of float32 as the mean out
 The products of float32 numbers are exact in float64. Factors [3,c] are what x meets: mean, scale, shift.
 """
 
+from functools import partial
+
 import numpy as np
 
+from castile.kernels.narrow import casts
 from castile.kernels.reference.elementwise import pointwise
 
 
@@ -27,6 +30,7 @@ def norm_factors(gain: np.ndarray, shift: np.ndarray, *statistics: np.ndarray, e
     return np.stack([mean, gain * rate, shift]).astype(gain.dtype)
 
 
+@casts
 def norm_factors_grad(df: np.ndarray, gain: np.ndarray, *statistics: np.ndarray, eps: float) -> tuple[np.ndarray, ...]:
     """Gradients of `norm_factors` to gain, shift and the statistics, from df [3,c]."""
     mean, rate, held = _deviation(statistics, eps)
@@ -60,8 +64,19 @@ def norm_grad_pointwise(
     return norm_grad(pointwise(line, *ys, **constants), x, factors)
 
 
-def running_moment(old: np.ndarray, m: np.ndarray, *, momentum: float, count: int, variance: bool) -> np.ndarray:
-    """Moving average [c]: old, and `momentum` of the mean or unbiased variance that moments m of `count` have."""
+def running_moment(
+    old: np.ndarray, m: np.ndarray, *more: np.ndarray, momentum: float, count: int, variance: bool
+) -> np.ndarray | tuple[np.ndarray, ...]:
+    """Moving average [c]: old, and `momentum` of the mean or unbiased variance that moments m of `count` have.
+
+    more: the same arrays of further averages, whose new ones follow.
+    """
+    renew = partial(_renewed, momentum=momentum, count=count, variance=variance)
+    every = (old, m, *more)
+    return tuple(map(renew, every[::2], every[1::2])) if more else renew(old, m)
+
+
+def _renewed(old: np.ndarray, m: np.ndarray, momentum: float, count: int, variance: bool) -> np.ndarray:
     new = (m[1] - m[0] * m[0]) * (count / (count - 1)) if variance else m[0]
     return ((1 - momentum) * old + momentum * new).astype(old.dtype)
 

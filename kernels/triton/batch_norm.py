@@ -16,6 +16,7 @@ from triton import language as tl
 from castile.kernels.triton.functions import places
 from castile.kernels.triton.launch import FLOATS, Launch, Plan, Room, planned, takes
 from castile.kernels.triton.lines import Text, each, function_of, kernel_of, text
+from castile.kernels.triton.several import several
 from castile.kernels.triton.views import WIDE, Nest, Shape, View, nest, permuted, power_of_two, view, wide
 
 # Sums are cut into parts until there are so many programs, as `folded` does.
@@ -143,16 +144,20 @@ def norm_factors_grad(out: tuple[Any, ...], df: Any, gain: Any, *statistics: Any
 
 
 @planned
-def running_moment(out: Any, old: Any, m: Any, *, momentum: float, count: int, variance: bool) -> Plan | None:
-    """See the definition."""
-    if not _takes(out, old, m):
+def running_moment(
+    out: Any, old: Any, m: Any, *more: Any, momentum: float, count: int, variance: bool
+) -> Plan | None:
+    """See the definition. Several that lie dense are renewed by one launch."""
+    outs, every = out if more else (out,), (old, m, *more)
+    if not _takes(*outs, *every):
         return None
     statements = ("mean = mean.to(tl.float64)", "second = second.to(tl.float64)")
     new = "(second - mean * mean) * unbiased" if variance else "mean"
     constants = {"kept": 1 - momentum, "momentum": momentum, "unbiased": count / (count - 1)}
     values = (f"(kept * old.to(tl.float32) + momentum * ({new})).to(tl.float32)",)
     what = Text(("old", "mean", "second"), tuple(constants), statements, values, moves=True)
-    return each(what, [view(out)], [view(old), view(m[0]), view(m[1])], constants)
+    arrays = [part for was, given in zip(every[::2], every[1::2], strict=True) for part in (was, given[0], given[1])]
+    return several(what, outs, tuple(arrays), 0, constants)
 
 
 def _slopes(

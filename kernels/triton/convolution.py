@@ -13,7 +13,7 @@ import numpy as np
 
 from castile.kernels.triton.channels import channels_last, copied, grouped, in_line, still
 from castile.kernels.triton.contract import ALONE, Tile, contract, contract_pointwise, is_alone
-from castile.kernels.triton.correlation import Windows, correlation, fitting, in_vectors, together
+from castile.kernels.triton.correlation import Windows, correlation, fitting, in_vectors, scattered, together
 from castile.kernels.triton.depthwise import is_depthwise, spread, weighed, windowed
 from castile.kernels.triton.launch import Launch, Plan, always, planned, takes
 from castile.kernels.triton.layout import copy
@@ -358,11 +358,11 @@ def _by_rows(images: Images, windows: Windows, adds: bool) -> Plan:
 def _slope_launches(images: Images, windows: Windows, way: Way, adds: bool) -> list[Launch]:
     """dw of each part of the places, through all pieces of the batch, and then the sum of the parts."""
     y, x, dw = images
-    copies = (way.vectors and _apart(x), way.vectors and _apart(y) and together(y) == 1)
+    copies = (way.vectors and _apart(x), way.vectors and _apart(y) and scattered(y, windows))
     pieces = list(_samples(x, y, any(copies) * _most(x, y)))
     places = prod(pieces[0][1].shape[:1] + pieces[0][1].shape[3:])
     parts = divided(dw, places, x.array.dtype.itemsize, way.tile, way.beside)
-    whole = parts.num == len(pieces) == 1
+    whole = parts.num == len(pieces) == 1 and not (way.vectors and _apart(dw))
     to = View(dw.array, (1, *dw.shape), (0, *dw.steps)) if whole else waiting(dw, parts.num, way.vectors)
     found = []
     for number, (met, slope) in enumerate(pieces):

@@ -146,6 +146,12 @@ def together(out: View) -> int:
     return gcd(_VECTOR // np.dtype(out.array.dtype).itemsize, run, *apart) if col == 1 else 1
 
 
+def scattered(out: View, windows: Windows) -> bool:
+    """Whether places of [b,g,m,h,w] lie apart, or too few together for a vector where windows have several elements."""
+    run = together(out)
+    return run == 1 or (prod(windows.kernel) > 1 and run * np.dtype(out.array.dtype).itemsize < _VECTOR)
+
+
 def in_vectors(w: View, out: View, windows: Windows) -> bool:
     """Whether weights [g,m,c,r,s] for out [b,g,m,h,w] are fetched well as they lie.
 

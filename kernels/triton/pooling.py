@@ -1,7 +1,5 @@
-"""Maxima and means over windows and over all places, and their gradients: each result looks up what it is made of.
-
-The maximum of a window is looked for once, and its number in the window kept until the gradient has been gathered. It
-knows no convolution.
+"""Means over windows and over all places, and their gradients: each result looks up what it is made of. And what
+pooling of any kind shares. It knows no convolution.
 """
 
 # mypy: disable-error-code="no-untyped-def, assignment"
@@ -13,7 +11,6 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.channels import held
 from castile.kernels.triton.launch import Launch, Plan, planned, takes
 from castile.kernels.triton.lines import each, folded, text
 from castile.kernels.triton.planes import (
@@ -34,37 +31,7 @@ from castile.kernels.windows import Pads, Pair
 
 _SCALED = text("x -> scale * x", "scale")
 # Elements of a window up to which a loop over them is written out.
-_MOST_WRITTEN_OUT = 64
-
-
-@planned
-def max_pool2d(out: Any, x: Any, *, kernel: Pair, stride: Pair, pads: Pads) -> Plan | None:
-    """See the definition."""
-    if not takes(out, x):
-        return None
-
-    def launches(setting: tuple[int, int]) -> list[Launch]:
-        return [_pooled(_maximum, view(out), x, kernel, stride, pads, setting, {"NUMBER": False})]
-
-    return _plan(launches, out)
-
-
-@planned
-def max_pool2d_grad(
-    out: Any, dy: Any, x: Any, *, kernel: Pair, stride: Pair, pads: Pads, accumulate: bool
-) -> Plan | None:
-    """See the definition."""
-    if not takes(out, dy, x) or dy.size == 0:
-        return None
-    dims = (0, 2, 3, 1) if view(x).steps[1] == 1 else (0, 1, 2, 3)
-    first = held(tuple(dy.shape), dims, "int8" if prod(kernel) < 2**7 else "int32")
-    how = {"F_STEPS": first.steps, "ADDS": accumulate}
-
-    def launches(setting: tuple[int, int]) -> list[Launch]:
-        found = _pooled(_maximum, first, x, kernel, stride, pads, setting, {"NUMBER": True})
-        return [found, _spread(_max_spread, out, dy, [first], kernel, stride, pads, setting, how)]
-
-    return _plan(launches, out)
+MOST_WRITTEN_OUT = 64
 
 
 @planned
@@ -74,9 +41,9 @@ def avg_pool2d(out: Any, x: Any, *, kernel: Pair, stride: Pair, pads: Pads, padd
         return None
 
     def launches(setting: tuple[int, int]) -> list[Launch]:
-        return [_pooled(_mean, view(out), x, kernel, stride, pads, setting, {"ALL": padded})]
+        return [pooled(_mean, view(out), x, kernel, stride, pads, setting, {"ALL": padded})]
 
-    return _plan(launches, out)
+    return planned_for(launches, out)
 
 
 @planned
@@ -98,9 +65,9 @@ def avg_pool2d_grad(
     how = {"ALL": padded, "ADDS": accumulate}
 
     def launches(setting: tuple[int, int]) -> list[Launch]:
-        return [_spread(_mean_spread, out, dy, [], kernel, stride, pads, setting, how)]
+        return [spread(_mean_spread, out, dy, [], kernel, stride, pads, setting, how)]
 
-    return _plan(launches, out)
+    return planned_for(launches, out)
 
 
 @planned
@@ -122,11 +89,11 @@ def global_pool_grad(out: Any, dy: Any, *, shape: tuple[int, ...], scale: float,
     return each(_SCALED, [view(out)], [everywhere], {"scale": scale}, accumulate)
 
 
-def _plan(launches: Callable[[tuple[int, int]], list[Launch]], out: Any) -> Plan:
+def planned_for(launches: Callable[[tuple[int, int]], list[Launch]], out: Any) -> Plan:
     return Plan(SETTINGS, launches) if out.size else Plan((None,), lambda _: [])
 
 
-def _pooled(
+def pooled(
     pooling: Any,
     out: View,
     x: Any,
@@ -138,7 +105,7 @@ def _pooled(
 ) -> Launch:
     """The launch of results of windows over x [b,c,H,W], each of which is told by what its window meets."""
     seen = view(x)
-    near = together(seen, out, stride[1]) if prod(kernel) <= _MOST_WRITTEN_OUT else 1
+    near = together(seen, out, stride[1]) if prod(kernel) <= MOST_WRITTEN_OUT else 1
     walked = walk(seen, out.shape[2:], prod(kernel), setting, near=near)
     constants = {
         "OUTER": walked.outer,
@@ -149,7 +116,7 @@ def _pooled(
         "KERNEL": tuple(kernel),
         "STRIDE": tuple(stride),
         "PADS": (pads[0], pads[2]),
-        "UNROLL": kernel[0] if prod(kernel) <= _MOST_WRITTEN_OUT else 1,
+        "UNROLL": kernel[0] if prod(kernel) <= MOST_WRITTEN_OUT else 1,
         "NEAR": near,
         "WIDE": wide([out, seen]),
     }
@@ -158,7 +125,7 @@ def _pooled(
     return Launch(pooling, (walked.tiles * walked.blocks,), (out, seen), constants, walked.warps, flops=flops)
 
 
-def _spread(
+def spread(
     spread: Any, out: Any, dy: Any, more: list[View], kernel: Pair, stride: Pair, pads: Pads, setting: tuple[int, int],
     how: dict[str, Any],
 ) -> Launch:  # fmt: skip
@@ -186,7 +153,7 @@ def _spread(
 
 
 @triton.jit
-def _places(number, c, STEPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, STEP: tl.constexpr,
+def begin(number, c, STEPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, STEP: tl.constexpr,
             EACH: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
             BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr,
             BESIDE: tl.constexpr):  # fmt: skip
@@ -200,62 +167,16 @@ def _places(number, c, STEPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.conste
 
 
 @triton.jit
-def _seen(number, c, STEPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, STEP: tl.constexpr,
+def looked_up(number, c, STEPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, STEP: tl.constexpr,
           NUM: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
           BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr,
           BESIDE: tl.constexpr):  # fmt: skip
     """The places that threads look up, as `line` has them: the first of STEP columns of each, and NUM of them."""
-    one = _places(number, c, STEPS, STRIDE, PAD, STEP, 1, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
+    one = begin(number, c, STEPS, STRIDE, PAD, STEP, 1, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
                   BESIDE)  # fmt: skip
-    every = _places(number, c, STEPS, STRIDE, PAD, 1, NUM, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
+    every = begin(number, c, STEPS, STRIDE, PAD, 1, NUM, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
                     BESIDE)  # fmt: skip
     return one, every
-
-
-@triton.jit
-def _maximum(out, x, O_STEPS: tl.constexpr, O_SIZE: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr,
-             KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, UNROLL: tl.constexpr,
-             NUMBER: tl.constexpr, NEAR: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr,
-             HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
-             OUTER: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    c, number = program(CHANNELS, BESIDE, WIDE)
-    NUM: tl.constexpr = NEAR * STRIDE[1] if NEAR > 1 else 1
-    places = _seen(number, c, X_STEPS, STRIDE[0], PADS[0], NEAR * STRIDE[1], NUM, IMAGES, GROUPS, WIDTH, TALL, BLOCK,
-                   COLS, OUTER, CHANNELS, BESIDE)  # fmt: skip
-    found = ()
-    for n in tl.static_range(TALL):
-        bests = (tl.full((BLOCK, BESIDE), float("-inf"), tl.float32),) * NEAR
-        # Where all is -inf the first element is the maximum, be it padding or not; the first NaN is larger than all.
-        firsts = (tl.zeros((BLOCK, BESIDE), tl.int32),) * NEAR
-        for i in tl.range(0, KERNEL[0], loop_unroll_factor=UNROLL):
-            values = line(x, places, n * STRIDE[0] + i, SIZE, X_STEPS, -PADS[1],
-                          (NEAR - 1) * STRIDE[1] + KERNEL[1] - PADS[1], NUM, float("-inf"))  # fmt: skip
-            new_bests, new_firsts = (), ()
-            for place in tl.static_range(NEAR):
-                # Of a window's row first, as several windows have it. Numbers are chosen and not added up: they are
-                # of 16 bits in the end, and ptxas 12.8 adds 0 where it adds one constant to several pairs of such.
-                best = values[place * STRIDE[1]].to(tl.float32)
-                first = tl.full((BLOCK, BESIDE), i * KERNEL[1], tl.int32)
-                for j in tl.static_range(1, tl.constexpr(KERNEL[1])):
-                    value = values[place * STRIDE[1] + j].to(tl.float32)
-                    best, first = _larger(best, first, value, i * KERNEL[1] + j, NUMBER)
-                best, first = _larger(bests[place], firsts[place], best, first, NUMBER)
-                new_bests, new_firsts = new_bests + (best,), new_firsts + (first,)  # noqa: RUF005
-            bests, firsts = new_bests, new_firsts
-        found = found + (firsts if NUMBER else bests)
-    at, row, col, there = _places(number, c, O_STEPS, 1, 0, 1, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER,
-                                  CHANNELS, BESIDE)  # fmt: skip
-    put_phases(out, found, at, there, row, col, O_SIZE, O_STEPS, (1, 1), NEAR, False)
-
-
-@triton.jit
-def _larger(best, first, value, number, NUMBER: tl.constexpr):
-    """The larger of two, and its number: the first of equal ones, and none if one is none."""
-    if NUMBER:
-        better = (best == best) & ~(value <= best)
-        return tl.where(better, value, best), tl.where(better, number, first)
-    else:
-        return tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL), first
 
 
 @triton.jit
@@ -266,8 +187,8 @@ def _mean(out, x, ALL: tl.constexpr, O_STEPS: tl.constexpr, O_SIZE: tl.constexpr
           BESIDE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     c, number = program(CHANNELS, BESIDE, WIDE)
     NUM: tl.constexpr = NEAR * STRIDE[1] if NEAR > 1 else 1
-    places = _seen(number, c, X_STEPS, STRIDE[0], PADS[0], NEAR * STRIDE[1], NUM, IMAGES, GROUPS, WIDTH, TALL, BLOCK,
-                   COLS, OUTER, CHANNELS, BESIDE)  # fmt: skip
+    places = looked_up(number, c, X_STEPS, STRIDE[0], PADS[0], NEAR * STRIDE[1], NUM, IMAGES, GROUPS, WIDTH, TALL,
+                       BLOCK, COLS, OUTER, CHANNELS, BESIDE)  # fmt: skip
     _, above, left, _ = places[0]
     found = ()
     for n in tl.static_range(TALL):
@@ -286,7 +207,7 @@ def _mean(out, x, ALL: tl.constexpr, O_STEPS: tl.constexpr, O_SIZE: tl.constexpr
             begins = left + (place * STRIDE[1] - PADS[1])
             share = _share(above + n * STRIDE[0], KERNEL[0], SIZE[0], ALL) * _share(begins, KERNEL[1], SIZE[1], ALL)
             found = found + (totals[place] * share,)  # noqa: RUF005 (Triton knows no star)
-    at, row, col, there = _places(number, c, O_STEPS, 1, 0, 1, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER,
+    at, row, col, there = begin(number, c, O_STEPS, 1, 0, 1, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER,
                                   CHANNELS, BESIDE)  # fmt: skip
     put_phases(out, found, at, there, row, col, O_SIZE, O_STEPS, (1, 1), NEAR, False)
 
@@ -302,52 +223,15 @@ def _share(first, taps: tl.constexpr, size: tl.constexpr, ALL: tl.constexpr):
 
 
 @triton.jit
-def _put(out, totals, number, c, SIZE: tl.constexpr, O_STEPS: tl.constexpr, STRIDE: tl.constexpr, ADDS: tl.constexpr,
-         NEAR: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
-         BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr,
-         BESIDE: tl.constexpr):  # fmt: skip
+def put_gradient(out, totals, number, c, SIZE: tl.constexpr, O_STEPS: tl.constexpr, STRIDE: tl.constexpr,
+                 ADDS: tl.constexpr, NEAR: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr,
+                 WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
+                 OUTER: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr):  # fmt: skip
     """Write what each phase of a gradient is, or add it to what is there."""
     EACH: tl.constexpr = NEAR * STRIDE[1] if NEAR > 1 or (STRIDE[1] == 2 and BESIDE == 1) else 1
-    at, row, col, there = _places(number, c, O_STEPS, STRIDE[0], 0, 1 if EACH > 1 else STRIDE[1], EACH, IMAGES, GROUPS,
+    at, row, col, there = begin(number, c, O_STEPS, STRIDE[0], 0, 1 if EACH > 1 else STRIDE[1], EACH, IMAGES, GROUPS,
                                   WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS, BESIDE)  # fmt: skip
     put_phases(out, totals, at, there, row, col, SIZE, O_STEPS, STRIDE, EACH, ADDS)
-
-
-@triton.jit
-def _max_spread(out, dy, first, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr,
-                F_STEPS: tl.constexpr, Y_SIZE: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
-                PADS: tl.constexpr, ADDS: tl.constexpr, NEAR: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr,
-                HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
-                COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr,
-                WIDE: tl.constexpr):  # fmt: skip
-    c, number = program(CHANNELS, BESIDE, WIDE)
-    of_y = _seen(number, c, Y_STEPS, 1, 0, NEAR, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
-                 BESIDE)  # fmt: skip
-    of_f = _seen(number, c, F_STEPS, 1, 0, NEAR, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
-                 BESIDE)  # fmt: skip
-    begins: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], False)
-    ends: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], True) + NEAR
-    found = ()
-    for n in tl.static_range(tl.constexpr(TALL * STRIDE[0])):
-        totals = (tl.zeros((BLOCK, BESIDE), tl.float32),) * (NEAR * STRIDE[1])
-        for i in tl.static_range(tl.constexpr(KERNEL[0])):
-            if met(n, i, STRIDE[0], PADS[0]):
-                down = (n + PADS[0] - i) // STRIDE[0]
-                slopes = line(dy, of_y, down, Y_SIZE, Y_STEPS, begins, ends, NEAR, 0.0)
-                taken = line(first, of_f, down, Y_SIZE, F_STEPS, begins, ends, NEAR, -1)
-                sums = ()
-                for place in tl.static_range(tl.constexpr(NEAR * STRIDE[1])):
-                    total = totals[place]
-                    for j in tl.static_range(tl.constexpr(KERNEL[1])):
-                        if met(place, j, STRIDE[1], PADS[1]):
-                            slope = slopes[(place + PADS[1] - j) // STRIDE[1] - begins].to(tl.float32)
-                            number_of = taken[(place + PADS[1] - j) // STRIDE[1] - begins]
-                            total += tl.where(number_of == i * KERNEL[1] + j, slope, 0.0)
-                    sums = sums + (total,)  # noqa: RUF005 (Triton knows no star)
-                totals = sums
-        found = found + totals
-    _put(out, found, number, c, SIZE, O_STEPS, STRIDE, ADDS, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER,
-         CHANNELS, BESIDE)  # fmt: skip
 
 
 @triton.jit
@@ -357,7 +241,7 @@ def _mean_spread(out, dy, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STEPS: tl
                  WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr,
                  CHANNELS: tl.constexpr, BESIDE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     c, number = program(CHANNELS, BESIDE, WIDE)
-    places = _seen(number, c, Y_STEPS, 1, 0, NEAR, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
+    places = looked_up(number, c, Y_STEPS, 1, 0, NEAR, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
                    BESIDE)  # fmt: skip
     begins: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], False)
     ends: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], True) + NEAR
@@ -383,5 +267,5 @@ def _mean_spread(out, dy, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STEPS: tl
                     sums = sums + (total,)  # noqa: RUF005 (Triton knows no star)
                 totals = sums
         found = found + totals
-    _put(out, found, number, c, SIZE, O_STEPS, STRIDE, ADDS, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER,
-         CHANNELS, BESIDE)  # fmt: skip
+    put_gradient(out, found, number, c, SIZE, O_STEPS, STRIDE, ADDS, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS,
+                 OUTER, CHANNELS, BESIDE)  # fmt: skip

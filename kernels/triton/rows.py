@@ -16,7 +16,6 @@ finds them by `begun`, `run` and `edges`. One with STAGES: tl.constexpr has that
 these are all of a row, and it can, it holds them.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ _ROOM = 2**17
 # of one array that is read, shifted or in vectors; of several, in halves, without masks or with them.
 _SHIFTED, _IN_VECTORS, _WHOLE, _MASKED = 64, 48, 32, 24
 # Elements in float32 that each of 512 threads may hold, which have 128 registers.
-_IN_FLOAT = 100
+_IN_FLOAT = 104
 # Of these lengths a row that begins between such bytes is best held by one warp.
 _ALONE = (1024, 2048)
 # Programs of which all processors have some.
@@ -103,7 +102,7 @@ def by_rows(
     if "STAGES" in known:
         settings = _staged(settings, cols, nbytes_each)
     if in_blocks and most < cols and (skewed or not loose):
-        settings = (*_all_on_their_way(cols + (_EIGHT - 1) * skewed, skewed and nbytes_each > 2), *settings)
+        settings = _held_in_blocks(cols + (_EIGHT - 1) * skewed, skewed, settings)
     return Plan(settings, launches)
 
 
@@ -151,16 +150,21 @@ def _staged(settings: tuple[tuple[int, ...], ...], cols: int, nbytes: int) -> tu
     )
 
 
-def _all_on_their_way(cols: int, spared: bool) -> Iterator[tuple[int, int, int, int]]:
-    """Settings of rows whose blocks are all on their way at once, and held: first those that leave out no registers,
-    with the fewest warps, so that others are at work beside.
+def _held_in_blocks(cols: int, spare: bool, others: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """Settings of rows whose blocks are all on their way at once, and held, before others where they leave out no
+    registers, with the fewest warps, so that others are at work beside; behind them where they may.
 
-    spared: whether a thread has to do with fewer elements, as it has ends of rows besides.
+    spare: whether registers are left for one more block, as they are where rows begin between boundaries.
     """
+    first, last = list[tuple[int, ...]](), list[tuple[int, ...]]()
     for each, warps in ((4, 8), (4, 16), (8, 16), (4, 32)):
-        num = -(-cols // (32 * warps * each))
-        if num * each <= (_IN_FLOAT - 4 * spared if warps <= 16 else _IN_FLOAT // 2):
-            yield 1, 32 * warps * each, warps, num
+        block = 32 * warps * each
+        num = -(-cols // block)
+        # Of 1024 threads each has half as many registers.
+        taken = num * each * max(1, warps // 16)
+        if taken <= _IN_FLOAT:
+            (first if taken <= _IN_FLOAT - 8 + 4 * spare else last).append((1, block, warps, num))
+    return (*first, *others, *last)
 
 
 def _settings(

@@ -24,6 +24,8 @@ from castile.kernels.triton.views import View, wide
 _FILL = 264 * 64 * 128
 # Processors of an H200, and shared memory of each.
 _PROCESSORS, _SHARED = 132, 232448
+# Places of a plane up to which what steps in turn read of all images stays in the cache meanwhile.
+_SMALL = 256
 
 
 class Parts(NamedTuple):
@@ -66,6 +68,7 @@ def slopes(
     across = (
         -(-num_c * prod(windows.kernel) // tile.n) if flat else -(-num_c // tile.n) * prod(windows.kernel) // beside
     )
+    far = wide([dw, dy, x]) or num_k > 2**30
     # Constants all: what is divided by them is in the loop.
     constants = {
         "O_STEPS": dw.steps,
@@ -86,11 +89,12 @@ def slopes(
         "FLAT": flat,
         "EVEN_M": num_m % tile.m == 0,
         "ADDS": adds,
-        "WIDE": wide([dw, dy, x]) or num_k > 2**30,
+        "WIDE": far,
         "PRECISION": tile.precision,
         "R": windows.kernel[0],
         "S": windows.kernel[1],
         "RUN": together(dy),
+        "IMAGES": batch if not far and _by_images(dy, x, tile) else 0,
         "BESIDE": beside,
         "M": tile.m,
         "N": tile.n,
@@ -102,6 +106,12 @@ def slopes(
     return Launch(
         _slopes, grid, (dw, dy, x), constants, tile.warps, tile.stages, flops, on_tensor_cores(x, tile), since=since
     )
+
+
+def _by_images(dy: View, x: View, tile: Tile) -> bool:
+    """Whether a step is of one place of some images instead of places in their order, each of which is looked up."""
+    whole = dy.shape[0] % tile.k == 0 and prod(dy.shape[3:]) <= _SMALL
+    return whole and dy.steps[2] == x.steps[2] == 1
 
 
 def summed(dw: View, pieces: View, adds: bool) -> list[Launch]:
@@ -116,8 +126,8 @@ def _slopes(out, dy, x, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr, X_STEPS: t
             INNER: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, DILATION: tl.constexpr,
             OUTSIDE: tl.constexpr, FLAT: tl.constexpr, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
             EVEN_K: tl.constexpr, ADDS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, R: tl.constexpr,
-            S: tl.constexpr, RUN: tl.constexpr, BESIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-            K: tl.constexpr):  # fmt: skip
+            S: tl.constexpr, RUN: tl.constexpr, IMAGES: tl.constexpr, BESIDE: tl.constexpr, M: tl.constexpr,
+            N: tl.constexpr, K: tl.constexpr):  # fmt: skip
     # Programs that run together read the same places.
     tiles = tl.cdiv(NUM_M, M)
     m = tl.program_id(0) % tiles * M + tl.arange(0, M)
@@ -150,13 +160,22 @@ def _slopes(out, dy, x, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr, X_STEPS: t
     for start in range(part * SPAN, tl.minimum(part * SPAN + SPAN, NUM_K), K):
         here = start + k
         in_k = (here < NUM_K)[:, None]
-        h, v, b = here // LATTICE[1] % LATTICE[0], here % LATTICE[1], here // (LATTICE[0] * LATTICE[1])
-        row, col = (h * STRIDE[0] - PADS[0])[:, None], (v * STRIDE[1] - PADS[1])[:, None]
-        at_y = (b * Y_STEPS[0] + h * Y_STEPS[3] + v * Y_STEPS[4])[:, None] + m[None, :] * Y_STEPS[2]
+        if IMAGES:
+            # All of a step lies at one place, looked up once; with a remainder an A100 would leave out registers.
+            place, b = start // IMAGES, (start % IMAGES + k)[:, None]
+            h = place // LATTICE[1]
+            v = place - h * LATTICE[1]
+            row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
+            at_y = (b * Y_STEPS[0] + m[None, :] * Y_STEPS[2]) + (h * Y_STEPS[3] + v * Y_STEPS[4])
+            at_x = x + b * X_STEPS[0] + (row * X_STEPS[3] + col * X_STEPS[4])
+        else:
+            h, v, b = here // LATTICE[1] % LATTICE[0], here % LATTICE[1], here // (LATTICE[0] * LATTICE[1])
+            row, col = (h * STRIDE[0] - PADS[0])[:, None], (v * STRIDE[1] - PADS[1])[:, None]
+            at_y = (b * Y_STEPS[0] + h * Y_STEPS[3] + v * Y_STEPS[4])[:, None] + m[None, :] * Y_STEPS[2]
+            at_x = x + (b[:, None] * X_STEPS[0] + row * X_STEPS[3] + col * X_STEPS[4])
         if RUN > 1:
             at_y = tl.max_contiguous(tl.multiple_of(at_y, (RUN, 1)), (RUN, 1))
         at_y = dy + at_y
-        at_x = x + (b[:, None] * X_STEPS[0] + row * X_STEPS[3] + col * X_STEPS[4])
         if EVEN_M and EVEN_K:
             slope = tl.load(at_y)
         else:

@@ -146,14 +146,15 @@ def _held(out, x, here, skew, t_out: tl.constexpr, t_x: tl.constexpr, LOG: tl.co
         end, near = edges(here, skew, NUM)
         ends = fetch(x, end, t_x, near, float("-inf"))
         top = tl.maximum(top, tl.max(ends, 1))
+    low = top * 1.4426950408889634
     kept, totals = (), tl.zeros((ROWS, BLOCK), tl.float32)
     for n in tl.static_range(NUM_BLOCKS):
-        power = tl.exp(held[n].to(tl.float32) - top[:, None])
+        power = _power(held[n], low)
         totals += power
         kept += (held[n] if LOG else power,)
     total = tl.sum(totals, 1)
     if SKEW:
-        total += tl.sum(tl.exp(ends - top[:, None]), 1)
+        total += tl.sum(_power(ends, low), 1)
     less, share = top + tl.log(total), 1.0 / total
     for n in tl.static_range(NUM_BLOCKS):
         at, mask = run(here, skew, n * BLOCK, SKEW, NUM, BLOCK)
@@ -163,7 +164,13 @@ def _held(out, x, here, skew, t_out: tl.constexpr, t_x: tl.constexpr, LOG: tl.co
         else:
             put(out, at, t_out, v, mask)
     if SKEW:
-        put(out, end, t_out, ends - less[:, None] if LOG else tl.exp(ends - top[:, None]) * share[:, None], near)
+        put(out, end, t_out, ends - less[:, None] if LOG else _power(ends, low) * share[:, None], near)
+
+
+@triton.jit
+def _power(x, low):
+    """2 to the x / ln 2 less `low`, a row's: by what that is rounded all powers of the row change alike."""
+    return tl.exp2(x.to(tl.float32) * 1.4426950408889634 - low[:, None])
 
 
 @triton.constexpr_function

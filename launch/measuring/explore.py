@@ -99,8 +99,8 @@ def choose(
     progress(f"measuring {name}" if asked_for else "measuring the known plans")
     if not asked_for:
         _rehearse(job, name, budget, seed, feed, rate)
-    known = _known(job, asked_for)
-    trials = _fitting(job, known, seed)
+    plans = known(job, asked_for)
+    trials = _fitting(job, plans, seed)
     _measure(job, trials, feed, rate)
     searches: list[Found] = []
 
@@ -121,7 +121,7 @@ def choose(
     taken = next(t.plan for t in trials if t.name == best)
     prepared = job.prepare(taken)
     candidates = tuple(_candidate(job, t, untaught) for t in trials) if job.leads else ()
-    same = (label for label, plan in known.items() if plan.configs == taken.configs)
+    same = (label for label, plan in plans.items() if plan.configs == taken.configs)
     equals = name if asked_for else next(same, "")
     num_proposals = sum(found.num_proposals for found in searches)
     return Chosen(_predicted(job, taken, prepared), prepared, candidates, equals, bool(asked_for), num_proposals)
@@ -134,14 +134,14 @@ def _rehearse(job: Job, name: str, budget: str, seed: int, feed: Feed, rate: flo
         rehearse(job, lambda: searched(job, job.lowering, name, shortest(evaluator), seed), feed, rate)
 
 
-def _known(job: Job, asked_for: list[str] | None) -> dict[str, Strategy]:
-    """The known plans, each with the buckets and in the order that suit it."""
+def known(job: Job, asked_for: list[str] | None = None) -> dict[str, Strategy]:
+    """The known plans, of these names if any, each with the buckets and in the order that suit it."""
     evaluator = Evaluator(job.lowering, job.cost, job.snapshot)
-    known = {}
+    found = {}
     for label, plan in seeds(job.lowering, asked_for, job.cost).items():
         with contextlib.suppress(TooManyTransfers):
-            known[label] = sized(evaluator, plan)
-    return known
+            found[label] = sized(evaluator, plan)
+    return found
 
 
 def searched(

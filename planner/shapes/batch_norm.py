@@ -30,7 +30,7 @@ def norm_factors(gain: Spec, shift: Spec, *statistics: Spec, eps: float) -> Resu
     return (Spec((3, *gain.shape), wide(gain.dtype)),)
 
 
-@kernel()
+@kernel(casts=True)
 def norm_factors_grad(df: Spec, gain: Spec, *statistics: Spec, eps: float) -> Results:
     """Twice gain's spec, and those of the statistics."""
     like("norm_factors_grad", df=df, norm_factors=norm_factors(gain, gain, *statistics, eps=eps)[0])
@@ -59,9 +59,9 @@ def norm_grad_pointwise(line: str, x: Spec, factors: Spec, *ys: Spec, **constant
     return norm_grad(dy, x, factors)
 
 
-@kernel()
-def running_moment(old: Spec, m: Spec, *, momentum: float, count: int, variance: bool) -> Results:
-    """old's spec."""
+@kernel(many=True)
+def running_moment(old: Spec, m: Spec, *more: Spec, momentum: float, count: int, variance: bool) -> Results:
+    """old's spec, and those of further ones."""
     need(m.shape == (2, *old.shape), f"running_moment: m {m.shape} must hold two numbers for each of old {old.shape}")
     need(count > 1, f"running_moment: a variance needs more than {count} number")
-    return (old,)
+    return old, *(running_moment(*more, momentum=momentum, count=count, variance=variance) if more else ())

@@ -58,3 +58,6 @@ def case_norm_grad_pointwise(draw: Draw) -> Iterator[Case]:
 def case_running_moment(draw: Draw) -> Iterator[Case]:
     for c, momentum, count, variance in [(1, 0.1, 2, True), (5, 0.3, 17, True), (64, 1.0, 1000, False)]:
         yield (draw(c), _moments(c)), {"momentum": momentum, "count": count, "variance": variance}
+    several = tuple(x for c in (3, 64, 1) for x in (draw(c), _moments(c)))
+    yield several, {"momentum": 0.2, "count": 9, "variance": True}
+    yield several[:4], {"momentum": 0.2, "count": 9, "variance": False}

@@ -18,6 +18,7 @@ def case_max_pool2d(draw: Draw) -> Iterator[Case]:
         ((3, 5, 8, 4), (2, 2), (2, 2), (0, 0, 0, 0)),
         ((2, 3, 6, 5), (2, 2), (1, 1), (1, 1, 1, 1)),
         ((2, 2, 8, 9), (2, 3), (2, 2), (0, -2, 1, -1)),
+        ((2, 3, 22, 16), (3, 3), (2, 2), (1, 1, 1, 1)),
     ]:
         image = draw(*x)
         # Ties show which of several maxima is taken.
