@@ -332,11 +332,25 @@ def test_a_norms_gradient_takes_the_line_that_makes_its_operand(slope: Callable,
         made = slope(k, d, y)
         return made, *k.norm_grad(made, x, factors)
 
-    made = record(body, [Spec(a.shape, a.dtype.name) for a in arrays])
-    assert [step.kernel for step in made.steps] == kernels
-    for one, other in zip(execute(made, arrays, "numpy", False), body(reference, *arrays), strict=True):
-        assert difference(one, other) < EXACT
-    assert "norm_grad" in [step.kernel for step in record(kept, [Spec(a.shape, a.dtype.name) for a in arrays]).steps]
+    def again(k, d, y, x, factors):
+        made = slope(k, d, y)
+        return *k.norm_grad(made, x, factors), *k.norm_grad(made, y, factors)
+
+    for of, wanted in ((body, kernels), (kept, kernels), (again, [*kernels, "norm_grad"])):
+        made = record(of, [Spec(a.shape, a.dtype.name) for a in arrays])
+        assert [step.kernel for step in made.steps] == wanted
+        for one, other in zip(execute(made, arrays, "numpy", False), of(reference, *arrays), strict=True):
+            assert difference(one, other) < EXACT
+
+
+def test_a_norms_gradient_takes_no_line_that_others_read_before() -> None:
+    def body(k, d, y, x, factors):
+        made = k.relu_grad(d, y)
+        total = k.sum_over(made, dims=(0,))
+        return total, made, *k.norm_grad(made, x, factors)
+
+    made = record(body, [Spec(shape, "float32") for shape in ((3, 4, 5), (3, 4, 5), (3, 4, 5), (3, 4))])
+    assert [step.kernel for step in made.steps] == ["relu_grad", "sum_over", "norm_grad"]
 
 
 def test_what_others_read_stays() -> None:

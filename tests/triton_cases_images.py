@@ -137,7 +137,8 @@ def large_norm_grad(draw: Any) -> Iterator[Case]:
 
 def large_norm_grad_pointwise(draw: Any) -> Iterator[Case]:
     for x in _BATCHES:
-        yield ("d, y -> where(y > 0, d, 0)", draw(*x), draw(3, x[1]), draw(*x), draw(*x)), {}
+        for keeps in (False, True):
+            yield ("d, y -> where(y > 0, d, 0)", draw(*x), draw(3, x[1]), draw(*x), draw(*x)), {"keeps": keeps}
 
 
 def large_norm_factors(draw: Any) -> Iterator[Case]:

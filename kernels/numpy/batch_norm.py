@@ -41,6 +41,7 @@ def {name}(out, seen{arrays}, to, of{steps}, shape, factors, slopes{constants}):
             for place in range(shape[3]):
                 {load}
                 slope = {value}
+                {keep}
                 first += slope
                 second += slope * (of_line[place] - mean)
                 to_line[place] = slope * scale
@@ -77,7 +78,13 @@ def norm_grad(out: tuple[np.ndarray, np.ndarray], dy: np.ndarray, x: np.ndarray,
 
 @prepares
 def norm_grad_pointwise(
-    out: tuple[np.ndarray, np.ndarray], line: str, x: np.ndarray, factors: np.ndarray, *ys: Any, **constants: float
+    out: tuple[np.ndarray, ...],
+    line: str,
+    x: np.ndarray,
+    factors: np.ndarray,
+    *ys: Any,
+    keeps: bool = False,
+    **constants: float,
 ) -> Call | None:
     """See the definition."""
     return _slopes(out, line, list(ys), x, factors, constants)
@@ -137,26 +144,31 @@ def _of_channels(loop: Callable[..., Any], arrays: list[np.ndarray], *how: Any) 
 
 
 def _slopes(
-    out: tuple[np.ndarray, np.ndarray], line: str, ys: list[np.ndarray], x: np.ndarray, factors: np.ndarray,
+    out: tuple[np.ndarray, ...], line: str, ys: list[np.ndarray], x: np.ndarray, factors: np.ndarray,
     constants: dict[str, float],
 ) -> Call | None:  # fmt: skip
-    """The gradients of `norm` where its result's is what a line makes of ys; None of few bytes."""
+    """The gradients of `norm` where its result's is what a line makes of ys, and that if it is wanted; None of few
+    bytes.
+    """
     if x.nbytes < _FEW_BYTES:
         return None
-    loop = _slopes_of(line, tuple(constants), x.dtype.name)
-    return _work(loop, [out[0], x, *ys], [factors, out[1]], *map(x.dtype.type, constants.values()))
+    to, slopes, *kept = out
+    loop = _slopes_of(line, tuple(constants), bool(kept), x.dtype.name)
+    return _work(loop, [to, x, *ys, *kept], [factors, slopes], *map(x.dtype.type, constants.values()))
 
 
 @cache
-def _slopes_of(line: str, constants: tuple[str, ...], dtype: str) -> Callable[..., Any]:
-    """The loop of a line over out, x and arrays."""
+def _slopes_of(line: str, constants: tuple[str, ...], keeps: bool, dtype: str) -> Callable[..., Any]:
+    """The loop of a line over out, x and arrays, the last of them for what the line makes if that is kept."""
     names, value = parse(line)
+    every = [*names, *["_kept"] * keeps]
     parts = {
-        "begin": [f"p_{y} = pointer(a_{y})" for y in names],
-        "fetch": [f"v_{y} = after(p_{y}, sample * s_{y}[0] + channel * s_{y}[1] + line * s_{y}[2])" for y in names],
+        "begin": [f"p_{y} = pointer(a_{y})" for y in every],
+        "fetch": [f"v_{y} = after(p_{y}, sample * s_{y}[0] + channel * s_{y}[1] + line * s_{y}[2])" for y in every],
         "load": [f"{y} = v_{y}[place]" for y in names],
+        "keep": [f"v_{y}[place] = slope" for y in every[len(names) :]],
     }
-    arrays, steps = ("".join(f", {letter}_{y}" for y in names) for letter in "as")
+    arrays, steps = ("".join(f", {letter}_{y}" for y in every) for letter in "as")
     last = "".join(f", {c}" for c in constants)
     return from_text(filled(_SLOPES, parts, arrays=arrays, steps=steps, constants=last, value=typed(value)), dtype)
 

@@ -58,10 +58,14 @@ def norm_grad(dy: np.ndarray, x: np.ndarray, factors: np.ndarray) -> tuple[np.nd
 
 
 def norm_grad_pointwise(
-    line: str, x: np.ndarray, factors: np.ndarray, *ys: np.ndarray, **constants: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """`norm_grad` where dy is what `pointwise` makes of ys by a line; of infinities the same holds as there."""
-    return norm_grad(pointwise(line, *ys, **constants), x, factors)
+    line: str, x: np.ndarray, factors: np.ndarray, *ys: np.ndarray, keeps: bool = False, **constants: float
+) -> tuple[np.ndarray, ...]:
+    """`norm_grad` where dy is what `pointwise` makes of ys by a line; of infinities the same holds as there.
+
+    keeps: dy is a result, too.
+    """
+    dy = pointwise(line, *ys, **constants)
+    return *norm_grad(dy, x, factors), *[dy] * keeps
 
 
 def running_moment(

@@ -29,8 +29,8 @@ _CHANNELS, _JOINED, _MANY = 64, 2048, 256
 _NORM = text("x, mean, scale, shift -> (x - mean) * scale + shift")
 # The gradients of x and, as two sums, of its factors, where that of the result is a line's value.
 _NORM_GRAD = """
-def {name}({pointers}x, s_x, t_x, dx, s_dx, t_dx, factors, s_factors, room, batch, channels, cols, inner, span, runs,
-           length, {constants}ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+def {name}({pointers}x, s_x, t_x, dx, s_dx, t_dx, {kept}factors, s_factors, room, batch, channels, cols, inner, span,
+           runs, length, {constants}ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     part = (tl.program_id(1) // runs).to(tl.int64)
     first_col = tl.program_id(1) % runs * length
@@ -48,6 +48,7 @@ def {name}({pointers}x, s_x, t_x, dx, s_dx, t_dx, factors, s_factors, room, batc
             value = tl.load(place, mask=here, other=0.0).to(tl.float32)
             {load}
             {slope}
+            {keep}
             first += slope
             second += slope * (value - mean)
             place = dx + sample * s_dx[0] + ((row * s_dx[1])[:, None] + places(col, inner, t_dx)[None, :])
@@ -104,7 +105,7 @@ def norm_grad(out: tuple[Any, Any], dy: Any, x: Any, factors: Any) -> Plan | Non
 
 @planned
 def norm_grad_pointwise(
-    out: tuple[Any, Any], line: str, x: Any, factors: Any, *ys: Any, **constants: float
+    out: tuple[Any, ...], line: str, x: Any, factors: Any, *ys: Any, keeps: bool = False, **constants: float
 ) -> Plan | None:
     """See the definition."""
     return _slopes(out, text(line, *constants), ys, x, factors, tuple(map(float, constants.values())))
@@ -161,15 +162,16 @@ def running_moment(
 
 
 def _slopes(
-    out: tuple[Any, Any], what: Text, ys: tuple[Any, ...], x: Any, factors: Any, numbers: tuple[float, ...]
+    out: tuple[Any, ...], what: Text, ys: tuple[Any, ...], x: Any, factors: Any, numbers: tuple[float, ...]
 ) -> Plan | None:
-    """The gradients of `norm` where its result's is `what` a line makes of ys and numbers."""
-    planes = _planes([*map(view, ys), view(x), view(out[0])])
+    """The gradients of `norm` where its result's is `what` a line makes of ys and numbers, and that if it is wanted."""
+    to, slopes, *kept = out
+    planes = _planes([*map(view, ys), view(x), view(to), *map(view, kept)])
     if not takes(*out, *ys, x, factors) or planes is None:
         return None
     given = (factors, view(factors).steps)
-    told = (*given, view(out[1]).steps)
-    return planes.sums(_norm_grad(what), given, _join_slopes, told, out[1], "float32", False, numbers)
+    told = (*given, view(slopes).steps)
+    return planes.sums(_norm_grad(what, bool(kept)), given, _join_slopes, told, slopes, "float32", False, numbers)
 
 
 def _takes(*arrays: Any) -> bool:
@@ -270,8 +272,8 @@ def _planes(views: list[View]) -> _Planes | None:
 
 
 @cache
-def _norm_grad(what: Text) -> Any:
-    """The kernel of `_NORM_GRAD` for a line of arrays of x's shape."""
+def _norm_grad(what: Text, keeps: bool) -> Any:
+    """The kernel of `_NORM_GRAD` for a line of arrays of x's shape, which writes what it makes, too, if it is kept."""
     call, ys = function_of(what), [f"y{n}" for n in range(len(what.names))]
     numbers = [f"z{n}" for n in range(len(what.constants))]
     load = []
@@ -282,9 +284,14 @@ def _norm_grad(what: Text) -> Any:
     slope = f"slope = tl.where(here, {call.__name__}({', '.join((*ys, *numbers))}), 0.0)"
     words = {
         "pointers": "".join(f"p_{y}, s_{y}, t_{y}, " for y in ys),
+        "kept": "kept, s_kept, t_kept, " * keeps,
         "constants": "".join(f"{z}, " for z in numbers),
     }
-    return kernel_of(_NORM_GRAD, {"load": load, "slope": [slope]}, words, {call.__name__: call})
+    keep = [
+        "place = kept + sample * s_kept[0] + ((row * s_kept[1])[:, None] + places(col, inner, t_kept)[None, :])",
+        "tl.store(place, slope.to(kept.dtype.element_ty), mask=here)",
+    ] * keeps
+    return kernel_of(_NORM_GRAD, {"load": load, "slope": [slope], "keep": keep}, words, {call.__name__: call})
 
 
 @triton.jit

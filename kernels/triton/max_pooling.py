@@ -15,13 +15,11 @@ from triton import language as tl
 
 from castile.kernels.triton.channels import held
 from castile.kernels.triton.launch import Launch, Plan, planned, takes
-from castile.kernels.triton.planes import divided, line, met, program, put_phases, reach, together
+from castile.kernels.triton.max_again import SETTINGS, again, overlap_little
+from castile.kernels.triton.planes import line, met, program, put_phases, reach
 from castile.kernels.triton.pooling import begin, looked_up, planned_for, pooled, put_gradient, spread
-from castile.kernels.triton.views import View, view, wide
+from castile.kernels.triton.views import view
 from castile.kernels.windows import Pads, Pair
-
-# Settings of what looks for maxima again: threads of a program, and rows of windows of a thread at most.
-_SETTINGS = ((128, 4), (128, 8), (256, 4), (128, 2), (128, 14), (64, 4))
 
 
 @planned
@@ -43,8 +41,8 @@ def max_pool2d_grad(
     """See the definition."""
     if not takes(out, dy, x) or dy.size == 0:
         return None
-    if _overlap_little(kernel, stride, x):
-        return Plan(_SETTINGS, lambda setting: [_again(out, dy, x, kernel, stride, pads, accumulate, setting)])
+    if overlap_little(kernel, stride, x):
+        return Plan(SETTINGS, lambda setting: [again(out, dy, x, kernel, stride, pads, accumulate, setting)])
 
     dims = (0, 2, 3, 1) if view(x).steps[1] == 1 else (0, 1, 2, 3)
     first = held(tuple(dy.shape), dims, "int8" if prod(kernel) < 2**7 else "int32")
@@ -55,55 +53,6 @@ def max_pool2d_grad(
         return [found, spread(_max_spread, out, dy, [first], kernel, stride, pads, setting, how)]
 
     return planned_for(launches, out)
-
-
-def _overlap_little(kernel: Pair, stride: Pair, x: Any) -> bool:
-    """Whether places look for maxima again: they are in at most four windows, all of few elements, and columns lie side
-    by side, so that a thread has all that several of its windows meet.
-    """
-    met_by = prod(-(-n // step) for n, step in zip(kernel, stride, strict=True))
-    return met_by <= 4 and prod(kernel) <= 16 and prod(stride) > 1 and view(x).steps[1] != 1
-
-
-def _again(
-    out: Any, dy: Any, x: Any, kernel: Pair, stride: Pair, pads: Pads, accumulate: bool, setting: tuple[int, int]
-) -> Launch:
-    """The launch of the gradient whose places look for the maxima of the windows that they are in."""
-    to, of, seen = view(out), view(dy), view(x)
-    near = min(together(one, of, stride[1]) for one in (to, seen))
-    threads, most = setting
-    lattice = tuple(-(-n // step) for n, step in zip(to.shape[2:], stride, strict=True))
-    groups, width = -(-lattice[0] // most), -(-lattice[1] // near)
-    tall = -(-lattice[0] // groups)
-
-    def sure(one: View, steps: Pair) -> tuple[int, int]:
-        """Rows and columns from the first of a thread on that lie inside, whichever thread it is."""
-        return one.shape[2] - (groups - 1) * tall * steps[0], one.shape[3] - (width - 1) * near * steps[1]
-
-    constants = {
-        "SIZE": to.shape[2:],
-        "O_STEPS": to.steps,
-        "X_STEPS": seen.steps,
-        "X_SURE": sure(seen, stride),
-        "Y_STEPS": of.steps,
-        "Y_SIZE": of.shape[2:],
-        "Y_SURE": sure(of, (1, 1)),
-        "KERNEL": tuple(kernel),
-        "STRIDE": tuple(stride),
-        "PADS": (pads[0], pads[2]),
-        "ADDS": accumulate,
-        "NEAR": near,
-        "IMAGES": prod(to.shape[:2]),
-        "GROUPS": groups,
-        "WIDTH": width,
-        "TALL": tall,
-        "BLOCK": threads,
-        "OUTER": to.shape[1],
-        "WIDE": wide([to, of, seen]),
-    }
-    programs = -(-prod(to.shape[:2]) * groups * width // threads)
-    flops = prod(of.shape) * prod(kernel)
-    return Launch(_max_again, (programs,), (to, of, seen), constants, threads // 32, flops=flops)
 
 
 @triton.jit
@@ -138,7 +87,7 @@ def _maximum(out, x, O_STEPS: tl.constexpr, O_SIZE: tl.constexpr, X_STEPS: tl.co
             bests, firsts = new_bests, new_firsts
         found = found + (firsts if NUMBER else bests)
     at, row, col, there = begin(number, c, O_STEPS, 1, 0, 1, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER,
-                                  CHANNELS, BESIDE)  # fmt: skip
+                                CHANNELS, BESIDE)  # fmt: skip
     put_phases(out, found, at, there, row, col, O_SIZE, O_STEPS, (1, 1), NEAR, False)
 
 
@@ -161,9 +110,9 @@ def _max_spread(out, dy, first, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STE
                 WIDE: tl.constexpr):  # fmt: skip
     c, number = program(CHANNELS, BESIDE, WIDE)
     of_y = looked_up(number, c, Y_STEPS, 1, 0, NEAR, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
-                 BESIDE)  # fmt: skip
+                     BESIDE)  # fmt: skip
     of_f = looked_up(number, c, F_STEPS, 1, 0, NEAR, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
-                 BESIDE)  # fmt: skip
+                     BESIDE)  # fmt: skip
     begins: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], False)
     ends: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], True) + NEAR
     found = ()
@@ -187,222 +136,3 @@ def _max_spread(out, dy, first, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STE
         found = found + totals
     put_gradient(out, found, number, c, SIZE, O_STEPS, STRIDE, ADDS, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS,
                  OUTER, CHANNELS, BESIDE)  # fmt: skip
-
-
-@triton.constexpr_function
-def _taps(phase, taps, stride, pad):
-    """The rows or columns of windows that places of that phase meet."""
-    return tuple(tap for tap in range(taps) if met(phase, tap, stride, pad))
-
-
-@triton.constexpr_function
-def _last(n, taps, stride, pad, top):
-    """The last row of windows that row n meets, or the first of all if it meets none."""
-    return max(((n + pad - tap) // stride for tap in _taps(n, taps, stride, pad)), default=top)
-
-
-@triton.constexpr_function
-def _above(down, most):
-    """How many rows of windows are at hand above one that is so far down."""
-    return min(down, most)
-
-
-@triton.jit
-def _max_again(out, dy, x, SIZE: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, Y_STEPS: tl.constexpr,
-               Y_SIZE: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr,
-               ADDS: tl.constexpr, NEAR: tl.constexpr, X_SURE: tl.constexpr, Y_SURE: tl.constexpr, IMAGES: tl.constexpr,
-               GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
-               OUTER: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    number = tl.program_id(0)
-    if WIDE:
-        number = number.to(tl.int64)
-    EACH: tl.constexpr = NEAR * STRIDE[1] if NEAR > 1 else 1
-    of_x = _beside(x, number, X_STEPS, STRIDE, EACH, NEAR * STRIDE[1], IMAGES, GROUPS, WIDTH, TALL, BLOCK, OUTER)
-    of_y = _beside(dy, number, Y_STEPS, (1, 1), NEAR, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, OUTER)
-    top: tl.constexpr = reach(KERNEL[0], STRIDE[0], PADS[0], False)
-    below: tl.constexpr = reach(KERNEL[0], STRIDE[0], PADS[0], True)
-    left: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], False)
-    num: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], True) + NEAR - left
-    # Rows of a window that the one above does not have.
-    new: tl.constexpr = min(STRIDE[0], KERNEL[0])
-    over: tl.constexpr = (KERNEL[0] - 1) // STRIDE[0]
-    lines, slopes = (), ()
-    for down in tl.static_range(top, below + TALL):
-        for i in tl.static_range(tl.constexpr(KERNEL[0])):
-            if len(lines) <= _above(down - top, over) * new + i:
-                values = _line(of_x, down * STRIDE[0] - PADS[0] + i, SIZE, X_STEPS, X_SURE, left * STRIDE[1] - PADS[1],
-                               (left + num - 1) * STRIDE[1] - PADS[1] + KERNEL[1], EACH, float("-inf"))  # fmt: skip
-                lines = lines + (values,)  # noqa: RUF005 (Triton knows no star)
-        given = _line(of_y, down, Y_SIZE, Y_STEPS, Y_SURE, left, left + num, NEAR, 0.0)
-        for along in tl.static_range(num):
-            rows = ()
-            for i in tl.static_range(tl.constexpr(KERNEL[0])):
-                own = lines[_above(down - top, over) * new + i][along * STRIDE[1]:along * STRIDE[1] + KERNEL[1]]
-                rows = rows + (_largest(own),)  # noqa: RUF005
-            slopes = slopes + (_to_first(given[along], rows),)  # noqa: RUF005
-        for n in tl.static_range(tl.constexpr(TALL * STRIDE[0])):
-            if _last(n, KERNEL[0], STRIDE[0], PADS[0], top) == down:
-                found = _row(slopes, lines, n, down - _above(down - top, over), left, num, KERNEL, STRIDE, PADS, NEAR,
-                             BLOCK)  # fmt: skip
-                _put(out, found, number, n, SIZE, O_STEPS, STRIDE, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, OUTER,
-                     ADDS)  # fmt: skip
-        # Triton takes long over tuples of all rows.
-        if _above(down - top, over) == over:
-            lines, slopes = lines[new:], slopes[num:]
-
-
-@triton.jit
-def _places(number, STEPS: tl.constexpr, STRIDE: tl.constexpr, EACH: tl.constexpr, STEP: tl.constexpr,
-            IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
-            OUTER: tl.constexpr):  # fmt: skip
-    """Where columns begin in the first row of a thread, EACH for one of it and STEP apart, that row and column, and
-    whether there is such an image. Threads walk all columns of all rows without a gap.
-    """
-    place = number * (BLOCK * EACH) + tl.arange(0, BLOCK * EACH)[:, None]
-    above, col = place // (WIDTH * EACH), place % (WIDTH * EACH) * STEP
-    image, row = above // GROUPS, above % GROUPS * (TALL * STRIDE[0])
-    at = image // OUTER * STEPS[0] + image % OUTER * STEPS[1] + row * STEPS[2] + col * STEPS[3]
-    whole: tl.constexpr = IMAGES * GROUPS * WIDTH % BLOCK == 0
-    return at, row, col, tl.full((BLOCK * EACH, 1), True, tl.int1) if whole else above < IMAGES * GROUPS
-
-
-@triton.jit
-def _beside(x, number, STEPS: tl.constexpr, STRIDE: tl.constexpr, EACH: tl.constexpr, STEP: tl.constexpr,
-            IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
-            OUTER: tl.constexpr):  # fmt: skip
-    """The first of STEP columns of each thread in x, as `_places` has them, and all EACH that are a vector."""
-    at, row, col, there = _places(number, STEPS, STRIDE, 1, STEP, IMAGES, GROUPS, WIDTH, TALL, BLOCK, OUTER)
-    first = (x + at, row, col, there)
-    at, row, col, there = _places(number, STEPS, STRIDE, EACH, STEP // EACH, IMAGES, GROUPS, WIDTH, TALL, BLOCK, OUTER)
-    return first, (x + at, row, col, there)
-
-
-@triton.jit
-def _line(beside, r: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr, SURE: tl.constexpr, FROM: tl.constexpr,
-          TO: tl.constexpr, EACH: tl.constexpr, other: tl.constexpr):  # fmt: skip
-    """Row r of what threads meet, as a tuple: columns from FROM on before TO, EACH of them from 0 on as a vector, and
-    those behind as another where these are several.
-    """
-    first, every = beside
-    many = ()
-    if EACH > 1:
-        at, row, col, there = every
-        mask = _within(there, row, r, col, 0, SIZE, SURE, EACH)
-        many = many + divided(_full(tl.load(at + r * STEPS[2], mask=mask, other=other)), EACH)
-        if TO > EACH + 1 and TO <= 2 * EACH:
-            mask = _within(there, row, r, col, EACH, SIZE, SURE, EACH)
-            found = tl.load(at + (r * STEPS[2] + EACH * STEPS[3]), mask=mask, other=other)
-            many = many + divided(_full(found), EACH)
-    at, row, col, there = first
-    found = ()
-    for n in tl.static_range(FROM, TO):
-        if n >= 0 and n < len(many):
-            value = many[n]
-        else:
-            mask = _within(there, row, r, col, n, SIZE, SURE, 1)
-            value = _full(tl.load(at + (r * STEPS[2] + n * STEPS[3]), mask=mask, other=other))
-        found = found + (value,)  # noqa: RUF005
-    return found
-
-
-@triton.jit
-def _within(there, row, r: tl.constexpr, col, n: tl.constexpr, SIZE: tl.constexpr, SURE: tl.constexpr,
-            EACH: tl.constexpr):  # fmt: skip
-    """Whether row r and column n of threads lie inside, where the first of each has so many that are SURE to."""
-    if r < 0:
-        there = there & (row >= -r)
-    if r >= SURE[0]:
-        there = there & (row < SIZE[0] - r)
-    if n < 0:
-        there = there & (col >= -n)
-    if n + EACH > SURE[1]:
-        there = there & (col < SIZE[1] - n)
-    return there
-
-
-@triton.jit
-def _put(out, values, number, n: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr, STRIDE: tl.constexpr,
-         NEAR: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
-         BLOCK: tl.constexpr, OUTER: tl.constexpr, ADDS: tl.constexpr):  # fmt: skip
-    """Write or add row n of threads: as vectors where there are several columns or two phases."""
-    EACH: tl.constexpr = NEAR * STRIDE[1] if NEAR > 1 or STRIDE[1] == 2 else 1
-    at, row, col, there = _places(number, STEPS, STRIDE, EACH, NEAR * STRIDE[1] // EACH, IMAGES, GROUPS, WIDTH, TALL,
-                                  BLOCK, OUTER)  # fmt: skip
-    put_phases(out + at, values, n * STEPS[2], there, row + n, col, SIZE, STEPS, STRIDE, EACH, ADDS)
-
-
-@triton.jit
-def _full(value):
-    """Numbers in float32, of one zero, and on a GPU of one that is none. Of bfloat16 bits are shifted: ptxas has the
-    upper of two in one instruction then.
-    """
-    if value.dtype == tl.bfloat16:
-        value = (value.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-    return value.to(tl.float32) + 0.0
-
-
-@triton.jit
-def _larger_of(best, value):
-    """The larger of two, and none if one is none."""
-    return tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _largest(values):
-    """The largest of some, and none if one is none."""
-    best = values[0]
-    for n in tl.static_range(1, tl.constexpr(len(values))):
-        best = _larger_of(best, values[n])
-    return best
-
-
-@triton.jit
-def _to_first(slope, values):
-    """The slope for the first of the largest of some values, or the first that is none, and 0 for the others: equal
-    values are of the same bits.
-    """
-    best, betters = values[0], ()
-    for n in tl.static_range(1, tl.constexpr(len(values))):
-        before, best = best, _larger_of(best, values[n])
-        betters = betters + (best.to(tl.int32, bitcast=True) != before.to(tl.int32, bitcast=True),)  # noqa: RUF005
-    found, left = (), slope.to(tl.int32, bitcast=True)
-    for n in tl.static_range(1, tl.constexpr(len(values))):
-        # In bits: LLVM would else choose among numbers of 16 bits, and these cost ptxas more instructions.
-        others = tl.where(betters[len(values) - 1 - n], 0, left)
-        found = ((left ^ others).to(tl.float32, bitcast=True),) + found  # noqa: RUF005
-        left = others
-    return (left.to(tl.float32, bitcast=True),) + found  # noqa: RUF005
-
-
-@triton.jit
-def _row(slopes, lines, n: tl.constexpr, top: tl.constexpr, left: tl.constexpr, num: tl.constexpr,
-         KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, NEAR: tl.constexpr,
-         BLOCK: tl.constexpr):  # fmt: skip
-    """The gradient of row n of a thread: slopes of windows whose maximum is in that row, each for one column."""
-    taps: tl.constexpr = _taps(n, KERNEL[0], STRIDE[0], PADS[0])
-    parts = ()
-    if len(taps) > 0:
-        for along in tl.static_range(num):
-            slope = slopes[((n + PADS[0] - taps[0]) // STRIDE[0] - top) * num + along][taps[0]]
-            for k in tl.static_range(1, tl.constexpr(len(taps))):
-                slope += slopes[((n + PADS[0] - taps[k]) // STRIDE[0] - top) * num + along][taps[k]]
-            own = lines[((n + PADS[0] - taps[0]) // STRIDE[0] - top) * min(STRIDE[0], KERNEL[0]) + taps[0]]
-            parts = parts + (_to_first(slope, own[along * STRIDE[1]:along * STRIDE[1] + KERNEL[1]]),)  # noqa: RUF005
-    found = ()
-    for place in tl.static_range(tl.constexpr(NEAR * STRIDE[1])):
-        if len(parts) > 0 and len(_taps(place, KERNEL[1], STRIDE[1], PADS[1])) > 0:
-            found = found + (_summed(parts, place, left, KERNEL[1], STRIDE[1], PADS[1]),)  # noqa: RUF005
-        else:
-            found = found + (tl.zeros((BLOCK, 1), tl.float32),)  # noqa: RUF005
-    return found
-
-
-@triton.jit
-def _summed(parts, place: tl.constexpr, first: tl.constexpr, NUM: tl.constexpr, STRIDE: tl.constexpr,
-            PAD: tl.constexpr):  # fmt: skip
-    """Of parts of windows from the first on, as many as windows have rows or columns, those of one place, summed."""
-    taps: tl.constexpr = _taps(place, NUM, STRIDE, PAD)
-    total = parts[(place + PAD - taps[0]) // STRIDE - first][taps[0]]
-    for k in tl.static_range(1, tl.constexpr(len(taps))):
-        total += parts[(place + PAD - taps[k]) // STRIDE - first][taps[k]]
-    return total

@@ -154,9 +154,9 @@ def spread(
 
 @triton.jit
 def begin(number, c, STEPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, STEP: tl.constexpr,
-            EACH: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
-            BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr,
-            BESIDE: tl.constexpr):  # fmt: skip
+          EACH: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
+          BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr,
+          BESIDE: tl.constexpr):  # fmt: skip
     """Where columns begin in the first row of a thread, EACH for one of it, the number of that row and of the column,
     and whether there is such an image: rows are STRIDE for one of the walk less PAD, columns STEP for one.
     """
@@ -168,14 +168,14 @@ def begin(number, c, STEPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexp
 
 @triton.jit
 def looked_up(number, c, STEPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, STEP: tl.constexpr,
-          NUM: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
-          BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr,
-          BESIDE: tl.constexpr):  # fmt: skip
+              NUM: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
+              BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr,
+              BESIDE: tl.constexpr):  # fmt: skip
     """The places that threads look up, as `line` has them: the first of STEP columns of each, and NUM of them."""
     one = begin(number, c, STEPS, STRIDE, PAD, STEP, 1, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
-                  BESIDE)  # fmt: skip
+                BESIDE)  # fmt: skip
     every = begin(number, c, STEPS, STRIDE, PAD, 1, NUM, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
-                    BESIDE)  # fmt: skip
+                  BESIDE)  # fmt: skip
     return one, every
 
 
@@ -208,7 +208,7 @@ def _mean(out, x, ALL: tl.constexpr, O_STEPS: tl.constexpr, O_SIZE: tl.constexpr
             share = _share(above + n * STRIDE[0], KERNEL[0], SIZE[0], ALL) * _share(begins, KERNEL[1], SIZE[1], ALL)
             found = found + (totals[place] * share,)  # noqa: RUF005 (Triton knows no star)
     at, row, col, there = begin(number, c, O_STEPS, 1, 0, 1, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER,
-                                  CHANNELS, BESIDE)  # fmt: skip
+                                CHANNELS, BESIDE)  # fmt: skip
     put_phases(out, found, at, there, row, col, O_SIZE, O_STEPS, (1, 1), NEAR, False)
 
 
@@ -230,7 +230,7 @@ def put_gradient(out, totals, number, c, SIZE: tl.constexpr, O_STEPS: tl.constex
     """Write what each phase of a gradient is, or add it to what is there."""
     EACH: tl.constexpr = NEAR * STRIDE[1] if NEAR > 1 or (STRIDE[1] == 2 and BESIDE == 1) else 1
     at, row, col, there = begin(number, c, O_STEPS, STRIDE[0], 0, 1 if EACH > 1 else STRIDE[1], EACH, IMAGES, GROUPS,
-                                  WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS, BESIDE)  # fmt: skip
+                                WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS, BESIDE)  # fmt: skip
     put_phases(out, totals, at, there, row, col, SIZE, O_STEPS, STRIDE, EACH, ADDS)
 
 
@@ -242,7 +242,7 @@ def _mean_spread(out, dy, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STEPS: tl
                  CHANNELS: tl.constexpr, BESIDE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     c, number = program(CHANNELS, BESIDE, WIDE)
     places = looked_up(number, c, Y_STEPS, 1, 0, NEAR, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
-                   BESIDE)  # fmt: skip
+                       BESIDE)  # fmt: skip
     begins: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], False)
     ends: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], True) + NEAR
     _, q, p, there = places[0]

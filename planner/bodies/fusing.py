@@ -65,7 +65,7 @@ def collapsed(steps: Sequence[Step], results: Iterable[Symbol | None]) -> list[S
     kept = set(results)
     first = [s.kernel for s in steps if s.kernel in (*_ALONE, "contract") or vocabulary.adds_onto(s.kernel)]
     if not _inner(steps, kept, first):
-        return list(steps)
+        return _before_norms(steps, kept)
     return _onto(_before_norms(_after_products(_in_lines(steps, kept), kept), kept), kept)
 
 
@@ -106,18 +106,26 @@ def _after_products(steps: Sequence[Step], kept: set[Symbol | None]) -> list[Ste
 
 
 def _before_norms(steps: Sequence[Step], kept: set[Symbol | None]) -> list[Step]:
-    """The calls with the gradient of a norm and the line that makes, for it alone, that of the norm's result as one."""
+    """The calls with the gradient of a norm and the line that makes that of the norm's result as one, which keeps this
+    where others read it after that or it is a result.
+    """
     inner = _inner(steps, kept, _ALONE)
     made: dict[Symbol, Step] = {}
+    read: set[Symbol] = set()
     for step in steps:
-        line = made.get(step.symbols[0]) if step.kernel == "norm_grad" and step.symbols[0] in inner else None
-        chain = _chain(line) if line is not None else None
-        if chain is not None and all(row == NO_ROW and x.shape == chain.shape for x, row in chain.sources):
-            del made[step.symbols[0]]
+        slope = step.symbols[0] if step.kernel == "norm_grad" else None
+        line = made.get(slope) if slope is not None and slope not in read else None
+        chain = _chain(line) if line is not None and line.kernel in _ALONE else None
+        read.update(step.symbols)
+        if slope and chain is not None and all(row == NO_ROW and x.shape == chain.shape for x, row in chain.sources):
+            del made[slope]
             names = ", ".join(f"v{n}" for n in range(len(chain.sources)))
             args = (f"{names} -> {ast.unparse(chain.value)}", *step.symbols[1:], *(x for x, _ in chain.sources))
             params: dict[str, object] = {f"c{n}": constant for n, constant in enumerate(chain.constants)}
-            step = replace(step, kernel="norm_grad_pointwise", args=args, params=params)
+            outs = step.outs
+            if slope not in inner:
+                outs, params["keeps"] = (*outs, slope), True
+            step = replace(step, kernel="norm_grad_pointwise", args=args, outs=outs, params=params)
         made[step.outs[0]] = step
     return list(made.values())
 

@@ -52,11 +52,13 @@ def norm_grad(dy: Spec, x: Spec, factors: Spec) -> Results:
 
 
 @kernel()
-def norm_grad_pointwise(line: str, x: Spec, factors: Spec, *ys: Spec, **constants: float) -> Results:
-    """x's spec and factors'; ys have its shape."""
+def norm_grad_pointwise(
+    line: str, x: Spec, factors: Spec, *ys: Spec, keeps: bool = False, **constants: float
+) -> Results:
+    """x's spec and factors', and x's again for what the line makes where that is kept; ys have its shape."""
     (dy,) = pointwise(line, *ys, **constants)
     like("norm_grad_pointwise", x=x, **{f"array {n}": Spec(y.shape, dy.dtype) for n, y in enumerate(ys)})
-    return norm_grad(dy, x, factors)
+    return *norm_grad(dy, x, factors), *[dy] * keeps
 
 
 @kernel(many=True)

@@ -49,7 +49,8 @@ def case_norm_grad(draw: Draw) -> Iterator[Case]:
 
 def case_norm_grad_pointwise(draw: Draw) -> Iterator[Case]:
     for (x, factors), _ in case_norm(draw):
-        yield ("d, y -> where(y > 0, d, 0)", x, factors, draw(*x.shape), draw(*x.shape)), {}
+        for keeps in (False, True):
+            yield ("d, y -> where(y > 0, d, 0)", x, factors, draw(*x.shape), draw(*x.shape)), {"keeps": keeps}
     x, y, z = (draw(3, 4, 5, 6) for _ in range(3))
     # x may be among the arrays; names that a loop could have for itself
     yield ("x, c, h -> k * h - c / (1 + x * x) + l", x, draw(3, 4), x, y, z), {"k": 0.3, "l": 1.5}
