@@ -17,6 +17,7 @@ import triton
 from castile.kernels.estimates.chips import CHIPS, H200
 from castile.kernels.estimates.compiled import Compiled, compiled
 from castile.kernels.estimates.estimate import least_seconds
+from castile.kernels.triton.chip import Absent, Chip
 from castile.kernels.triton.contract import ALONE
 from castile.kernels.triton.launch import Launch, Plan, arrays_of
 from castile.kernels.triton.product import Walk
@@ -308,6 +309,26 @@ def test_blocks_of_products_are_copied_in_bulk(spec: str, m_k: bool, n_k: bool) 
             fits(found)
             assert word in found.ptx and "cp.async.bulk.tensor" in found.ptx
             assert "ld.global" not in found.ptx and "cp.async.cg" not in found.ptx
+
+
+@pytest.mark.parametrize("capability", CHIPS)
+@pytest.mark.parametrize("line", ["s, b -> s + b", "s, b, y -> s + b + y"])
+def test_where_a_chip_has_a_copy_engine_long_sums_walk_first(capability: int, line: str) -> None:
+    """Of tiles that the product has most of; what any chip takes is next, and is taken where memory begins anywhere."""
+    for m, n, k in ((8192, 8192, 8192), (8192, 768, 3072), (8192, 3072, 768), (8192, 3072, 512)):
+        shapes = ((m, k), (n, k), (n,), (m, n))[: 2 + line.count(",")]
+        some = [array(shape, "bfloat16").view(Absent) for shape in shapes]
+        triton.runtime.driver.set_active(Chip(capability))
+        made, on_host = (fake_plan("contract_pointwise", (("ik,jk->ij", line, *xs), {}))
+                         for xs in (some, [array(shape, "bfloat16") for shape in shapes]))  # fmt: skip
+        assert made is not None and on_host is not None
+        walks = capability >= 90 and k > 512
+        first, *rest = made.settings
+        assert set(made.settings) == set(on_host.settings) and isinstance(first, Walk) == walks
+        assert (rest if walks else [first])[0] == on_host.settings[0]
+        for launch in made.launches(first) if walks else ():
+            assert launch.constants["N"] == (256 if n == 8192 and line.count(",") == 1 else 128)
+            fits(compiled(launch, capability), f"{first}")
 
 
 def test_places_beyond_32_bits_are_counted_in_64() -> None:

@@ -57,7 +57,8 @@ def asked(table: Table, which: str, errand: str) -> list[list[Choice]]:
     if errand == "tuned":
         return [ways]
     of_triton, others = ([way for way in ways if (way.form == "triton") == own] for own in (True, False))
-    return [[way, *(others if n == 0 else ())] for n, way in enumerate(of_triton)]
+    # What comes first on the device is not what does so on a host.
+    return [[Choice("triton"), *others], *([way] for way in of_triton)] if of_triton else []
 
 
 @singledispatch

@@ -14,7 +14,7 @@ import triton
 from triton import language as tl
 
 from castile.kernels.triton.functions import places
-from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
+from castile.kernels.triton.launch import Launch, Plan, Room, capability_of, planned, takes
 from castile.kernels.triton.lines import Finish, Text, each, folded, packed, text
 from castile.kernels.triton.product import WALKS, Product, Walk, finishing, operands, walk
 from castile.kernels.triton.views import Nest, Shape, View, broadcast, nest, ordered, permuted, power_of_two, view, wide
@@ -69,6 +69,8 @@ _FULL = (
 )
 # A step of fewer elements, whose places take fewer registers, and one of fewer still.
 _SHORT, _SMALL = Tile(128, 128, 32, 8, 4), Tile(64, 128, 32, 8, 4)
+# The capability of chips with a copy engine, times ten, and from how many summed elements on it was the fastest.
+_COPIES, _LONG = 90, 768
 # Elements of a step that a thread may fetch one by one; of columns of several dims.
 _MOST_ALONE, _MOST_SCATTERED = 48, 24
 
@@ -203,7 +205,7 @@ def _by_tiles(sums: Sums) -> Plan:
         # What is never fetched ahead takes memory in which another program would be held.
         return fit._replace(stages=min(fit.stages, -(-k // fit.k)))
 
-    def parts(tile: Tile) -> int:
+    def parts(tile: Tile | Walk) -> int:
         return best_parts(_cut(tile, half), m, n, k, l)
 
     def likely(tile: Tile) -> tuple[bool, bool, bool, float]:
@@ -228,10 +230,14 @@ def _by_tiles(sums: Sums) -> Plan:
     first, *last = ALONE
     alone = half and is_alone(first, m, n, l) and k >= first.k * first.stages and parts(first) == 1
     every = (*[first] * alone, *_HALF, *[_SHORT] * crowded, *[_SMALL] * scattered) if half else _FULL
-    tiles = [*sorted(dict.fromkeys(map(fitting, every)), key=likely), *(last if alone else ())]
+    tiles: list[Tile | Walk] = [*sorted(dict.fromkeys(map(fitting, every)), key=likely), *(last if alone else ())]
     both = operands(product, sums.x, sums.y)
     walks = [one for one in WALKS if both and one.m <= high and one.n <= long and one.k <= deep]
-    return Plan((*tiles, *walks), lambda cut: _launches(sums, cut, both))
+    if walks and not alone and k >= _LONG and capability_of(sums.x) >= _COPIES:
+        # Wide ones that fetch for each result have no registers left.
+        able = [one for one in walks if one.n == one.m or not adds]
+        tiles.insert(0, min(able, key=lambda one: microseconds(_cut(one, half), m, n, k, l, parts(one))))
+    return Plan(tuple(dict.fromkeys((*tiles, *walks))), lambda cut: _launches(sums, cut, both))
 
 
 def is_alone(tile: Tile, m: int, n: int, l: int) -> bool:

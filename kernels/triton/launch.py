@@ -113,7 +113,7 @@ def planned(form: Callable[..., Plan | None]) -> Callable[..., Call | None]:
         # One that is not offered here was found for steps along dims of one element that were others.
         found = next((one for one in plan.settings if setting_text(one) == setting), plan.settings[0])
         # Nor do pieces of arrays have to lie where the whole ones lay.
-        return bound(plan, found if _aligned(plan.launches(found)) else plan.settings[0])
+        return bound(plan, next(one for one in (found, *plan.settings) if _aligned(plan.launches(one))))
 
     return bind
 
@@ -122,6 +122,13 @@ def _aligned(launches: list[Launch]) -> bool:
     """Whether arrays lie where descriptors can begin."""
     blocks = (arg.array for launch in launches for arg in launch.args if isinstance(arg, Blocks))
     return all((x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr) % 16 == 0 for x in blocks)
+
+
+def capability_of(array: Any) -> int:
+    """The compute capability, times ten, of the device on which an array lies; 0 on a host."""
+    if isinstance(array, chip.Absent):
+        return chip.capability()
+    return 0 if isinstance(array, np.ndarray) else driver.capability()
 
 
 def bound(plan: Plan, setting: Any) -> Call:
