@@ -66,6 +66,12 @@ def _pooled(size: tuple[int, ...], how: dict[str, Any]) -> np.ndarray:
     return np.asarray(_DRAW(*definitions()["max_pool2d"](_DRAW(*size), **how).shape))
 
 
+def _odd(*shape: int) -> np.ndarray:
+    """Numbers of which many are equal, none, without end, or one of two zeros."""
+    some = np.array([np.nan, -np.inf, -np.inf, -np.inf, np.inf, 0.0, -0.0, 1.0, -1.0], "float32")
+    return np.asarray(some[_DRAW.random.integers(0, len(some), shape)])
+
+
 _ADAFACTOR = {"beta2_decay": -0.8, "eps1": 1e-7, "eps2": 1e-3, "clip": 1.0, "decay": 0.1}
 
 # x, output channels, kernel, stride, pads, dilation and groups of so many images that a step is of one place of some.
@@ -132,7 +138,9 @@ LONG: dict[str, list[Case]] = {
     "square_sum": [((_DRAW(300, 200),), {})],
     "conv2d_grad_weight": [_window_slopes(*one) for one in _MANY_IMAGES],
     "max_pool2d": [((np.round(_DRAW(*size)),), how) for size, how in _POOLED],
-    "max_pool2d_grad": [((_pooled(size, how), np.round(_DRAW(*size))), how) for size, how in _POOLED],
+    "max_pool2d_grad": [
+        ((_pooled(size, how), x), how) for size, how in _POOLED for x in (np.round(_DRAW(*size)), _odd(*size))
+    ],
     "avg_pool2d": [((_DRAW(*size),), how | {"padded": n % 2 > 0}) for n, (size, how) in enumerate(_POOLED)],
     "avg_pool2d_grad": [
         ((_pooled(size, how),), how | {"shape": size, "padded": n % 2 > 0}) for n, (size, how) in enumerate(_POOLED)

@@ -11,14 +11,17 @@ from itertools import product
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import pytest
 import triton
+from numpy.lib.stride_tricks import as_strided
 
 from castile.kernels.estimates.chips import CHIPS, H200
 from castile.kernels.estimates.compiled import Compiled, compiled
 from castile.kernels.estimates.estimate import least_seconds
+from castile.kernels.triton import launch as launching
 from castile.kernels.triton.chip import Absent, Chip
-from castile.kernels.triton.contract import ALONE
+from castile.kernels.triton.contract import ALONE, Tile, contract_pointwise
 from castile.kernels.triton.launch import Launch, Plan, arrays_of
 from castile.kernels.triton.product import Walk
 from tests import triton_cases_images
@@ -329,6 +332,16 @@ def test_where_a_chip_has_a_copy_engine_long_sums_walk_first(capability: int, li
         for launch in made.launches(first) if walks else ():
             assert launch.constants["N"] == (256 if n == 8192 and line.count(",") == 1 else 128)
             fits(compiled(launch, capability), f"{first}")
+
+
+def test_what_begins_between_16_bytes_is_fetched_as_on_any_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "bound", lambda plan, setting: setting)
+    triton.runtime.driver.set_active(Chip(90))
+    for first, wanted in ((0, Walk), (1, Tile)):
+        flat = np.zeros(16, "bfloat16")[first:]
+        out, x, y = (as_strided(flat, shape, (2 * shape[1], 2)).view(Absent) for shape in [(4096, 4096)] * 3)
+        found = contract_pointwise(out, "ik,jk->ij", "s -> 2 * s", x, y, accumulate=False)
+        assert isinstance(found, wanted), found
 
 
 def test_places_beyond_32_bits_are_counted_in_64() -> None:
