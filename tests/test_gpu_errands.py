@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -54,6 +55,27 @@ class Sides:
         benchmark.main()
         found: dict[str, Any] = json.loads(out.read_text())
         return found
+
+
+def test_others_are_compiled_beside_the_checks_and_ours_after_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    both, done, begun = Sides(monkeypatch), list[str](), Event()
+    tell = both.tell
+
+    def told(side: str, errand: str, *more: Any) -> Iterator[dict[str, Any]]:
+        done.append(errand)
+        begun.set()
+        return tell(side, errand, *more)
+
+    def check(record: Record, until: float) -> None:
+        assert begun.wait(10), "PyTorch's side waits for the checks"
+        done.append("checks")
+
+    monkeypatch.setattr(sides, "told", told)
+    monkeypatch.setattr(checks, "run", check)
+    both.run(monkeypatch, tmp_path / "figures.json", "checks", "losses", "--seconds", "1000")
+    assert done[:4] == ["ready", "checks", "compile", "default"]
 
 
 def test_what_is_promised_comes_first_and_tuning_of_the_rest_last(

@@ -56,8 +56,9 @@ def main() -> int:
     out = Path(arguments.out or RESULTS / f"{short(about['device']['name'])}-figures.json")
     record = Record(out.with_suffix(".jsonl"), about)
     kinds = [kind for kind in cases.KINDS if kind in arguments.kinds]
-    if CHECKS in arguments.kinds:
-        checks.run(record, until)
+    with Errands(record, (), kinds).made_ready(until):
+        if CHECKS in arguments.kinds:
+            checks.run(record, until)
     verdict = checks.verdict(record)
     print(verdict, file=sys.stderr, flush=True)
     errands = Errands(record, verdict.kernels, kinds)

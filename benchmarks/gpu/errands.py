@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from threading import Thread
 from time import time
@@ -59,8 +60,6 @@ class Errands:
 
     def measured(self, until: float) -> Iterator[str]:
         """Find out what is missing, the most important first, until time is up: the name of each case as it comes."""
-        now = time()
-        self._make_ready(now + READY_SHARE * (until - now))
         for part in self._missing():
             if part.errand == "tuned":
                 # Of what is furthest behind others first, as there may not be time for all.
@@ -96,19 +95,25 @@ class Errands:
         alone = "" if sides.is_there("theirs") else f"; nothing is beside it, as PyTorch is not there: {_TO_HAVE_PEERS}"
         return (f"left for want of time: {'; '.join(missing)}: {again}" if missing else "nothing was left out") + alone
 
-    def _make_ready(self, until: float) -> None:
-        """Compile what will be measured, ours beside theirs."""
+    @contextmanager
+    def made_ready(self, until: float) -> Iterator[None]:
+        """Meanwhile what will be measured of theirs is compiled, which takes as long as all checks; then that of ours."""
         missing = self._missing()
-        ours = dict.fromkeys(name for part in missing if part.side == "ours" for name in part.names
-                             if not isinstance(self._cases[name], cases.Step))  # fmt: skip
         theirs = [name for part in missing if part.side == "theirs" for name in part.names
                   if cases.is_compiled(self._every[name])]  # fmt: skip
-        parts = [Part(*words) for words in (("ours", "compile", [*ours]), ("theirs", "ready", theirs)) if words[2]]
-        threads = [Thread(target=lambda one: list(self._told(one, until)), args=(part,)) for part in parts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
+        ours = dict.fromkeys(name for part in missing if part.side == "ours" for name in part.names
+                             if not isinstance(self._cases[name], cases.Step))  # fmt: skip
+        thread = Thread(target=self._compiled, args=(Part("theirs", "ready", theirs), until))
+        thread.start()
+        try:
+            yield
+            self._compiled(Part("ours", "compile", [*ours]), until)
+        finally:
             thread.join()
+
+    def _compiled(self, part: Part, until: float) -> None:
+        if part.names:
+            list(self._told(part, time() + READY_SHARE * (until - time())))
 
     def _missing(self) -> list[Part]:
         """What is not known yet, in the order in which it is found out: a process for each part.
