@@ -97,7 +97,7 @@ class Errands:
 
     @contextmanager
     def made_ready(self, until: float) -> Iterator[None]:
-        """Meanwhile what will be measured of theirs is compiled, which takes as long as checks do; then that of ours."""
+        """Meanwhile what will be measured of theirs is compiled, which takes as long as checks do; then ours is."""
         missing = self._missing()
         theirs = [name for part in missing if part.side == "theirs" for name in part.names
                   if cases.is_compiled(self._every[name])]  # fmt: skip
