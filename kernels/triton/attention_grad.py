@@ -13,6 +13,7 @@ import triton
 from triton import language as tl
 
 from castile.kernels.triton.attention import Heads, Tile, by_head, heads_of, places_of, put_rows, queries, rows_of
+from castile.kernels.triton.functions import LOG2_E
 from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
 from castile.kernels.triton.views import View, view
 
@@ -137,7 +138,7 @@ def _grad_of_queries(dq, d_steps, dy, g_steps, y, y_steps, q, q_steps, kk, k_ste
     less = tl.sum(g.to(tl.float32) * shown.to(tl.float32), 1)
     tl.store(inner + (batch * heads + head) * num_q + row, less, mask=row < num_q)
     lse += batch * l_steps[0] + head * l_steps[1] + row * l_steps[2]
-    least = tl.load(lse, mask=row < num_q, other=0.0) * 1.4426950408889634
+    least = tl.load(lse, mask=row < num_q, other=0.0) * LOG2_E
     total = tl.zeros((M, D), tl.float32)
     total = _over_keys(
         total, x, g, less, least, kk, k_steps, v, v_steps, 0, whole, last, num_k, scale, True, True, WIDE, PRECISION,
@@ -194,7 +195,7 @@ def _grad_of_keys(dk, dk_steps, dv, dv_steps, dy, g_steps, q, q_steps, kk, k_ste
             least = tl.load(lse + head * l_steps[1] + row * l_steps[2], mask=row < num_q, other=0.0)
             less = tl.load(inner + head * num_q + row, mask=row < num_q, other=0.0)
         s = tl.dot(k, tl.trans(x), input_precision=PRECISION)
-        p = tl.exp2(s * scale - least[None, :] * 1.4426950408889634)
+        p = tl.exp2(s * scale - least[None, :] * LOG2_E)
         if CAUSAL:
             p = tl.where(key[:, None] <= (row + offset)[None, :], p, 0.0)
         to_values = tl.dot(p.to(g.dtype), g, to_values, input_precision=PRECISION)

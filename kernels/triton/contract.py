@@ -16,7 +16,7 @@ from triton import language as tl
 from castile.kernels.triton.functions import places
 from castile.kernels.triton.launch import Launch, Plan, Room, capability_of, planned, takes
 from castile.kernels.triton.lines import Finish, Text, each, folded, packed, text
-from castile.kernels.triton.product import WALKS, Product, Walk, finishing, operands, walk
+from castile.kernels.triton.product import SINCE, WALKS, Product, Walk, finishing, operands, walk
 from castile.kernels.triton.views import Nest, Shape, View, broadcast, nest, ordered, permuted, power_of_two, view, wide
 from castile.kernels.triton.waves import Cut, best_parts, microseconds
 
@@ -69,8 +69,8 @@ _FULL = (
 )
 # A step of fewer elements, whose places take fewer registers, and one of fewer still.
 _SHORT, _SMALL = Tile(128, 128, 32, 8, 4), Tile(64, 128, 32, 8, 4)
-# The capability of chips with a copy engine, times ten, and from how many summed elements on it was the fastest.
-_COPIES, _LONG = 90, 768
+# From so many summed elements on the copy engine was the fastest where a chip has one.
+_LONG = 768
 # Elements of a step that a thread may fetch one by one; of columns of several dims.
 _MOST_ALONE, _MOST_SCATTERED = 48, 24
 
@@ -233,7 +233,7 @@ def _by_tiles(sums: Sums) -> Plan:
     tiles: list[Tile | Walk] = [*sorted(dict.fromkeys(map(fitting, every)), key=likely), *(last if alone else ())]
     both = operands(product, sums.x, sums.y)
     walks = [one for one in WALKS if both and one.m <= high and one.n <= long and one.k <= deep]
-    if walks and not alone and k >= _LONG and capability_of(sums.x) >= _COPIES:
+    if walks and not alone and k >= _LONG and capability_of(sums.x) >= SINCE:
         # Wide ones that fetch for each result have no registers left.
         able = [one for one in walks if one.n == one.m or not adds]
         tiles.insert(0, min(able, key=lambda one: microseconds(_cut(one, half), m, n, k, l, parts(one))))

@@ -10,6 +10,9 @@ made of them, by the polynomials of Cephes (Moshier 1989) where a difference wou
 import triton
 from triton import language as tl
 
+# By which a number is multiplied whose e to the power is wanted as a power of 2.
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def places(index, sizes, steps):

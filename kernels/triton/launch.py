@@ -149,7 +149,7 @@ def _bound(launches: list[Launch]) -> Call:
     device: Any = chip if isinstance(some, chip.Absent) else driver
     on_host = isinstance(some, np.ndarray) and device is not chip
     since = max(launch.since for launch in launches)
-    if since and not on_host and since > device.capability():
+    if since and not on_host and since > capability_of(some):
         raise Refused("the device is too old")
     call = interpreter.call if on_host else device.call
     rooms = {

@@ -12,6 +12,7 @@ from typing import Any
 import triton
 from triton import language as tl
 
+from castile.kernels.triton.functions import maximum
 from castile.kernels.triton.launch import Launch
 from castile.kernels.triton.planes import divided, met, put_phases, reach, together
 from castile.kernels.triton.views import View, view, wide
@@ -223,17 +224,11 @@ def _full(value):
 
 
 @triton.jit
-def _larger_of(best, value):
-    """The larger of two, and none if one is none."""
-    return tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
 def _largest(values):
     """The largest of some, and none if one is none."""
     best = values[0]
     for n in tl.static_range(1, tl.constexpr(len(values))):
-        best = _larger_of(best, values[n])
+        best = maximum(best, values[n])
     return best
 
 
@@ -244,7 +239,7 @@ def _to_first(slope, values):
     """
     best, betters = values[0], ()
     for n in tl.static_range(1, tl.constexpr(len(values))):
-        before, best = best, _larger_of(best, values[n])
+        before, best = best, maximum(best, values[n])
         betters = betters + (best.to(tl.int32, bitcast=True) != before.to(tl.int32, bitcast=True),)  # noqa: RUF005
     found, left = (), slope.to(tl.int32, bitcast=True)
     for n in tl.static_range(1, tl.constexpr(len(values))):
@@ -264,9 +259,7 @@ def _row(slopes, lines, n: tl.constexpr, top: tl.constexpr, left: tl.constexpr, 
     parts = ()
     if len(taps) > 0:
         for along in tl.static_range(num):
-            slope = slopes[((n + PADS[0] - taps[0]) // STRIDE[0] - top) * num + along][taps[0]]
-            for k in tl.static_range(1, tl.constexpr(len(taps))):
-                slope += slopes[((n + PADS[0] - taps[k]) // STRIDE[0] - top) * num + along][taps[k]]
+            slope = _summed(slopes[along::num], n, top, KERNEL[0], STRIDE[0], PADS[0])
             own = lines[((n + PADS[0] - taps[0]) // STRIDE[0] - top) * min(STRIDE[0], KERNEL[0]) + taps[0]]
             parts = parts + (_to_first(slope, own[along * STRIDE[1]:along * STRIDE[1] + KERNEL[1]]),)  # noqa: RUF005
     found = ()

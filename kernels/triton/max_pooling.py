@@ -17,7 +17,7 @@ from castile.kernels.triton.channels import held
 from castile.kernels.triton.launch import Launch, Plan, planned, takes
 from castile.kernels.triton.max_again import SETTINGS, again, overlap_little
 from castile.kernels.triton.planes import line, met, program, put_phases, reach
-from castile.kernels.triton.pooling import begin, looked_up, planned_for, pooled, put_gradient, spread
+from castile.kernels.triton.pooling import begin, looked_up, planned_for, pooled, put_gradient, spread, windowed
 from castile.kernels.triton.views import view
 from castile.kernels.windows import Pads, Pair
 
@@ -25,13 +25,7 @@ from castile.kernels.windows import Pads, Pair
 @planned
 def max_pool2d(out: Any, x: Any, *, kernel: Pair, stride: Pair, pads: Pads) -> Plan | None:
     """See the definition."""
-    if not takes(out, x):
-        return None
-
-    def launches(setting: tuple[int, int]) -> list[Launch]:
-        return [pooled(_maximum, view(out), x, kernel, stride, pads, setting, {"NUMBER": False})]
-
-    return planned_for(launches, out)
+    return windowed(_maximum, out, x, kernel, stride, pads, {"NUMBER": False})
 
 
 @planned
@@ -42,8 +36,9 @@ def max_pool2d_grad(
     if not takes(out, dy, x) or dy.size == 0:
         return None
     if overlap_little(kernel, stride, x):
-        return Plan(SETTINGS, lambda setting: [again(out, dy, x, kernel, stride, pads, accumulate, setting)])
-
+        return planned_for(
+            lambda setting: [again(out, dy, x, kernel, stride, pads, accumulate, setting)], out, SETTINGS
+        )
     dims = (0, 2, 3, 1) if view(x).steps[1] == 1 else (0, 1, 2, 3)
     first = held(tuple(dy.shape), dims, "int8" if prod(kernel) < 2**7 else "int32")
     how = {"F_STEPS": first.steps, "ADDS": accumulate}

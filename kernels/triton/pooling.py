@@ -37,13 +37,7 @@ MOST_WRITTEN_OUT = 64
 @planned
 def avg_pool2d(out: Any, x: Any, *, kernel: Pair, stride: Pair, pads: Pads, padded: bool) -> Plan | None:
     """See the definition. Sums are in float32."""
-    if not takes(out, x):
-        return None
-
-    def launches(setting: tuple[int, int]) -> list[Launch]:
-        return [pooled(_mean, view(out), x, kernel, stride, pads, setting, {"ALL": padded})]
-
-    return planned_for(launches, out)
+    return windowed(_mean, out, x, kernel, stride, pads, {"ALL": padded})
 
 
 @planned
@@ -89,8 +83,20 @@ def global_pool_grad(out: Any, dy: Any, *, shape: tuple[int, ...], scale: float,
     return each(_SCALED, [view(out)], [everywhere], {"scale": scale}, accumulate)
 
 
-def planned_for(launches: Callable[[tuple[int, int]], list[Launch]], out: Any) -> Plan:
-    return Plan(SETTINGS, launches) if out.size else Plan((None,), lambda _: [])
+def planned_for(
+    launches: Callable[[tuple[int, int]], list[Launch]], out: Any, settings: tuple[tuple[int, int], ...] = SETTINGS
+) -> Plan:
+    """The plan of these launches; of none where there is no result."""
+    return Plan(settings, launches) if out.size else Plan((None,), lambda _: [])
+
+
+def windowed(
+    pooling: Any, out: Any, x: Any, kernel: Pair, stride: Pair, pads: Pads, how: dict[str, bool]
+) -> Plan | None:
+    """The plan of `pooled` results alone."""
+    if not takes(out, x):
+        return None
+    return planned_for(lambda setting: [pooled(pooling, view(out), x, kernel, stride, pads, setting, how)], out)
 
 
 def pooled(

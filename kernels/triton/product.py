@@ -54,6 +54,8 @@ WALKS = (
     Walk(128, 256, 64, 8, 3, False),
     Walk(128, 128, 64, 8, 3, False),
 )
+# The capability of the first chips with a copy engine, times ten.
+SINCE = 90
 # What descriptors ask of steps, in bytes.
 _ALIGNED = 16
 # What kernels say where their sums are made: `total` [M,N] of rows m and columns n of a batch.
@@ -170,7 +172,7 @@ def walk(
     nbytes = l.extent * (parts * size * m.extent * n.extent + 2 * k.extent * (m.extent + n.extent))
     return Launch(
         _walk_tiles, (num,), (*args, *counts), constants, how.warps, how.stages, flops, True, nbytes,
-        since=90, walks=how.walks,
+        since=SINCE, walks=how.walks,
     )  # fmt: skip
 
 

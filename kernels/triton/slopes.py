@@ -160,19 +160,7 @@ def _slopes(out, dy, x, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr, X_STEPS: t
     for start in range(part * SPAN, tl.minimum(part * SPAN + SPAN, NUM_K), K):
         here = start + k
         in_k = (here < NUM_K)[:, None]
-        if IMAGES:
-            # All of a step lies at one place, looked up once; with a remainder an A100 would leave out registers.
-            place, b = start // IMAGES, (start % IMAGES + k)[:, None]
-            h = place // LATTICE[1]
-            v = place - h * LATTICE[1]
-            row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
-            at_y = (b * Y_STEPS[0] + m[None, :] * Y_STEPS[2]) + (h * Y_STEPS[3] + v * Y_STEPS[4])
-            at_x = x + b * X_STEPS[0] + (row * X_STEPS[3] + col * X_STEPS[4])
-        else:
-            h, v, b = here // LATTICE[1] % LATTICE[0], here % LATTICE[1], here // (LATTICE[0] * LATTICE[1])
-            row, col = (h * STRIDE[0] - PADS[0])[:, None], (v * STRIDE[1] - PADS[1])[:, None]
-            at_y = (b * Y_STEPS[0] + h * Y_STEPS[3] + v * Y_STEPS[4])[:, None] + m[None, :] * Y_STEPS[2]
-            at_x = x + (b[:, None] * X_STEPS[0] + row * X_STEPS[3] + col * X_STEPS[4])
+        row, col, at_y, at_x = _met(x, start, k, m, Y_STEPS, X_STEPS, LATTICE, STRIDE, PADS, IMAGES)
         if RUN > 1:
             at_y = tl.max_contiguous(tl.multiple_of(at_y, (RUN, 1)), (RUN, 1))
         at_y = dy + at_y
@@ -202,3 +190,26 @@ def _slopes(out, dy, x, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr, X_STEPS: t
         if ADDS:
             total += tl.load(at, mask=in_m & in_n, other=0.0).to(tl.float32)
         tl.store(at, total.to(out.dtype.element_ty), mask=in_m & in_n)
+
+
+@triton.jit
+def _met(x, start, k, m, Y_STEPS: tl.constexpr, X_STEPS: tl.constexpr, LATTICE: tl.constexpr, STRIDE: tl.constexpr,
+         PADS: tl.constexpr, IMAGES: tl.constexpr):  # fmt: skip
+    """What a step that begins there meets: rows and columns of x, how far into dy its elements lie, and where in x.
+
+    In what order offsets are added decides over registers.
+    """
+    if IMAGES:
+        # All of a step lies at one place, looked up once; with a remainder an A100 would leave out registers.
+        place, b = start // IMAGES, (start % IMAGES + k)[:, None]
+        h = place // LATTICE[1]
+        v = place - h * LATTICE[1]
+        row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
+        at_y = (b * Y_STEPS[0] + m[None, :] * Y_STEPS[2]) + (h * Y_STEPS[3] + v * Y_STEPS[4])
+        return row, col, at_y, x + b * X_STEPS[0] + (row * X_STEPS[3] + col * X_STEPS[4])
+    else:
+        here = start + k
+        h, v, b = here // LATTICE[1] % LATTICE[0], here % LATTICE[1], here // (LATTICE[0] * LATTICE[1])
+        row, col = (h * STRIDE[0] - PADS[0])[:, None], (v * STRIDE[1] - PADS[1])[:, None]
+        at_y = (b * Y_STEPS[0] + h * Y_STEPS[3] + v * Y_STEPS[4])[:, None] + m[None, :] * Y_STEPS[2]
+        return row, col, at_y, x + (b[:, None] * X_STEPS[0] + row * X_STEPS[3] + col * X_STEPS[4])

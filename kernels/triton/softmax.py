@@ -10,7 +10,7 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.functions import begun, edges, fetch, places, put, run
+from castile.kernels.triton.functions import LOG2_E, begun, edges, fetch, places, put, run
 from castile.kernels.triton.launch import Plan, planned, takes
 from castile.kernels.triton.rows import by_rows
 from castile.kernels.triton.views import view
@@ -146,7 +146,7 @@ def _held(out, x, here, skew, t_out: tl.constexpr, t_x: tl.constexpr, LOG: tl.co
         end, near = edges(here, skew, NUM)
         ends = fetch(x, end, t_x, near, float("-inf"))
         top = tl.maximum(top, tl.max(ends, 1))
-    low = top * 1.4426950408889634
+    low = top * LOG2_E
     kept, totals = (), tl.zeros((ROWS, BLOCK), tl.float32)
     for n in tl.static_range(NUM_BLOCKS):
         power = _power(held[n], low)
@@ -170,7 +170,7 @@ def _held(out, x, here, skew, t_out: tl.constexpr, t_x: tl.constexpr, LOG: tl.co
 @triton.jit
 def _power(x, low):
     """2 to the x / ln 2 less `low`, a row's: by what that is rounded all powers of the row change alike."""
-    return tl.exp2(x.to(tl.float32) * 1.4426950408889634 - low[:, None])
+    return tl.exp2(x.to(tl.float32) * LOG2_E - low[:, None])
 
 
 @triton.constexpr_function
