@@ -298,8 +298,8 @@ def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _kernel_terms(processor: Processor, key: CostKey) -> Terms:
-    is_aligned = not processor.unaligned or key.is_aligned
-    return (processor.task_overhead_seconds, key.flops / processor.flops_rate(key.dtype, key.name, is_aligned),
+    traits = key.traits if processor.has_traits else ()
+    return (processor.task_overhead_seconds, key.flops / processor.flops_rate(key.dtype, key.name, traits),
             key.nbytes / processor.bytes_per_second)  # fmt: skip
 
 

@@ -6,20 +6,23 @@ It does not know what joins several of them, nor what kernels compute.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import msgspec
 
 NARROW = ("float16", "bfloat16")
-# The fields that say of kernels which share of a rate they attain.
-SHARES = ("attained", "unaligned")
+# The fields that say of kernels which share of a rate they attain; of some where what they touch lies so in memory.
+TRAITS = ("unaligned", "planar")
+SHARES = ("attained", *TRAITS)
 
 
 class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One processor: attainable rates in per-second, sizes in bytes; reserved_bytes are for context and libraries.
 
     flops_per_second holds for float32, and for the other types where their own rate is not given. It is what large
-    products attain; attained says of kernels by name what share of it they do, where that is less, and unaligned what
-    share they do on numbers of 16 bits whose rows do not begin where vectors do (`CostKey.is_aligned`).
+    products attain; attained says of kernels by name what share of it they do, where that is less. Of numbers of 16
+    bits unaligned says what share of that they do where rows do not begin where vectors do, and planar where the
+    channels of images lie apart (`CostKey.traits`).
     """
 
     kind: str
@@ -32,17 +35,23 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     float64_flops_per_second: float | None = None
     attained: tuple[tuple[str, float], ...] = ()
     unaligned: tuple[tuple[str, float], ...] = ()
+    planar: tuple[tuple[str, float], ...] = ()
 
-    def flops_rate(self, dtype: str, kernel: str = "", is_aligned: bool = True) -> float:
+    def flops_rate(self, dtype: str, kernel: str = "", traits: Collection[str] = ()) -> float:
         """Floating point operations per second on operands of a dtype (a numpy name, or "bfloat16"), of a kernel, or of
-        products where none is named; on rows that begin where vectors do or not.
+        products where none is named; traits: those of `TRAITS` that what it touches has.
         """
         rates = {"float16": self.float16_flops_per_second, "bfloat16": self.float16_flops_per_second}
         rates["float64"] = self.float64_flops_per_second
         share = _share(self.attained, kernel)
-        if dtype in NARROW and not is_aligned:
-            share *= _share(self.unaligned, kernel)
+        for trait in traits if dtype in NARROW else ():
+            share *= _share(getattr(self, trait), kernel)
         return share * (rates.get(dtype) or self.flops_per_second)
+
+    @property
+    def has_traits(self) -> bool:
+        """Whether it matters how what kernels touch lies in memory."""
+        return any(getattr(self, trait) for trait in TRAITS)
 
     def check(self, who: str) -> None:
         """Raises ValueError, in a sentence that begins with `who`, where figures cannot be those of a processor."""

@@ -146,8 +146,8 @@ NOTHING = Body(())
 STRIDED = " strided"
 BEGUN_TOGETHER = " at once"
 # What vectors of 16 bytes hold of numbers of 16 bits, and arrays of several rows as cost keys tell them: how long their
-# dims are, and which of them lie outside which.
-ALIGNED, ROWS = 8, re.compile(r"(\d+(?:x\d+)+)(?:@(\d+))?")
+# dims are, and which of them lie outside which; channels are the second dim of images.
+ALIGNED, ROWS, CHANNELS = 8, re.compile(r"(\d+(?:x\d+)+)(?:@(\d+))?"), 1
 # Of the fields of a task graph.
 NUMBERS = ("cost", "lane_ptr", "lanes", "need_ptr", "needs", "use_ptr", "uses", "buffer_proc", "buffer_first")
 
@@ -193,10 +193,14 @@ class CostKey(msgspec.Struct, frozen=True, cache_hash=True):
         return msgspec.structs.replace(self, name=self.work, shapes=dense)
 
     @property
-    def is_aligned(self) -> bool:
-        """Whether rows of all that a kernel touches are multiples of ALIGNED long, and so begin at such places."""
+    def traits(self) -> frozenset[str]:
+        """How what a kernel touches lies in memory: "unaligned" where rows of any array are no multiples of ALIGNED
+        long, and so begin elsewhere too, and "planar" where no array has the channels of images innermost.
+        """
         arrays = ROWS.findall(self.shapes.partition("|")[0])
-        return all(int(dims.split("x")[int(order[-1:] or -1)]) % ALIGNED == 0 for dims, order in arrays)
+        is_unaligned = any(int(dims.split("x")[int(order[-1:] or -1)]) % ALIGNED for dims, order in arrays)
+        is_planar = not any(order.endswith(str(CHANNELS)) for _, order in arrays)
+        return frozenset(["unaligned"] * is_unaligned + ["planar"] * is_planar)
 
     def begun_with(self, others: Sequence[CostKey]) -> CostKey:
         """The key of this transfer and others that begin together with it: how many they are, and all their bytes."""

@@ -39,6 +39,7 @@ MODELS = {
     "gpt:layers=2,width=64,heads=4,seq=32,vocab=64,dropout=0.1": 4,
     "convnet": 16,
     "resnet": 8,
+    "resnet:rewrite=fuse+channels_last": 8,
     "lstm:layers=1,width=64,seq=12,vocab=64": 8,
 }
 

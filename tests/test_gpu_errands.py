@@ -98,7 +98,7 @@ def test_what_is_promised_comes_first_and_tuning_of_the_rest_last(
         lambda side, errand, case: side == "theirs" and not is_step(case),
         lambda side, errand, case: is_step(case) and (side == "theirs" or not case.tuned),
         lambda side, errand, case: errand == "tuned" and cases.is_promised(case),
-        lambda side, errand, case: not is_step(case) and not cases.is_promised(case),
+        lambda side, errand, case: side == "ours" and not is_step(case) and not cases.is_promised(case),
     )
     groups = [places(of) for of in ordered]
     assert all(max(one) < max(other) and min(one) < min(other) for one, other in zip(groups, groups[1:]))

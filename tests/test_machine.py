@@ -233,10 +233,20 @@ def test_kernels_that_attain_less_than_products_have_a_share_of_each_rate():
 
 def test_rows_of_narrow_numbers_that_begin_anywhere_have_a_share_of_what_a_kernel_attains():
     p = msgspec.structs.replace(CPU, attained=(("linear.F", 0.5),), unaligned=(("linear.F", 0.25), ("linear.B", 0.2)))
-    assert [p.flops_rate(dtype, "linear.F", False) for dtype in ("bfloat16", "float16")] == [1.25e9, 1.25e9]
-    assert [p.flops_rate(dtype, "linear.F", False) for dtype in ("float32", "float64")] == [5e9, 5e9]
-    assert (p.flops_rate("float16", "linear.B", False), p.flops_rate("float16", "linear.W", False)) == (2e9, 1e10)
+    odd = ["unaligned"]
+    assert [p.flops_rate(dtype, "linear.F", odd) for dtype in ("bfloat16", "float16")] == [1.25e9, 1.25e9]
+    assert [p.flops_rate(dtype, "linear.F", odd) for dtype in ("float32", "float64")] == [5e9, 5e9]
+    assert (p.flops_rate("float16", "linear.B", odd), p.flops_rate("float16", "linear.W", odd)) == (2e9, 1e10)
     assert p.flops_rate("float16", "linear.B") == 1e10
+
+
+def test_images_whose_channels_lie_apart_have_a_share_of_what_a_kernel_attains():
+    p = msgspec.structs.replace(CPU, attained=(("conv2d.F", 0.5),), planar=(("conv2d.F", 0.5),))
+    assert p.has_traits and not CPU.has_traits
+    assert [p.flops_rate("float16", "conv2d.F", traits) for traits in ((), ["planar"])] == [5e9, 2.5e9]
+    assert p.flops_rate("float16", "conv2d.F", ["planar", "unaligned"]) == 2.5e9
+    assert p.flops_rate("float16", "conv2d.B", ["planar"]) == 1e10
+    assert p.flops_rate("float32", "conv2d.F", ["planar"]) == 5e9
 
 
 def test_json_with_duplicate_or_unknown_keys_is_refused():

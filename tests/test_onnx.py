@@ -17,6 +17,7 @@ from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.arrays import weights
 from castile.launch.training import evaluate
+from castile.planner import rewrite as rewrites
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
@@ -27,7 +28,7 @@ from tests.answers import answer
 from tests.onnx_networks import NETWORKS, expected, network, samples, write
 from tests.op_laws import relative
 from tests.test_models import forward
-from tests.training import SGD, difference, train
+from tests.training import SGD, Trained, difference, train
 
 MLP = """<ir_version: 8, opset_import: ["" : 17]>
 mlp (float[N, 1, 8, 8] image) => (float[N, 10] said) {
@@ -188,14 +189,8 @@ def plans(graph: Graph, num_procs: int) -> list[Strategy]:
     return [*known.values(), Strategy(cut, num_procs=num_procs)]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_is_trained_alike_under_every_plan(name: str, tmp_path: Path) -> None:
-    path = write(onnx_networks.model(name), tmp_path / f"{name}.onnx")
-    loss = "mse" if name == "recurrent" else "cross_entropy"
-    model = models.parse(f"{path}:loss={loss}")
-    graph = model.graph(4, "float64")
-    if scalars := [n.name for n in graph.nodes.values() if n.op.name == "dropout"]:
-        assert scalars == ["f"]
+def trained(graph: Graph, values: dict[str, np.ndarray], plan: Strategy | None = None) -> Trained:
+    """What two steps make of a network that begins with these weights, on one processor or by a plan for two."""
     rng = np.random.default_rng(3)
     data = [
         {
@@ -204,13 +199,31 @@ def test_a_network_is_trained_alike_under_every_plan(name: str, tmp_path: Path) 
         }
         for _ in range(2)
     ]
+    whole = Strategy({n: Config() for n in graph.nodes})
+    return train(graph, plan or whole, machine.local(2 if plan else 1), data, values)
+
+
+def are_alike(found: Trained, whole: Trained) -> bool:
+    apart = [difference(found.carried[n], whole.carried[n], 1.0) for n in whole.carried]
+    return relative(found.losses, whole.losses) < 1e-10 and max(apart) < 1e-9
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_trained_alike_under_every_plan_and_rewritten(name: str, tmp_path: Path) -> None:
+    path = write(onnx_networks.model(name), tmp_path / f"{name}.onnx")
+    loss = "mse" if name == "recurrent" else "cross_entropy"
+    model = models.parse(f"{path}:loss={loss}")
+    graph = model.graph(4, "float64")
+    if scalars := [n.name for n in graph.nodes.values() if n.op.name == "dropout"]:
+        assert scalars == ["f"]
     values = weights.load(path, model, graph)
-    whole = train(graph, Strategy({n: Config() for n in graph.nodes}), machine.local(1), data, values)
+    whole = trained(graph, values)
     assert np.isfinite(whole.losses).all() and whole.losses[0] != whole.losses[1]
     for plan in plans(graph, 2):
-        found = train(graph, plan, machine.local(2), data, values)
-        assert relative(found.losses, whole.losses) < 1e-10
-        assert all(difference(found.carried[n], whole.carried[n], 1.0) < 1e-9 for n in whole.carried)
+        assert are_alike(trained(graph, values, plan), whole)
+    made = {one.fingerprint: one for one in (rewrites.apply(name, graph) for name in rewrites.available())}
+    for other in made.values():
+        assert are_alike(trained(other, values), whole)
 
 
 def test_an_imported_network_learns_as_castiles_own(tmp_path: Path) -> None:

@@ -66,6 +66,20 @@ def test_classes_lie_outermost_where_rows_of_them_begin_anywhere(words, machine,
     assert least_work(Lowering(graph, machines.parse(machine)))[0] == names
 
 
+@pytest.mark.parametrize(
+    ("machine", "dtype", "names"),
+    [
+        ("dgx-h100:nodes=1", "bfloat16", "channels_last"),
+        ("dgx-a100:nodes=1", "float16", "channels_last"),
+        ("dgx-h100:nodes=1", "float32", ""),
+        ("flexflow-p100:nodes=1", "float16", ""),
+    ],
+)
+def test_channels_lie_innermost_where_kernels_attain_less_of_planes(machine, dtype, names):
+    lowering = Lowering(models.parse("alexnet").graph(256, dtype), machines.parse(machine))
+    assert least_work(lowering)[0] == names
+
+
 def test_a_plan_says_what_it_is_rewritten_by(tmp_path, capsys):
     path = tmp_path / "plan.json"
     found = answer(capsys, *PLAN, "--out", str(path))

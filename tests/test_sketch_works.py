@@ -147,11 +147,13 @@ def measured(lowering: Lowering) -> CostModel:
 
 
 ODD = "gpt:layers=1,width=512,heads=4,seq=256,vocab=1003"
-# Where rows begin matters on some machines, of numbers of 16 bits.
+# Where rows begin matters on some machines, of numbers of 16 bits, and whether an image's channels lie together.
 PRICED = [
     *((model, samples, "flexflow-k80:nodes=1", "float32") for model, samples in MODELS.items()),
     (ODD, 16, "h200:nodes=1", "bfloat16"),
     (f"{ODD},rewrite=classes_first", 16, "dgx-a100:nodes=1", "float16"),
+    ("alexnet", 512, "h200:nodes=1", "bfloat16"),
+    ("alexnet:rewrite=channels_last", 512, "dgx-h100:nodes=1", "float16"),
 ]
 
 

@@ -316,10 +316,10 @@ def named() -> dict[str, Case]:
 
 
 def is_promised(case: Case) -> bool:
-    """Whether a figure is promised of the case; the others tell more."""
+    """Whether a figure is promised of the case; the others tell more. Steps have images with channels innermost."""
     if isinstance(case, Product):
         return (case.m, case.n, case.k) in _SQUARES
-    return not (case.innermost if isinstance(case, Convolution) else isinstance(case, Loss) and case.outermost)
+    return case.innermost if isinstance(case, Convolution) else not (isinstance(case, Loss) and case.outermost)
 
 
 def peer(case: Case) -> str | None:

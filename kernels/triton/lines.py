@@ -22,6 +22,8 @@ from castile.kernels.triton.views import Nest, Shape, View, nest, ordered, permu
 
 # So many arrays are few.
 _FEW = 3
+# Rows of a block whose rows have numbers in common, and columns that lie on whole lines and are not divided for that.
+_SHARED, _LINE = 16, 64
 # A fold is cut into parts until there are so many programs: about as many as the largest chip holds at once, since the
 # loads of one are few; no more, as those that come later run alone.
 FILL = 1056
@@ -145,12 +147,15 @@ def each(what: Text, outs: list[View], xs: list[View], constants: dict[str, floa
     rows = walk.extent // cols
     operands = [part for one, steps in zip(views, walk.steps, strict=True) for part in (one, steps[:-1] or (0,))]
     numbers = [float(constants[name]) for name in what.constants]
+    # What is the same for all rows is read by each warp for its own: of few columns these are several.
+    shared = cols % _LINE == 0 and any(across and not down for down, across in moves)
     last: dict[str, Any] = {f"t{n}": steps[-1] for n, steps in enumerate(walk.steps)}
 
     def launches(setting: tuple[int, int]) -> list[Launch]:
         tile, warps = setting
-        across = min(tile, power_of_two(cols))
+        across = min(max(tile // _SHARED, _LINE) if shared else tile, power_of_two(cols))
         down = min(tile // across, power_of_two(rows))
+        across = min(tile // down, power_of_two(cols))
         grid = (-(-rows // down) * -(-cols // across),)
         blocks = {"ROWS": down, "COLS": across, "WIDE": _far(views, walk)}
         args = (*operands, rows, cols, lead, *numbers)

@@ -175,6 +175,7 @@ def machine(cores: Machine, num_sharers: int) -> Machine:
         figures.float64_flops_per_second / num_sharers,
         like.attained,
         like.unaligned,
+        like.planar,
     )
     levels = tuple(
         msgspec.structs.replace(LINKS[level.name], group=level.group, shared_by=level.shared_by)

@@ -29,7 +29,7 @@ from castile.planner.sketch.layouts import seen
 from castile.planner.step.fetching import AHEAD
 from castile.planner.step.program import FETCHED, GRADIENT, Program, Step, bearing, fetch_name
 from castile.planner.strategy import parts
-from castile.runtime.task import ALIGNED, CostKey
+from castile.runtime.task import ALIGNED, CHANNELS, CostKey
 from castile.runtime.timeline import PICOSECONDS
 
 # What casts, updates and clipping of a parameter are called behind its name.
@@ -150,18 +150,24 @@ class Works:
             sizes = [of.size(port.of_operand, port.index) * np.dtype(dtype).itemsize for port, dtype, t in ports if t]
             flops[here], nbytes[here] = of.flops(step.which), sum(sizes)
             dtype, kernel = priced(step, every), kernel_of(step)
-            rate, slower = (processor.flops_rate(dtype, kernel, is_aligned) for is_aligned in (True, False))
+            planar = ["planar"] * self._is_planar(step)
+            rate, slower = (processor.flops_rate(dtype, kernel, traits) for traits in (planar, [*planar, "unaligned"]))
             rates[here] = rate if slower == rate else np.where(self._are_aligned(step, of), rate, slower)
         work = np.maximum(np.rint(flops) / rates, nbytes / processor.bytes_per_second)
         seconds = np.maximum(1, np.rint((processor.task_overhead_seconds + work) * PICOSECONDS)) / PICOSECONDS
         return [seconds[here, None] for here in places]
 
     def _are_aligned(self, step: Step, of: Largest) -> Any:
-        """As `CostKey.is_aligned`, of each split."""
+        """Of each split whether it is not "unaligned", as `CostKey.traits` says."""
         ports = zip((*step.inputs, *step.outputs), bearing(step), self._touched(step), strict=True)
         shapes = [(of.shape(port.of_operand, port.index), one.order) for port, one, t in ports if t]
         rows = [shape[order[-1] if order else -1] for shape, order in shapes if len(shape) > 1]
         return np.all(np.broadcast_arrays(*[row % ALIGNED == 0 for row in rows]), axis=0)
+
+    def _is_planar(self, step: Step) -> bool:
+        """Whether a step is "planar", as `CostKey.traits` says, however it is cut."""
+        ports = zip(bearing(step), self._touched(step), strict=True)
+        return not any(one.order[-1] == CHANNELS for one, touched in ports if touched and one.order)
 
     def _priced(self, step: Step, of: Largest) -> np.ndarray:
         """Seconds of kernels some of which were measured."""
