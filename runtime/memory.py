@@ -158,15 +158,15 @@ def largest(graph: TaskGraph, timeline: Timeline, procs: Iterable[int], n: int =
 
 
 def _owners(graph: TaskGraph, lives: _Lives, proc: int) -> list[tuple[str, int]]:
-    blocks = lives.blocks(proc)
+    blocks, lasting = lives.blocks(proc), lives.persistent(proc)
     owners: Counter[str] = Counter()
-    for b in lives.persistent(proc):
-        owners[graph.buffers[b].region] += int(_aligned(graph.buffer_bytes[b]))
+    for b, size in zip(lasting.tolist(), _aligned(graph.buffer_bytes[lasting]).tolist(), strict=True):
+        owners[graph.buffers[b].region] += size
     when = _most_alive(blocks)[1]
-    for i in np.flatnonzero((blocks.begin <= when) & (when < blocks.end)):
-        task, b = blocks.first[i], blocks.buffer[i]
-        name = f"temporaries of {graph.tasks[task].name}" if b < 0 else graph.buffers[b].region
-        owners[name] += int(blocks.size[i])
+    here = (blocks.begin <= when) & (when < blocks.end)
+    of = (column[here].tolist() for column in (blocks.first, blocks.buffer, blocks.size))
+    for task, b, size in zip(*of, strict=True):
+        owners[f"temporaries of {graph.tasks[task].name}" if b < 0 else graph.buffers[b].region] += size
     return sorted(owners.items(), key=lambda owner: (-owner[1], owner[0]))
 
 

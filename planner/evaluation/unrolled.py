@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -316,8 +316,8 @@ class _Many:
         return replace(task, name=_named(task.name, int(self._later[number])))
 
     def _held(self, number: int) -> Buffer:
-        buffer: Buffer = self.few.graph.buffers[int(self._buffer.source[number])]
-        return buffer._replace(region=_named(buffer.region, int(self._held_later[number])))
+        of: Buffer = self.few.graph.buffers[int(self._buffer.source[number])]
+        return Buffer(_named(of.region, int(self._held_later[number])), of.box, of.dtype, of.proc, of.role)
 
 
 def _spread(  # type: ignore[no-untyped-def]
@@ -371,6 +371,7 @@ def _spread(  # type: ignore[no-untyped-def]
     return size
 
 
+@lru_cache(maxsize=2**16)
 def _named(name: str, later: int) -> str:
     """What a task or a region is called so many microbatches later."""
     return NUMBER.sub(lambda found: f"@{int(found[1]) + later}", name) if later else name

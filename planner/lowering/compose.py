@@ -5,6 +5,7 @@ Edges run between ports of one version only; where its tasks have come to stand 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
@@ -219,9 +220,14 @@ class Layout:
         adds = [port in ports for port in range(len(self.steps[slot].step.outputs))]
         return self.steps[slot].task(number, local, self._buffers[slot][:, local].tolist(), adds)
 
+    @cached_property
+    def _first_buffers(self) -> list[int]:
+        """Of each flow the first buffer."""
+        return self.buffer_base.tolist()
+
     def buffer(self, number: int) -> Buffer:
-        flow = int(np.searchsorted(self.buffer_base, number, side="right")) - 1
-        return self.flows[flow].buffer(number - int(self.buffer_base[flow]))
+        flow = bisect_right(self._first_buffers, number) - 1
+        return self.flows[flow].buffer(number - self._first_buffers[flow])
 
 
 def _placed(begin, first, owner, task, flow):  # type: ignore[no-untyped-def]
