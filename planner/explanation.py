@@ -6,7 +6,7 @@ It does not know how plans are found, nor who reads it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.moved import key_moves
 from castile.planner.evaluation.seen import Seen
 from castile.planner.lower import Lowering
-from castile.planner.lowering.rows import pointer
+from castile.planner.lowering.rows import numbered, pointer
 from castile.planner.step.program import Program
 from castile.planner.strategy import Strategy
 from castile.runtime.levels import level_name
@@ -139,23 +139,21 @@ def explain(evaluator: Evaluator, strategy: Strategy) -> Explanation:
 
 def label(seen: Seen, cost: CostModel) -> Labels:
     """What the tasks of a simulated plan are for; one that stands for several is for what all of them are for."""
-    tasks, folded = seen.tasks, seen.folded
-    named: list[dict[Cause, None]] = [{} for _ in range(tasks.num_tasks)]
-    for task, cause in zip(folded.into.tolist(), _each(seen.lowering, seen.strategy, folded.plain), strict=True):
-        named[task][cause] = None
+    tasks, (causes, names, of_task) = seen.tasks, _named(seen)
+    # Tasks for the same at one price are looked at together.
+    group, firsts = numbered(of_task * len(tasks.cost_keys) + tasks.cost)
     between = edges(seen.lowering.program(seen.strategy))
-    ways = [cost.way(key) if key.link else None for key in tasks.cost_keys]
     numbers: dict[Cause, int] = {}
     found: list[int] = []
     crossings: dict[int, dict[str, Crossing]] = {}
-    for names, price, count in zip(map(tuple, named), tasks.cost.tolist(), seen.count.tolist(), strict=True):
-        cause, way = names[-1], ways[price]
-        if len(names) > 1:
-            cause = cause._replace(name=f"{cause.name} and {len(names) - 1} more")
+    for first, count in zip(firsts.tolist(), np.bincount(group, seen.count).tolist(), strict=True):
+        each, key = [causes[number] for number in names[of_task[first]]], tasks.cost_keys[tasks.cost[first]]
+        cause, way = each[-1], cost.way(key) if key.link else None
+        if len(each) > 1:
+            cause = cause._replace(name=f"{cause.name} and {len(each) - 1} more")
         if cause.is_transfer:
-            link, algorithm = level_name(tasks.cost_keys[price].link), way.algorithm if way else ""
-            cause = cause._replace(link=link, algorithm=algorithm)
-            between.setdefault(cause.name, _joined([between[one.name] for one in names]))
+            cause = cause._replace(link=level_name(key.link), algorithm=way.algorithm if way else "")
+            between.setdefault(cause.name, _joined([between[one.name] for one in each]))
         number = numbers.setdefault(cause, len(numbers))
         found.append(number)
         levels = crossings.setdefault(number, {})
@@ -165,22 +163,48 @@ def label(seen: Seen, cost: CostModel) -> Labels:
                 latency + count * stage.latency_seconds, transfer + count * stage.transfer_seconds
             )
     by_cause = tuple(crossings[number] for number in range(len(numbers)))
-    return Labels(tuple(numbers), np.array(found, dtype=np.int64), between, by_cause)
+    return Labels(tuple(numbers), np.array(found, np.int64)[group], between, by_cause)
 
 
-def _each(lowering: Lowering, strategy: Strategy, which: np.ndarray) -> Iterator[Cause]:
-    """What these tasks of a plan are for where each stands for itself, without how transfers go."""
+def _named(seen: Seen) -> tuple[list[Cause], list[tuple[int, ...]], np.ndarray]:
+    """Causes, without how transfers go; the numbers of some at a time, as they first come; and for each task which of
+    these it is for.
+    """
+    into = seen.folded.into.astype(np.int64)
+    causes, cause = _each(seen.lowering, seen.strategy, seen.folded.plain)
+    first = np.unique(into * len(causes) + cause, return_index=True)[1]
+    first = first[np.lexsort((first, into[first]))]
+    begin, found = pointer(np.bincount(into[first], minlength=seen.tasks.num_tasks)), cause[first]
+    names = {(number,): number for number in range(len(causes))}
+    of_task, every = found[begin[:-1]], found.tolist()
+    for task in np.flatnonzero(np.diff(begin) > 1).tolist():
+        of_task[task] = names.setdefault(tuple(every[begin[task] : begin[task + 1]]), len(names))
+    return causes, [*names], of_task
+
+
+def _each(lowering: Lowering, strategy: Strategy, which: np.ndarray) -> tuple[list[Cause], np.ndarray]:
+    """Causes, without how transfers go, and int64[n] the number of that of each of these tasks of a plan."""
     steps, flows = lowering.instances(strategy)
     base = pointer([*(step.num_tasks for step in steps), *(flow.num_tasks for flow in flows)])
     owner = np.searchsorted(base, which, side="right") - 1
-    of_step = [Cause(s.step.node.name, s.step.form, op=s.step.node.op.name, members=s.step.node.members) for s in steps]
-    regions = [_MICRO.sub("", flow.flow.region) for flow in flows]
-    for number, local in zip(owner.tolist(), (which - base[owner]).tolist(), strict=True):
-        flow = number - len(steps)
-        if flow < 0:
-            yield of_step[number]
-        else:
-            yield Cause(regions[flow], flows[flow].keys[local].name.partition(".")[0], is_transfer=True)
+    numbers: dict[Cause, int] = {}
+
+    def number(cause: Cause) -> int:
+        return numbers.setdefault(cause, len(numbers))
+
+    nodes = [(step.step.node, step.step.form) for step in steps]
+    of_step = [number(Cause(node.name, form, op=node.op.name, members=node.members)) for node, form in nodes]
+    found, is_flow = np.empty(len(which), np.int64), owner >= len(steps)
+    found[~is_flow] = np.array(of_step, np.int64)[owner[~is_flow]]
+    of_flows = np.flatnonzero(is_flow)
+    of_flows = of_flows[np.argsort(owner[of_flows], kind="stable")]
+    ends = np.searchsorted(owner[of_flows], np.arange(len(steps), len(base)))
+    for flow, tasks in zip(flows, np.split(of_flows, ends[1:-1]), strict=True):
+        first, region = base[owner[tasks[0]]] if len(tasks) else 0, _MICRO.sub("", flow.flow.region)
+        forms = [flow.keys[local].name.partition(".")[0] for local in (which[tasks] - first).tolist()]
+        of_form = {form: number(Cause(region, form, is_transfer=True)) for form in dict.fromkeys(forms)}
+        found[tasks] = [of_form[form] for form in forms]
+    return list(numbers), found
 
 
 def _joined(each: Sequence[Edge]) -> Edge:
