@@ -151,11 +151,11 @@ def desk_of(
         raise UserError(f"plan {path} does not say its model: give it with --model")
     of_file = "" if model else path
     desk = offline.desk(named, machine, batch or plan.batch, profile, plan=plan, mode=mode, path=of_file)
-    lowering = desk.evaluator.lowering
-    offline.check_plan(plan, path, desk.model.text, desk)
     if mode == "train" and (plan.microbatches > 1 or plan.recompute):
-        lowering = lowering.remade(microbatches=plan.microbatches, recompute=plan.recompute)
+        lowering = desk.evaluator.lowering.remade(microbatches=plan.microbatches, recompute=plan.recompute)
         desk = replace(desk, evaluator=desk.evaluator.turned("time", lowering=lowering))
+    # What is seen of it then is not seen again.
+    offline.check_plan(plan, path, desk.model.text, desk)
     return desk
 
 
