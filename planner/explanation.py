@@ -199,8 +199,8 @@ def _each(lowering: Lowering, strategy: Strategy, which: np.ndarray) -> tuple[li
     of_flows = np.flatnonzero(is_flow)
     of_flows = of_flows[np.argsort(owner[of_flows], kind="stable")]
     ends = np.searchsorted(owner[of_flows], np.arange(len(steps), len(base)))
-    for flow, tasks in zip(flows, np.split(of_flows, ends[1:-1]), strict=True):
-        first, region = base[owner[tasks[0]]] if len(tasks) else 0, _MICRO.sub("", flow.flow.region)
+    for flow, first, tasks in zip(flows, base[len(steps) : -1], np.split(of_flows, ends[1:-1]), strict=True):
+        region = _MICRO.sub("", flow.flow.region)
         forms = [flow.keys[local].name.partition(".")[0] for local in (which[tasks] - first).tolist()]
         of_form = {form: number(Cause(region, form, is_transfer=True)) for form in dict.fromkeys(forms)}
         found[tasks] = [of_form[form] for form in forms]

@@ -24,6 +24,7 @@ from castile.planner.costs.snapshot import Environment
 from castile.runtime import machine as machines
 from castile.runtime.comm.base import Communicator
 from castile.runtime.machine import Level, Machine, Processor
+from castile.runtime.processor import SHARES
 
 KIND = "gpu"
 # The machine whose processors are parts of one GPU, all of them of one rank.
@@ -173,9 +174,7 @@ def machine(cores: Machine, num_sharers: int) -> Machine:
         figures.task_overhead_seconds,
         figures.float16_flops_per_second / num_sharers,
         figures.float64_flops_per_second / num_sharers,
-        like.attained,
-        like.unaligned,
-        like.planar,
+        **{field: getattr(like, field) for field in SHARES},
     )
     levels = tuple(
         msgspec.structs.replace(LINKS[level.name], group=level.group, shared_by=level.shared_by)

@@ -150,7 +150,7 @@ class Works:
             sizes = [of.size(port.of_operand, port.index) * np.dtype(dtype).itemsize for port, dtype, t in ports if t]
             flops[here], nbytes[here] = of.flops(step.which), sum(sizes)
             dtype, kernel = priced(step, every), kernel_of(step)
-            planar = ["planar"] * self._is_planar(step)
+            planar = ["planar"] * (processor.has_traits and self._is_planar(step))
             rate, slower = (processor.flops_rate(dtype, kernel, traits) for traits in (planar, [*planar, "unaligned"]))
             rates[here] = rate if slower == rate else np.where(self._are_aligned(step, of), rate, slower)
         work = np.maximum(np.rint(flops) / rates, nbytes / processor.bytes_per_second)
