@@ -28,7 +28,8 @@ import numpy as np
 from benchmarks.figures import Figure, tell
 from castile.launch import models
 from castile.planner.cost import CostModel
-from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.evaluated import Evaluated
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.families.updates import Updates
 from castile.planner.known.seeds import seed, seeds
 from castile.planner.lower import Lowering

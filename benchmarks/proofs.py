@@ -29,7 +29,8 @@ from castile.planner.bounds.additive import Additive
 from castile.planner.bounds.relaxed import Relaxed
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.budget import Budget
-from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.evaluated import Evaluated
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.families.updates import Updates
 from castile.planner.lower import Lowering
 from castile.planner.op import find

@@ -31,7 +31,8 @@ from castile.planner import strategy as strategies
 from castile.planner.bounds.lower_bound import Bound, lower_bound
 from castile.planner.choices.pins import Pins
 from castile.planner.choices.spaces import Spaces
-from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.evaluated import Evaluated
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.seeds import seeds
 from castile.planner.lowering.stages import num_stages
 from castile.planner.search import Found, budget_of

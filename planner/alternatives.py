@@ -17,7 +17,8 @@ import numpy as np
 
 from castile.planner.choices.space import placements, space_of
 from castile.planner.evaluation.budget import Budget
-from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.evaluated import Evaluated
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
 from castile.planner.step import samples

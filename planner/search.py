@@ -16,7 +16,8 @@ import msgspec
 from castile.planner.choices.pins import Pins
 from castile.planner.choices.spaces import Spaces
 from castile.planner.evaluation.budget import Budget, clock, parse_budget
-from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.evaluated import Evaluated
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.frontier import Frontier
 from castile.planner.evaluation.sizes import variants
 from castile.planner.known.seeds import seed as known_plan

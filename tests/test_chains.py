@@ -14,7 +14,8 @@ import pytest
 from castile.launch import models
 from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
-from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.evaluated import Evaluated
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import search

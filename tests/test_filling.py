@@ -13,7 +13,8 @@ import pytest
 from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.choices.pins import Pins
 from castile.planner.cost import CostModel
-from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.evaluated import Evaluated
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.sizes import variants
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import PIPELINE, is_pipeline, seeds

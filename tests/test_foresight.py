@@ -64,6 +64,37 @@ def test_what_a_copy_that_is_gone_was_asked_is_answered_here(doubling: Copy[int,
     assert [doubling.answer(doubling.ask(n)) for n in (2, 3)] == [(4, os.getpid()), (6, os.getpid())]
 
 
+def test_what_was_not_begun_with_can_be_given_up_and_what_can_wait_comes_last() -> None:
+    told, heard = os.pipe()
+    wait, go_on = os.pipe()
+
+    def slow(n: int) -> int:
+        os.write(heard, bytes([n]))
+        return len(os.read(wait, 1)) if n == 0 else n
+
+    copy = Copy(slow)
+    try:
+        first = copy.ask(0)
+        assert os.read(told, 1) == b"\0"
+        asked = {n: copy.ask(n, can_wait=n < 3) for n in (1, 2, 3, 4, 5)}
+        assert copy.give_up(asked[5]) and copy.give_up(asked[2]) and not copy.give_up(first)
+        os.write(go_on, b"x")
+        assert [copy.answer(asked[n]) for n in (1, 3, 4)] == [1, 3, 4] and copy.answer(first) == 1
+        assert os.read(told, 9) == bytes([4, 3, 1])
+        # What it told of is not given up, nor what it is asked once it is gone begun with.
+        known = copy.ask(6)
+        while copy.give_up(known):
+            known = copy.ask(6)
+        assert copy.answer(known) == 6
+        copy.process.kill()
+        copy.process.join()
+        assert copy.give_up(copy.ask(7))
+    finally:
+        copy.end(at_once=True)
+        for end in (told, heard, wait, go_on):
+            os.close(end)
+
+
 def test_copies_end_with_what_they_do_or_at_once() -> None:
     for at_once, left in ((False, 0), (True, -signal.SIGTERM)):
         begun, tell = os.pipe()
@@ -103,14 +134,21 @@ class Watched:
         return replace(plain, foresight=Foresight(lambda asked: plain.draw(asked.numbers), helps))
 
 
+@pytest.fixture(params=["alone", "beside", "whoever begins"])
+def helps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool | None:
+    """Whether all that is expected is drawn beside; None where it is drawn here unless that was begun with."""
+    if request.param == "beside":
+        monkeypatch.setattr(Copy, "give_up", lambda self, number: False)
+    return {"alone": False, "beside": True}.get(request.param)
+
+
 @pytest.mark.parametrize("most", [0.4, 1.0, 8.0, inf])
-@pytest.mark.parametrize("helps", [False, True])
 def test_places_are_the_same_with_those_that_follow_drawn_beside(
-    helps: bool, most: float, monkeypatch: pytest.MonkeyPatch
+    helps: bool | None, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = Watched({1: 4.0, 2: 2.0, 4: 1.2, 16: 0.5, 32: 0.4, 64: 0.4})
     monkeypatch.setattr(foresight, "foresee", watched.foresee)
-    outlook, numbers = watched.outlook(helps), (1, 2, 4, 8, 16, 32, 64)
+    outlook, numbers = watched.outlook(helps is not False), (1, 2, 4, 8, 16, 32, 64)
     assert outlook.foresight is not None
     with outlook.foresight:
         places = [*outlook.places(numbers, most, lambda: False)]
@@ -120,24 +158,40 @@ def test_places_are_the_same_with_those_that_follow_drawn_beside(
             shares[number] = watched.shares[number]
             expected.append(number)
     assert [(one.number, one.foreseen.share) for one in places] == [(n, watched.shares[n]) for n in expected]
-    assert (watched.here == expected) == (not helps) and {*watched.here} <= {*expected}
+    assert helps is None or (watched.here == expected) == (not helps)
+    assert {*watched.here} <= {*expected}
 
 
-@pytest.mark.parametrize("helps", [False, True])
 def test_of_numbers_that_are_asked_for_together_none_is_drawn_behind_one_that_fits(
-    helps: bool, monkeypatch: pytest.MonkeyPatch
+    helps: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is asked for behind it is drawn here, and what follows that beside."""
     watched = Watched({1: 4.0, 2: 3.0, 4: 0.9, 8: 0.8, 16: 0.4})
     monkeypatch.setattr(foresight, "foresee", watched.foresee)
-    outlook, numbers = watched.outlook(helps), (1, 2, 3, 4, 8, 16)
+    outlook, numbers = watched.outlook(helps is not False), (1, 2, 3, 4, 8, 16)
     assert [*outlook.draw(numbers)] == [*watched.here] == [1, 4]
     watched.here.clear()
     assert outlook.foresight is not None
     with outlook.foresight:
         outlook.expect(*numbers)
         assert [one.number for one in outlook.places(numbers, 1.0, lambda: False)] == [1, 4, 8, 16]
-    assert watched.here == ([8] if helps else [1, 4, 8, 16])
+    assert helps is None or watched.here == ([8] if helps else [1, 4, 8, 16])
+
+
+def test_what_is_not_begun_with_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By those alone for whom it was expected."""
+    outlook, given_up = Watched({1: 1.0, 2: 1.0, 4: 1.0}).outlook(True), list[int]()
+    other = replace(outlook, recompute=("x",))
+    assert outlook.foresight is not None
+    monkeypatch.setattr(Copy, "give_up", lambda self, number: given_up.append(number) or number != 1)
+    with outlook.foresight as ahead:
+        for one in (outlook, other):
+            one.expect(1)
+            one.expect(2)
+        outlook.forget()
+        assert given_up == [0, 1]
+        for one, number, is_expected in ((outlook, 1, False), (outlook, 2, True), (other, 1, True), (other, 2, True)):
+            assert ahead.is_expected(number, one.recompute, None) == is_expected
 
 
 def test_nothing_is_looked_at_once_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +250,7 @@ def watching(asked: list[Question]) -> Callable[..., Copy[Question, Drawn]]:
     def begun(draw: Callable[[Question], Drawn]) -> Copy[Question, Drawn]:
         copy = Copy(draw)
         ask = copy.ask
-        copy.ask = lambda question: asked.append(question) or ask(question)  # type: ignore[method-assign, func-returns-value]
+        copy.ask = lambda question, *how: asked.append(question) or ask(question, *how)  # type: ignore[method-assign, func-returns-value]
         return copy
 
     return begun

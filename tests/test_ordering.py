@@ -21,10 +21,11 @@ from castile.planner.known.pieces import in_pieces
 from castile.planner.lower import Lowering
 from castile.planner.simulate import simulate
 from castile.planner.simulation import ordering
-from castile.planner.simulation.ordering import chained, listed, longest, simulated
+from castile.planner.simulation.ordering import Slower, chained, listed, longest, simulated
 from castile.planner.simulation.repeats import numbers
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
+from castile.runtime.timeline import PICOSECONDS
 from tests import named_plans
 from tests.answers import answer
 from tests.effort import examples
@@ -53,6 +54,12 @@ def test_chained_kernels_run_as_they_were_listed(form: str, data: st.DataObject)
         if form == "plain":
             patch.setattr(ordering, "_compiled_starts", lambda: ordering._starts)
         lane, start = listed(graph, durations, engines, urgency)
+        # Who asks about less is told so, and who asks about as much is told all.
+        last = int((start + np.maximum(durations[graph.cost], 1)).max(initial=0))
+        assert listed(graph, durations, engines, urgency, last / PICOSECONDS)[1].tolist() == start.tolist()
+        if last > 1:
+            with pytest.raises(Slower):
+                listed(graph, durations, engines, urgency, (last - 2) / PICOSECONDS)
     assert simulate(in_chains(graph, lane, start), durations, engines).timeline.start.tolist() == start.tolist()
 
 

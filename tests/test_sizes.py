@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import combinations, pairwise
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,8 @@ from castile.planner.choices.pins import Pins, parse
 from castile.planner.cost import CostModel
 from castile.planner.evaluation import evaluator as evaluators
 from castile.planner.evaluation.budget import Budget
-from castile.planner.evaluation.evaluator import OBJECTIVES, Evaluated, Evaluator
+from castile.planner.evaluation.evaluated import Evaluated
+from castile.planner.evaluation.evaluator import OBJECTIVES, Evaluator
 from castile.planner.evaluation.folding import Folding
 from castile.planner.evaluation.sizes import HOPELESS, SIZES, SPARED, WORTH, variants
 from castile.planner.families.updates import Updates
@@ -195,8 +197,8 @@ def test_what_was_evaluated_is_not_folded_again(monkeypatch: pytest.MonkeyPatch)
 def test_of_sizes_that_make_no_difference_one_is_tried_in_other_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     """The best of them; those that make one are all tried."""
     same, tried = evaluator(GPT, "dgx-h100"), list[Evaluated]()
-    evaluate = same.evaluate
-    monkeypatch.setattr(same, "evaluate", lambda plan: tried.append(evaluate(plan)) or tried[-1])
+    evaluate = same.evaluate_within
+    monkeypatch.setattr(same, "evaluate_within", lambda plan, most: tried.append(evaluate(plan, inf)) or tried[-1])
     sizes = sorted({size + more for size in SIZES for more in range(3)})
     variants(same, seeds(same.lowering)["data_parallel"], sizes, orders=(READY, PATH))
     ready = {one.strategy.bucket_bytes: one.energy for one in tried if one.strategy.order == READY}
@@ -205,6 +207,33 @@ def test_of_sizes_that_make_no_difference_one_is_tried_in_other_orders(monkeypat
     least, worth = WORTH * ready[0], [ready[size] for size in others]
     assert all(abs(one - other) > least for one, other in combinations(worth, 2))
     assert all(min(abs(energy - other) for other in worth) <= least for energy in ready.values())
+
+
+def test_what_is_not_looked_at_to_its_end_would_not_have_been_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some plans are given up as soon as they take longer in PATH; asked for later they are worth what they are."""
+    graph, on = models.parse(LATENT).graph(64), machines.parse("p3.16xlarge:nodes=2")
+    given_up, within = list[Strategy](), Evaluator.evaluate_within
+    for objective, cut in (("time", 16), ("memory", 16), ("time", 1)):
+        lowering = Lowering(graph, on, Updates(find("sgd")()), microbatches=cut)
+        same, other = (Evaluator(lowering, CostModel(on), objective=objective) for _ in range(2))
+        monkeypatch.setattr(other, "evaluate_within", lambda plan, most, other=other: within(other, plan, inf))
+
+        def watched(plan: Strategy, most: float, same: Evaluator = same) -> Evaluated | None:
+            found = within(same, plan, most)
+            given_up.extend([plan] if found is None else [])
+            return found
+
+        monkeypatch.setattr(same, "evaluate_within", watched)
+        before = len(given_up)
+        for plan in seeds(lowering).values():
+            assert variants(same, plan, SIZES[:2], orders=ORDERS) == variants(other, plan, SIZES[:2], orders=ORDERS)
+        assert objective == "time" or len(given_up) == before
+        for plan in given_up[before:]:
+            plain = msgspec.structs.replace(plan, order=READY)
+            worst = same.evaluate(plain).energy
+            assert watched(plan, worst) is None and same.evaluate(plan) == other.evaluate(plan)
+            assert same.evaluate(plan).energy > worst
+    assert given_up
 
 
 def test_of_equal_plans_the_one_without_buckets_is_taken() -> None:
@@ -345,12 +374,12 @@ def test_what_lacks_memory_as_it_gets_ready_is_not_tried_by_path(lacks: float, m
     by_path = cut.evaluate(msgspec.structs.replace(plan, order=PATH))
     room = int(max(more.peak_bytes) / (1 + lacks))
     assert by_path.energy <= began.energy and max(*began.peak_bytes, *by_path.peak_bytes) <= room
-    tight, evaluate = cut.turned("time", most_bytes=room), Evaluator.evaluate
+    tight, evaluate = cut.turned("time", most_bytes=room), Evaluator.evaluate_within
 
-    def watched(self: Evaluator, strategy: Strategy) -> Evaluated:
+    def watched(self: Evaluator, strategy: Strategy, most: float) -> Evaluated | None:
         tried.append((strategy.order, strategy.ahead))
-        return evaluate(self, strategy)
+        return evaluate(self, strategy, most)
 
-    monkeypatch.setattr(Evaluator, "evaluate", watched)
+    monkeypatch.setattr(Evaluator, "evaluate_within", watched)
     variants(tight, plan, (), orders=(READY, PATH))
     assert (READY, 1) in tried and ((PATH, 1) in tried) == (lacks <= SPARED)

@@ -20,7 +20,8 @@ from castile.planner.alternatives import alternatives, differences, switches
 from castile.planner.cost import CostModel
 from castile.planner.evaluation import folding
 from castile.planner.evaluation.budget import Budget
-from castile.planner.evaluation.evaluator import FOLDED_FROM, Configs, Evaluated, Evaluator
+from castile.planner.evaluation.evaluated import Evaluated
+from castile.planner.evaluation.evaluator import FOLDED_FROM, Configs, Evaluator
 from castile.planner.evaluation.folding import MOST_TRANSFERS
 from castile.planner.families.updates import Updates
 from castile.planner.known.seeds import seeds

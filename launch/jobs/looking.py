@@ -25,7 +25,7 @@ from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating
 from castile.planner.searching.accumulating import NEAR, Chosen
 from castile.planner.searching.fewer import FURTHER, could_gain, faster, on_fewer
-from castile.planner.searching.filling import Gathering, Look, Others, cut_for, filled, instead, sooner
+from castile.planner.searching.filling import Gathering, Look, Others, cut_for, expect, filled, instead, sooner
 from castile.planner.searching.foresight import may_need
 from castile.planner.searching.fronts import Point, front_of, search_front
 from castile.planner.searching.settling import SETTLING, settled, settled_known
@@ -99,7 +99,7 @@ class Looking(Wanted):
         """
         began, refused, num_proposals = clock(), list[NoPlanFits](), 0
         timed, is_settled = limits.begun(), limits.begun(1 + SETTLING).is_over
-        enough = partial(self._enough, limits.is_over, timed.is_over)
+        enough = partial(self._enough, limits, timed.is_over)
         again = partial(self._again, limits, is_settled, progress)
         late = partial(self._late, limits, timed, again)
         points, piped, computed = list[Point](), None, filter(None, map(late, self._computed_again()))
@@ -117,6 +117,8 @@ class Looking(Wanted):
                     piped = late(chosen) or next(computed, None)
                 if piped is None:
                     chosen, left = self._in_time(chosen, limits, timed, began)
+                    if may_fill and not chosen.fits:
+                        self._expect(limits, chosen)
                     found, points = self._search(chosen, left, is_settled, progress, self.start)
             except NoPlanFits as error:
                 num_proposals += error.num_proposals
@@ -211,10 +213,16 @@ class Looking(Wanted):
     def _numbers(self) -> tuple[int, ...]:
         return divisors(self.desk.evaluator.lowering.graph.batch) if self.mode == "train" else ()
 
-    def _enough(self, is_over: IsOver, is_late: IsOver, recompute: Dropped, numbers: Iterable[int]) -> Chosen | None:
+    def _enough(self, limits: Budget, is_late: IsOver, recompute: Dropped, numbers: Iterable[int]) -> Chosen | None:
         """In which of these numbers of microbatches to search."""
+        tell = partial(self._expect, limits)
         # Who wants an end waits for no further number.
-        return accumulating.enough(self.outlook(recompute), numbers, is_late, is_over)
+        return accumulating.enough(self.outlook(recompute), numbers, is_late, limits.is_over, tell)
+
+    def _expect(self, limits: Budget, chosen: Chosen) -> None:
+        """That pipelines are likely to be looked at, while other known plans are simulated."""
+        if self._may_fill and self.is_dear:
+            expect(chosen.number, self._others(chosen, limits, limits))
 
     def _places(self, enough: Enough) -> Iterator[Chosen]:
         """In what to search, one after the other, until a plan fits."""

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from castile.planner.alternatives import pattern
-from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.evaluated import Evaluated
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.strategy import PATH, PROGRAM, READY, Strategy, runs_of
 from castile.runtime.memory import written
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ import numpy as np
 from castile.planner.cost import CostModel
 from castile.planner.costs import snapshot as snapshots
 from castile.planner.costs.snapshot import Snapshot
+from castile.planner.evaluation.evaluated import Evaluated
 from castile.planner.evaluation.folding import Folded, Folding, expand, timed
 from castile.planner.evaluation.moved import moved_bytes
 from castile.planner.evaluation.seen import Seen
@@ -25,6 +27,7 @@ from castile.planner.lower import Lowering
 from castile.planner.lowering.stages import num_stages
 from castile.planner.simulate import Simulated
 from castile.planner.simulation import ordering, repeats
+from castile.planner.simulation.ordering import Slower
 from castile.planner.step.program import Program, Step
 from castile.planner.strategy import PATH, READY, Config, Strategy
 from castile.runtime import memory
@@ -33,9 +36,6 @@ from castile.runtime.strict import suggestion
 from castile.runtime.task import Kind, TaskGraph
 from castile.runtime.timeline import PICOSECONDS
 from castile.runtime.transfer import TooManyTransfers
-
-# A plan that needs a hundredth more memory than there is counts as one that takes twice as long.
-PENALTY = 100.0
 
 # From so many processors on a plan is evaluated through one of each role. Machines of so many are large: there buckets
 # that tell all processors apart are not tried, and of many microbatches only a few are packed.
@@ -59,45 +59,6 @@ OBJECTIVES = ("time", "latency", "memory")
 
 Configs = Mapping[str, Config]
 Key = tuple[int, int, str, int, frozenset[str], frozenset[tuple[str, Config]]]
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """What the simulator says of a plan.
-
-    seconds       of a step
-    peak_bytes    of each processor: the most that live at one time, which no arena can undercut
-    moved_bytes   over links between processors in a step, all together
-    overflow      by which share the fullest processor exceeds its memory; 0 where the plan fits
-    objective     by what it is ranked: "time", "latency" (seconds both) or "memory"
-    num_tasks, num_collectives   of a step, on all processors
-    """
-
-    strategy: Strategy
-    seconds: float
-    peak_bytes: tuple[int, ...]
-    moved_bytes: int
-    overflow: float
-    objective: str = "time"
-    num_tasks: int = 0
-    num_collectives: int = 0
-
-    @property
-    def fits(self) -> bool:
-        return self.overflow == 0
-
-    @property
-    def rank(self) -> tuple[float, ...]:
-        """Plans that fit come first, by their objective; then the others, by how much they exceed memory."""
-        if self.objective == "memory":
-            return (self.overflow, max(self.peak_bytes), self.seconds)
-        return (self.overflow, self.seconds, max(self.peak_bytes))
-
-    @property
-    def energy(self) -> float:
-        """Seconds or bytes, and for a plan that does not fit a penalty that leads back to those that do."""
-        worth = max(self.peak_bytes) if self.objective == "memory" else self.seconds
-        return worth * (1 + PENALTY * self.overflow)
 
 
 class _Known(NamedTuple):
@@ -131,6 +92,7 @@ class Evaluator:
         self._steps: dict[str, list[Step]] = {}
         self._short: dict[int, tuple[Lowering, Folding]] = {}
         self._enough: dict[Key, int] = {}
+        self._slower: dict[Key, float] = {}
         self._best: tuple[float, Key, Seen] | None = None
         self._unrolled: tuple[Strategy, int, Unrolled | None] | None = None
 
@@ -147,7 +109,7 @@ class Evaluator:
         other.objective, other._best = objective, None
         if lowering is not None:
             other.lowering, other._known, other._refused, other._small, other._work = lowering, {}, {}, {}, {}
-            other._steps, other._short, other._enough, other._unrolled = {}, {}, {}, None
+            other._steps, other._short, other._enough, other._slower, other._unrolled = {}, {}, {}, {}, None
         if (objective == "latency") > (other.lowering.mode == "forward"):
             raise ValueError("objective 'latency' is that of a forward pass: it takes a lowering of mode 'forward'")
         if most_bytes is not None:
@@ -203,17 +165,28 @@ class Evaluator:
 
     def evaluate(self, strategy: Strategy) -> Evaluated:
         """What a plan is worth. Raises ValueError where it is none for this graph and machine, or too large to see."""
+        found = self.evaluate_within(strategy, inf)
+        assert found is not None
+        return found
+
+    def evaluate_within(self, strategy: Strategy, most: float) -> Evaluated | None:
+        """The same; None where it is seen before all is simulated that a step takes more than so many seconds."""
         key = self._key(strategy)
         if key in self._known:
             return self._evaluated(strategy, key)
+        if self._slower.get(key, -inf) >= most:
+            return None
         # What is too large to see is asked for again, in another order or to be settled.
         if key in self._refused:
             raise self._refused[key]
         try:
-            seen = self._see(strategy, key)
+            seen = self._see(strategy, key, most)
         except TooManyTransfers as error:
             self._refused[key] = error.with_traceback(None)
             raise
+        except Slower:
+            self._slower[key] = most
+            return None
         tasks, count = seen.tasks, seen.count
         counts = int(count.sum()), int(count[tasks.kind == Kind.COLLECTIVE].sum())
         self._known[key] = _Known(seen.seconds, seen.peak_bytes, moved_bytes(tasks, count), *counts)
@@ -230,8 +203,11 @@ class Evaluator:
             known.num_tasks, known.num_collectives,
         )  # fmt: skip
 
-    def _see(self, strategy: Strategy, key: Key) -> Seen:
-        """The plan simulated; the best one so far is kept, or another that was asked for again, as it will be again."""
+    def _see(self, strategy: Strategy, key: Key, most: float = inf) -> Seen:
+        """The plan simulated; the best one so far is kept, or another that was asked for again, as it will be again.
+
+        Raises Slower as `ordering.simulated` does.
+        """
         if self._best is not None and self._best[1] == key:
             return self._best[2]
         # How many microbatches say what all take follows from the plan and its order, seldom from its buckets; before
@@ -240,10 +216,10 @@ class Evaluator:
         alike, ready = (count, 0, order, ahead, again, configs), (count, 0, READY, ahead, again, configs)
         least = self._enough.get(alike) or max(self._enough.get(ready, 0), self._least(strategy))
         for shown in repeats.shown(count, least):
-            seen, more = self._seen_through(shown, strategy)
+            seen, more = self._seen_through(shown, strategy, most)
             if more:
                 shown += more
-                seen, _ = self._seen_through(shown, strategy)
+                seen, _ = self._seen_through(shown, strategy, most)
             if seen is not None:
                 break
         assert seen is not None, "all microbatches say what all take"
@@ -260,12 +236,12 @@ class Evaluator:
         is_regular = strategy.order != PATH and not strategy.ahead
         return (stages + FILLING) * (1 if is_regular else IRREGULAR)
 
-    def _seen_through(self, shown: int, strategy: Strategy) -> tuple[Seen | None, int]:
+    def _seen_through(self, shown: int, strategy: Strategy, most: float) -> tuple[Seen | None, int]:
         """The plan simulated with so many microbatches written out, None where these do not say what all take; and how
         many more would, 0 where that is not known either.
         """
-        lowering, folded, number = self._written(shown, strategy)
-        seen, count = self._simulated(lowering, strategy, folded, number), self._count(strategy)
+        lowering, folded, number = self._known_written(shown, strategy) or self._written(shown, strategy)
+        seen, count = self._simulated(lowering, strategy, folded, number, most), self._count(strategy)
         if shown == count:
             return seen, 0
         cycle = repeats.cycle(folded.graph, number, seen.simulated)
@@ -277,6 +253,13 @@ class Evaluator:
         peak = seen.peak_bytes + self._lasting(lowering, strategy, count - shown)
         each = seen.count * repeats.times(count, shown)[number]
         return replace(seen, peak_bytes=peak, count=each, cycle=cycle, times=times), 0
+
+    def _known_written(self, shown: int, strategy: Strategy) -> tuple[Lowering, Folded, np.ndarray] | None:
+        """The same as `_written` where the plan that is kept is as it is but for its order."""
+        best = None if self._best is None else self._best[2]
+        if best is None or best.num_microbatches != shown or _unordered(best.strategy) != _unordered(strategy):
+            return None
+        return best.lowering, best.folded, best.number
 
     def _written(self, shown: int, strategy: Strategy) -> tuple[Lowering, Folded, np.ndarray]:
         """The tasks of so many microbatches, of which each is, and what lowered those of which they are copies."""
@@ -305,12 +288,14 @@ class Evaluator:
             self._small.setdefault(self._key(plain), folded.graph.num_tasks <= MOST_SMALL)
         return folded
 
-    def _simulated(self, lowering: Lowering, strategy: Strategy, folded: Folded, number: np.ndarray) -> Seen:
+    def _simulated(
+        self, lowering: Lowering, strategy: Strategy, folded: Folded, number: np.ndarray, most: float = inf
+    ) -> Seen:
         """The plan with its tasks in order, as far as they are written out; number: of which microbatch each is."""
         engines, priced = lowering.machine.engines, timed(folded, self.cost)
-        tasks, simulated = ordering.simulated(number, folded.graph, priced, engines, strategy.order)
+        tasks, simulated = ordering.simulated(number, folded.graph, priced, engines, strategy.order, most)
         peak = expand(folded, simulated).peak_bytes
-        return Seen(strategy, lowering, folded, tasks, simulated, folded.count, peak)
+        return Seen(strategy, lowering, folded, number, tasks, simulated, folded.count, peak)
 
     def _seen_all(self, strategy: Strategy) -> Seen:
         """The plan with all tasks of all processors written out."""

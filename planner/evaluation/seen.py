@@ -26,6 +26,7 @@ class Seen:
 
     lowering    by which the tasks were made: of as many microbatches as are written out
     folded      which processors the C stand for, and what the tasks were before any came together
+    number[T]   of which microbatch each task is, as `repeats.numbers` says
     tasks       with the prices of their own kinds of processors, in the plan's order
     simulated   of what is written out
     count[T]    for how many tasks of the whole step each stands
@@ -36,6 +37,7 @@ class Seen:
     strategy: Strategy
     lowering: Lowering
     folded: Folded
+    number: np.ndarray
     tasks: TaskGraph
     simulated: Simulated
     count: np.ndarray

@@ -13,7 +13,8 @@ from math import inf
 
 import msgspec
 
-from castile.planner.evaluation.evaluator import WORTH, Evaluated, Evaluator
+from castile.planner.evaluation.evaluated import Evaluated
+from castile.planner.evaluation.evaluator import WORTH, Evaluator
 from castile.planner.strategy import ORDERS, PATH, READY, Strategy
 from castile.runtime.transfer import TooManyTransfers
 
@@ -58,16 +59,23 @@ def variants(
     def tried(sizes: Iterable[int], orders: Iterable[str]) -> Iterator[Evaluated]:
         plans = (msgspec.structs.replace(plan, bucket_bytes=s, order=o) for s, o in product(sizes, orders))
         left = (one for one in plans if (is_base and one.order == READY) or not is_over())
-        return seen(evaluator, filter(evaluator.is_small, left))
+        return seen(evaluator, filter(evaluator.is_small, left), longest)
+
+    ready: dict[int, float] = {}
+
+    def longest(one: Strategy) -> float:
+        """Seconds after which a plan is not looked at further: by PATH none is told that is worse than by READY."""
+        is_bounded = one.order == PATH and evaluator.objective != "memory"
+        return ready[one.bucket_bytes] if is_bounded else inf
 
     found = [plain, *tried(dict.fromkeys(size for size in sizes if size), (READY,))]
     unlike = [plain]
     for one in sorted(found, key=lambda one: one.energy):
         if all(abs(one.energy - other.energy) > WORTH * plain.energy for other in unlike):
             unlike.append(one)
+    ready = {one.strategy.bucket_bytes: one.energy for one in found}
     found += tried([one.strategy.bucket_bytes for one in unlike], orders[1:])
     found += _begun_ahead(evaluator, found, is_over, most)
-    ready: dict[int, float] = {}
     for one in found:
         if one.strategy.order == READY:
             size = one.strategy.bucket_bytes
@@ -116,11 +124,17 @@ def _begun_ahead(
     return [*better, *seen(evaluator, sized)]
 
 
-def seen(evaluator: Evaluator, plans: Iterable[Strategy]) -> Iterator[Evaluated]:
-    """What these plans are worth, but for those that are too large to look at."""
+def seen(
+    evaluator: Evaluator, plans: Iterable[Strategy], longest: Callable[[Strategy], float] = lambda plan: inf
+) -> Iterator[Evaluated]:
+    """What these plans are worth, but for those that are too large to look at, and some of those that take longer than
+    so many seconds.
+    """
     for plan in plans:
         with suppress(TooManyTransfers):
-            yield evaluator.evaluate(plan)
+            found = evaluator.evaluate_within(plan, longest(plan))
+            if found is not None:
+                yield found
 
 
 def _with(plan: Strategy, bucket_bytes: int, ahead: int) -> Strategy:

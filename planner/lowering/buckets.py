@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -78,12 +78,15 @@ def of_roles(tasks: TaskGraph, able: Candidates, most_bytes: int, where: Where) 
     that engines serve and processors hold, is of the same roles as before, or of those that were put together.
     """
     groups = grouped(able.transfers, most_bytes)
-    alone = {one.task for one in able.transfers}.difference(one.task for group in groups for one in group)
     company: dict[int, tuple[int, ...]] = {}
-    for group in (*groups, *([one] for one in able.transfers if one.task in alone)):
+    for group in groups:
         standing = where.standing(group)
         if any(company.setdefault(task, standing) != standing for task in standing):
             return None
+    joins = {one.task for group in groups for one in group}
+    alone = [one.task for one in able.transfers if one.task not in joins]
+    if np.isin(where.task[alone], list(company)).any():
+        return None
     return _contracted(tasks, groups, able, where)
 
 
@@ -209,10 +212,11 @@ class _Rewrite:
         groups = dict.fromkeys(map(where.standing, buckets))
         self.contraction = Contraction(tasks, list(groups))
         self.kept, self.number = self.contraction.kept, self.contraction.number
-        moved = [one.first_buffer + p for b in buckets for one in b for p in (*one.pattern.reads, *one.pattern.writes)]
+        touched = cache(lambda pattern: np.array([*pattern.reads, *pattern.writes]))
+        moved = [one.first_buffer + touched(one.pattern) for sums in buckets for one in sums]
         # the last entry is for those that are not there
         goes = np.zeros(tasks.num_buffers + 1, dtype=bool)
-        goes[where.buffer[moved]] = True
+        goes[where.buffer[np.concatenate([np.empty(0, np.int64), *moved])]] = True
         self.stay = np.flatnonzero(~goes[:-1])
         self.buckets: list[_Bucket] = []
         self.num_buffers = len(self.stay)

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from castile.planner.choices.moves import Moves
 from castile.planner.evaluation.budget import Budget
-from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.evaluated import Evaluated
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.pieces import in_pieces
 from castile.planner.search import Run
 from castile.planner.searching.walks import walk

@@ -53,12 +53,13 @@ def could_fit(evaluator: Evaluator) -> bool:
 
 def enough(
     outlook: Outlook, numbers: Iterable[int], is_over: Callable[[], bool] = lambda: False,
-    is_late: Callable[[], bool] = lambda: False,
+    is_late: Callable[[], bool] = lambda: False, tell: Callable[[Chosen], None] = lambda near: None,
 ) -> Chosen | None:  # fmt: skip
     """Of these numbers of microbatches, ascending, the one in which the best known plan that fits takes least.
 
     is_over   once it says so one in which a known plan fits will do
     is_late   once it says so no further one is looked at
+    tell      is told of each before known plans are simulated in it
     When none is taken for less than one that was simulated, no more are looked at. Where no known plan fits, the number
     in which the smallest lacks least, if it comes so near that a search may find one; else None.
     """
@@ -68,6 +69,8 @@ def enough(
         fitting = foreseen.fitting
         if fitting and fitting[0][0] >= least:
             break
+        if fitting:
+            tell(Chosen(number, evaluator, pins))
         found = next((seconds for _, plan in fitting if (seconds := _seconds(evaluator, plan)) < inf), inf)
         if found < least:
             least, best = found, Chosen(number, evaluator, pins, found)
@@ -75,6 +78,7 @@ def enough(
             share, nearest = foreseen.share, Chosen(number, evaluator, pins)
         if best is not None and is_over():
             break
+    outlook.forget()
     return best or nearest
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from operator import attrgetter
 
 from castile.planner.bounds.lower_bound import lower_bound
-from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.evaluated import Evaluated
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.sizes import variants
 from castile.planner.known.large import has_many_parts
 from castile.planner.search import Found, NoPlanFits
@@ -37,6 +38,8 @@ SEVERAL, FEW_OF_MANY, ONE_EACH = (16, 3), (4, 2), (16, 1)
 QUICK_PARTS, BETTERED = 10_000, 1.03
 # Where they have more than so many it takes a minute and gains a percent: there the pipeline itself is taken.
 SEARCHED_PARTS = 50_000
+# So many larger numbers of microbatches are likely to be looked at.
+LIKELY = 4
 
 # The same search in another number of microbatches; with a known plan for that one alone, on which it does not insist.
 Look = Callable[[Chosen, Strategy | None], Found]
@@ -76,6 +79,17 @@ def filled(chosen: Chosen, found: Found, others: Others, look: Look) -> tuple[Ch
     if other.evaluated.rank >= found.evaluated.rank:
         return chosen, replace(found, num_proposals=num_proposals)
     return soonest, replace(other, seeds=found.seeds, num_proposals=num_proposals)
+
+
+def expect(first: int, others: Others) -> None:
+    """That, where there are many parts, pipelines are likely to be looked at in this number of microbatches, then in
+    the next smaller one, then in larger ones. Of each two of these the further is drawn first: who gets that far while
+    it is drawn draws the nearer.
+    """
+    fewer, more = _apart(first, others)
+    pairs = [more[at : at + 2][::-1] for at in range(0, LIKELY, 2)]
+    for number in (first, *fewer[:1], *chain(*pairs))[::-1]:
+        others.outlook.expect(number)
 
 
 def sooner(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] | None:
@@ -118,9 +132,9 @@ class Gathering:
     _known: dict[float, tuple[Chosen | None, Strategy | None]] = field(default_factory=dict)
 
     def expect(self) -> None:
-        """That all ways are likely to be looked at, the first one first."""
-        for others in reversed(self.ways):
-            others.outlook.expect(*others.numbers)
+        """That all ways are likely to be looked at, the first one first, once there is nothing else to do."""
+        for others in self.ways:
+            others.outlook.expect(*others.numbers, can_wait=True)
 
     def best(self, seconds: float) -> tuple[Chosen | None, Strategy | None]:
         """In how many microbatches, with what computed again, and the plan; None twice where none takes less than
@@ -209,7 +223,9 @@ def _soonest(chosen: Chosen, seconds: float, others: Others) -> tuple[Chosen | N
     if not has_many_parts(chosen.evaluator.lowering):
         best, plan = _simulated(_taken_for_best(others), seconds, ORDERS, PROMISING, SEVERAL, others.is_over)
         return best, plan if num_parts(chosen.evaluator) > SEARCHED_PARTS else None
-    return _simulated(_of_many_parts(chosen.number, others), seconds, (READY,), AHEAD, FEW_OF_MANY, others.is_over)
+    places = [*_of_many_parts(chosen.number, others)]
+    others.outlook.forget()
+    return _simulated(places, seconds, (READY,), AHEAD, FEW_OF_MANY, others.is_over)
 
 
 def _simulated(
@@ -261,7 +277,7 @@ def _of_many_parts(first: int, others: Others) -> Iterator[Place]:
     for much more: to look at each takes seconds.
     """
     least, best = inf, first
-    fewer = [number for number in others.numbers if number < first][::-1]
+    fewer, more = _apart(first, others)
     for number in fewer[:1]:
         others.outlook.expect(number)
     for number in (first, *fewer):
@@ -271,9 +287,15 @@ def _of_many_parts(first: int, others: Others) -> Iterator[Place]:
         yield found
         if found.seconds < least:
             least, best = found.seconds, number
-    for one in _taken_for_best(replace(others, numbers=[number for number in others.numbers if number > first])):
+    for one in _taken_for_best(replace(others, numbers=more)):
         yield one
         if one.seconds > OF_MANY * least and one.number >= 2 * best:
             return
         if one.seconds < least:
             least, best = one.seconds, one.number
+
+
+def _apart(first: int, others: Others) -> tuple[list[int], list[int]]:
+    """The smaller ones, descending, and the larger ones, ascending."""
+    fewer, more = ([n for n in others.numbers if n < first], [n for n in others.numbers if n > first])
+    return fewer[::-1], more

@@ -99,18 +99,28 @@ class Foresight:
         self._copy = None
         self._asked.clear()
 
-    def expect(self, question: Question) -> None:
-        """Begin with it, if there is who could; what is expected last is drawn first."""
+    def expect(self, question: Question, can_wait: bool = False) -> None:
+        """Begin with it, if there is who could; what is expected last is drawn first, and what can wait behind all."""
         if self._copy is not None and question not in self._asked:
-            self._asked[question] = self._copy.ask(question)
+            self._asked[question] = self._copy.ask(question, can_wait)
 
     def answer(self, number: int, recompute: tuple[str, ...], is_meant: Callable[[str], bool] | None) -> Drawn:
-        """What is told of a number, and of others that were asked for with it, each once; nothing where none was."""
+        """What is told of a number, and of others that were asked for with it, each once; nothing where none was, or
+        where that was not begun with: nobody waits for what may as well be drawn here.
+        """
         asked = self._of(number, recompute, is_meant)
         if asked is None:
             return {}
         assert self._copy is not None
-        return self._copy.answer(self._asked.pop(asked))
+        place = self._asked.pop(asked)
+        return {} if self._copy.give_up(place) else self._copy.answer(place)
+
+    def forget(self, recompute: tuple[str, ...], is_meant: Callable[[str], bool] | None) -> None:
+        """What was expected of these plans will not be asked for."""
+        for asked in [asked for asked in self._asked if asked[1:] == (recompute, is_meant)]:
+            assert self._copy is not None
+            if self._copy.give_up(self._asked[asked]):
+                del self._asked[asked]
 
     def is_expected(self, number: int, recompute: tuple[str, ...], is_meant: Callable[[str], bool] | None) -> bool:
         """Whether it was begun with, and not told yet."""
@@ -160,10 +170,15 @@ class Outlook:
                 shares[number] = place.foreseen.share
                 yield place
 
-    def expect(self, *numbers: int) -> None:
+    def expect(self, *numbers: int, can_wait: bool = False) -> None:
         """That these numbers are likely to be asked for, up to the first in which a plan is taken to fit."""
         if self.foresight is not None and numbers:
-            self.foresight.expect(Question(numbers, self.recompute, self.is_meant))
+            self.foresight.expect(Question(numbers, self.recompute, self.is_meant), can_wait)
+
+    def forget(self) -> None:
+        """That no other number will be asked for."""
+        if self.foresight is not None:
+            self.foresight.forget(self.recompute, self.is_meant)
 
     def draw(self, numbers: Iterable[int]) -> Drawn:
         """What known plans take in them, here and now, up to the first in which one is taken to fit."""

@@ -14,7 +14,8 @@ import msgspec
 
 from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.budget import Budget
-from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.evaluated import Evaluated
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.frontier import Frontier, thinned
 from castile.planner.evaluation.sizes import SIZES, variants
 from castile.planner.search import Found, NoPlanFits, Progress, budget_of, finished, search

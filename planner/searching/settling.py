@@ -13,7 +13,8 @@ from itertools import chain
 import msgspec
 
 from castile.planner.choices.pins import Pins
-from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.evaluated import Evaluated
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.sizes import SIZES, seen, variants
 from castile.planner.known.pieces import in_pieces
 from castile.planner.known.seeds import seeds

@@ -9,42 +9,59 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from castile.planner.lowering.rows import compressed, pointer
-from castile.planner.simulate import Simulated, simulate
+from castile.planner.simulate import LONGEST, Simulated, simulate
 from castile.planner.simulation import repeats
 from castile.planner.simulation.agenda import rise, sink, without_arrays
 from castile.planner.strategy import PATH, READY
 from castile.runtime.compiled import compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
+from castile.runtime.timeline import PICOSECONDS
+
+
+class Slower(Exception):
+    """A step takes longer than was asked about."""
 
 
 def simulated(
-    number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str
+    number: np.ndarray,
+    tasks: TaskGraph,
+    priced: tuple[TaskGraph, np.ndarray],
+    engines: Sequence[int],
+    order: str,
+    most: float = inf,
 ) -> tuple[TaskGraph, Simulated]:
     """The tasks of a program with its kernels in the order of that name, and when they would run.
 
     number[T]         of which microbatch each is, as `repeats.numbers` says
     priced, engines   the same graph with durations, and engines, as `simulate` takes them
+    most              seconds; raises Slower where that is seen of an order while it is made
     """
     timed, durations = priced
     if order != READY:
-        tasks = ordered(number, tasks, priced, engines, order)
+        tasks = ordered(number, tasks, priced, engines, order, most)
         timed = replace(timed, need_ptr=tasks.need_ptr, needs=tasks.needs)
     return tasks, simulate(timed, durations, engines)
 
 
 def ordered(
-    number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str
+    number: np.ndarray,
+    tasks: TaskGraph,
+    priced: tuple[TaskGraph, np.ndarray],
+    engines: Sequence[int],
+    order: str,
+    most: float = inf,
 ) -> TaskGraph:
     """The same graph alone."""
     if order == READY:
         return tasks
     urgency = longest(*priced, number) if order == PATH else -tasks.order
-    need_ptr, needs = chained(tasks, *listed(*priced, engines, urgency))
+    need_ptr, needs = chained(tasks, *listed(*priced, engines, urgency, most))
     return replace(tasks, need_ptr=need_ptr, needs=needs)
 
 
@@ -59,12 +76,12 @@ def chained(tasks: TaskGraph, lane: np.ndarray, start: np.ndarray) -> tuple[np.n
 
 
 def listed(
-    tasks: TaskGraph, durations: np.ndarray, engines: Sequence[int], urgency: np.ndarray
+    tasks: TaskGraph, durations: np.ndarray, engines: Sequence[int], urgency: np.ndarray, most: float = inf
 ) -> tuple[np.ndarray, np.ndarray]:
     """int64[T]: the compute lane of each kernel, -1 of what occupies another or several; and when each task starts
     where a lane that has done a kernel takes the most urgent of those that are ready, of equal ones the first in order.
 
-    All else is served as it gets ready, as by `simulate`.
+    All else is served as it gets ready, as by `simulate`. Raises Slower once one ends after so many seconds.
     """
     num_engines, lane_ptr = max(engines) + 1, np.asarray(tasks.lane_ptr, np.int64)
     proc, which = np.divmod(np.asarray(tasks.lanes, np.int64), NUM_LANES)
@@ -74,12 +91,17 @@ def listed(
     place[np.argsort(tasks.order)] = np.arange(tasks.num_tasks)
     num_procs, num_tasks, start = tasks.num_procs, tasks.num_tasks, np.empty(tasks.num_tasks, np.int64)
     agenda, when, what = np.zeros((3, num_tasks + num_procs), np.int64)
-    _compiled_starts()(
-        lane, -urgency, place, _lasts(tasks, durations), lane_ptr, proc * num_engines + np.asarray(engines)[which],
+    # as seconds are told, which may be a picosecond off
+    latest = LONGEST if most == inf else int(most * PICOSECONDS) + 1
+    is_all = _compiled_starts()(
+        latest, lane, -urgency, place, _lasts(tasks, durations), lane_ptr,
+        proc * num_engines + np.asarray(engines)[which],
         np.diff(tasks.need_ptr).astype(np.int64), *_followers(num_tasks, *_edges(tasks)),
         np.zeros(num_procs * num_engines, np.int64), pointer(np.bincount(lane[lane >= 0], minlength=num_procs)),
         np.empty(num_tasks, np.int64), np.full(num_procs, -1, np.int64), agenda, when, what, start,
     )  # fmt: skip
+    if not is_all:
+        raise Slower
     return lane, start
 
 
@@ -143,10 +165,10 @@ def _longest(by_group, group, lasts, follow_ptr, follows):  # type: ignore[no-un
 
 
 def _starts(  # type: ignore[no-untyped-def]
-    lane, priority, place, lasts, lane_ptr, engine, waits, follow_ptr, follows, free, begin, waiting, held, agenda,
-    when, what, start,
+    latest, lane, priority, place, lasts, lane_ptr, engine, waits, follow_ptr, follows, free, begin, waiting, held,
+    agenda, when, what, start,
 ):  # fmt: skip
-    """When each task starts.
+    """When each task starts; whether none ends after the latest time, else only some have been found.
 
     At any time first kernels come to their lanes, then lanes that have none choose one, and it and all else that is
     ready is served in its place: so what is chosen is as ready then as it is behind the kernel before it.
@@ -188,6 +210,8 @@ def _starts(  # type: ignore[no-untyped-def]
             for k in range(lane_ptr[t], lane_ptr[t + 1]):
                 start[t] = max(start[t], free[engine[k]])
             done = start[t] + lasts[t]
+            if done > latest:
+                return False
             for k in range(lane_ptr[t], lane_ptr[t + 1]):
                 free[engine[k]] = done
             if lane[t] >= 0:
@@ -202,6 +226,7 @@ def _starts(  # type: ignore[no-untyped-def]
                 if waits[f] == 0:
                     rise(agenda, left, f, when, what)
                     left += 1
+    return True
 
 
 @cache

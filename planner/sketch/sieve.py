@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from castile.planner.choices.spaces import Spaces
 from castile.planner.evaluation.budget import Budget
-from castile.planner.evaluation.evaluator import PENALTY, Evaluator
+from castile.planner.evaluation.evaluated import PENALTY
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.pieces import in_pieces
 from castile.planner.sketch.blocked import blocked
 from castile.planner.sketch.sketch import Sketch

@@ -18,7 +18,7 @@ import numpy as np
 from castile.planner.bounds.additive import Additive
 from castile.planner.choices.space import Space
 from castile.planner.cost import CostModel
-from castile.planner.evaluation.evaluator import PENALTY
+from castile.planner.evaluation.evaluated import PENALTY
 from castile.planner.lower import Lowering
 from castile.planner.lowering.rows import pointer, runs
 from castile.planner.sketch import changes, classes, loops, prices, sweep
