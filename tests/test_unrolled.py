@@ -19,6 +19,7 @@ from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.simulation import repeats
 from castile.planner.strategy import Strategy
+from castile.runtime import machine as machines
 from castile.runtime.task import TaskGraph
 from tests import named_plans
 from tests.cut_batches import PLANS, can_be_cut, machines_of
@@ -75,6 +76,30 @@ def test_a_graph_is_what_it_is_where_all_microbatches_are_lowered(
     tell(f"unrolled {kind}: {', '.join(f'{what} {n}' for what, n in seen.most_common())}")
     assert not seen["not seen to be alike"]
     assert seen["folded"] or not folds or kind != "alike"
+
+
+@pytest.mark.parametrize("model", ["mlp:size=8,width=8", "gpt:layers=2,width=64,heads=2,seq=32,vocab=64"])
+def test_a_graph_in_which_others_wait_takes_over_all_else(model: str) -> None:
+    """It is what it is from the beginning; and of another number of microbatches what is known of few."""
+    count, on = 12, machines.parse("p3.16xlarge")
+    lowering = Lowering(models.parse(model).graph(96), on, SGD, microbatches=count)
+    few = lowering.shortened(FEW)
+    folding, taken_over = Folding(few), Counter[bool]()
+    for name in ("data_parallel", "pipeline_2", "pipeline_4"):
+        found = None
+        for ahead, shown in ((0, 12), (1, 12), (3, 9), (7, 9)):
+            plan = msgspec.structs.replace(seeds(lowering)[name], ahead=ahead)
+            folded = folding.fold(plan)
+            known = found if found is not None and found.is_like(folded) else None
+            anew, found = (unrolled(folded, few.program(plan), ahead, shown, of) for of in (None, known))
+            assert anew is not None and found is not None
+            check_alike(found.folded, anew.folded)
+            assert found.number.tolist() == anew.number.tolist()
+            assert (found.many.few is known.many.few) if known is not None else ahead == 0
+            taken_over[known is not None and found.many is known.many] += 1
+    assert taken_over[True] == 6
+    bucketed = folding.fold(msgspec.structs.replace(plan, bucket_bytes=2**20))
+    assert not found.is_like(bucketed) and not found.is_like(Folding(few).fold(plan))
 
 
 def test_what_is_not_as_the_one_before_is_not_repeated() -> None:

@@ -268,11 +268,13 @@ class Evaluator:
             plain = _unordered(strategy)
             # Orders are tried one after the other.
             if self._unrolled is None or self._unrolled[:2] != (plain, shown):
-                self._unrolled = None
                 program, folded = lowering.program(strategy), self._folded(folding, strategy)
                 if (num_tasks := folded.graph.num_tasks // FEW * shown) > MOST_TASKS:
                     raise TooManyTransfers(MANY.format(num_tasks))
-                self._unrolled = plain, shown, unrolled(folded, program, strategy.ahead, shown)
+                known = self._unrolled and self._unrolled[2]
+                known = known if known is not None and known.is_like(folded) else None
+                self._unrolled = None
+                self._unrolled = plain, shown, unrolled(folded, program, strategy.ahead, shown, known)
             if (found := self._unrolled[2]) is not None:
                 return lowering, found.folded, found.number
         lowering, folding = self._shortened(strategy, shown)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -20,7 +20,7 @@ from castile.planner.lowering.stages import Turns, turns
 from castile.planner.simulation import repeats
 from castile.planner.step.program import Program
 from castile.runtime.compiled import compiled
-from castile.runtime.task import Buffer, Task
+from castile.runtime.task import Buffer, Task, TaskGraph
 
 # So many are written out; of these the last but one is repeated, if it is to the one before it as that to its own.
 FEW = repeats.LEAST
@@ -29,26 +29,46 @@ NUMBER = re.compile(r"@(\d+)")
 # How a pair is repeated: not at all, with the copies of both, with the copy before, with the last copy, or with each.
 ONCE, LIKE, BEFORE, LAST, ALL = range(5)
 NONE = np.empty((2, 0), np.int64)
+# All of a folded graph but what waits for what.
+FOLDED = tuple(field.name for field in fields(Folded) if field.name != "graph")
+GRAPH = tuple(field.name for field in fields(TaskGraph) if field.name not in ("need_ptr", "needs"))
 
 
 @dataclass(frozen=True)
 class Unrolled:
     """The folded graph of a step with more microbatches written out, and of which each task is, as `repeats.numbers`
-    says it."""
+    says it.
+
+    many   what of it is the same whatever waits for what
+    """
 
     folded: Folded
     number: np.ndarray
+    many: _Many
+
+    def is_like(self, few: Folded) -> bool:
+        """Whether in the graph from which it was made others wait, and that is all."""
+        return self.many.few.is_of(few)
 
 
-def unrolled(folded: Folded, program: Program, ahead: int, shown: int) -> Unrolled | None:
+def unrolled(
+    folded: Folded, program: Program, ahead: int, shown: int, known: Unrolled | None = None
+) -> Unrolled | None:
     """The graph in which so many microbatches are written out as if so many had been lowered; None where that one of
     them is the same as the one before cannot be seen.
 
     folded, program   of FEW
     ahead             as the plan says
+    known             of a graph that it is like: what does not wait is taken over
     """
-    few = _Few(folded, program, turns(folded.rows(), ahead))
-    return _Many(few, shown - FEW).unrolled if few.can_go_on else None
+    few = _Few(folded, program) if known is None else known.many.few
+    waits = _Waits(few, folded, turns(folded.rows(), ahead))
+    if not (few.can_go_on and waits.can_go_on):
+        return None
+    many = known.many if known is not None and known.many.more == shown - FEW else _Many(few, shown - FEW)
+    need_ptr, needs = many.needs(waits)
+    graph = replace(many.folded.graph, need_ptr=need_ptr, needs=needs)
+    return Unrolled(replace(many.folded, graph=graph), many.number, many)
 
 
 @dataclass(frozen=True)
@@ -70,6 +90,10 @@ class _Relation:
         one = np.where(mine.of_one < 0, -1 - mine.one, rank_one[mine.one])
         return np.stack([one, near, np.where(mine.of_other < 0, mine.other, rank_other[mine.other])])
 
+    def is_repeated(self, *ranks: np.ndarray) -> bool:
+        """Whether the microbatch that is repeated has the same pairs as the one before it."""
+        return _alike(self.pattern(EACH - 1, *ranks), self.pattern(EACH, *ranks))
+
 
 def _alike(one: np.ndarray, other: np.ndarray) -> bool:
     """Whether columns are the same, in whatever order; mostly it is the same too."""
@@ -86,15 +110,20 @@ def _ranks(of: np.ndarray) -> np.ndarray:
 
 
 class _Few:
-    """What is known of the microbatches that are written out.
+    """What is known of the microbatches that are written out, whatever waits for what.
 
     of_task[T], of_buffer[B]   the one that each is of, beside the whole batch; -1 where it is of none or of several
     """
 
-    def __init__(self, folded: Folded, program: Program, turns: Turns) -> None:
-        self.folded, self.graph, self.program, self.turns = folded, folded.graph, program, turns
+    def __init__(self, folded: Folded, program: Program) -> None:
+        self.folded, self.graph, self.program = folded, folded.graph, program
         self.number = repeats.numbers(program, self.graph)
         self.of_task = repeats.belongs(program, self.graph)
+
+    def is_of(self, folded: Folded) -> bool:
+        """Whether it is known of another graph too: of one that shares all but what waits for what."""
+        pairs = (self.folded, folded, FOLDED), (self.graph, folded.graph, GRAPH)
+        return all(getattr(one, name) is getattr(other, name) for one, other, names in pairs for name in names)
 
     @cached_property
     def _uses(self) -> tuple[np.ndarray, np.ndarray]:
@@ -125,26 +154,6 @@ class _Few:
         return found
 
     @cached_property
-    def _in_turn(self) -> np.ndarray:
-        """Which needs are by turns, of those that reach back further than one microbatch."""
-        needs, number = self._needs, self.graph.num_tasks
-        far = needs.of_one - needs.of_other > 1
-        after, before = self.folded.into[self.turns.edges].T
-        known = after * number + before
-        return far & (needs.of_other >= 0) & (needs.of_one >= 0) & np.isin(needs.one * number + needs.other, known)
-
-    @cached_property
-    def _needs(self) -> _Relation:
-        after = np.repeat(np.arange(self.graph.num_tasks), np.diff(self.graph.need_ptr))
-        before = self.graph.needs.astype(np.int64)
-        return _Relation(after, before, self.of_task[after], self.of_task[before])
-
-    @cached_property
-    def needs(self) -> _Relation:
-        """What waits for what, but for turns that reach back further than one microbatch."""
-        return self._needs.picked(~self._in_turn)
-
-    @cached_property
     def uses(self) -> _Relation:
         """What touches which buffer."""
         tasks, buffers = self._uses
@@ -164,29 +173,37 @@ class _Few:
         of = np.flatnonzero(np.array(self.program.micro_of_step) == EACH)
         return int(of[0]), int(of[-1]) + 1
 
-    @property
+    @cached_property
     def can_go_on(self) -> bool:
-        """Whether the one that is repeated is to the one before it as that is to its own."""
+        """Whether the one that is repeated is to the one before it as that is to its own, but for what waits."""
         graph, (begin, end) = self.graph, self.slots
         alike = (np.array(self.program.micro_of_step[begin:end]) == EACH).all()
         slot = (graph.order >> repeats.SLOT) - 1
         between = (self.of_task < 0) & (slot >= begin) & (slot < end)
         first, last = self._range
         shared = (first != last) & ((first == EACH) | (last == EACH))
-        needs = self.needs.picked((self.needs.of_one >= 0) & (self.needs.of_other >= 0))
-        far = (needs.of_one < needs.of_other) | (needs.of_one > needs.of_other + 1)
-        return bool(alike and not (between.any() or shared.any() or far.any())) and self._looks(EACH - 1, EACH)
+        return bool(alike and not (between.any() or shared.any())) and self._look_alike
 
-    def _looks(self, one: int, other: int) -> bool:
-        """Whether two microbatches look the same."""
-        tasks, buffers = _ranks(self.of_task), _ranks(self.of_buffer)
-        related = (self.needs, tasks, tasks), (self.uses, tasks, buffers), (self.begun, buffers, tasks)
-        sizes = [len(self.of_task[self.of_task == micro]) for micro in (one - 1, one, other)]
+    @property
+    def _look_alike(self) -> bool:
+        """Whether the one that is repeated and the one before it look the same."""
+        sizes = [len(self.of_task[self.of_task == micro]) for micro in (EACH - 2, EACH - 1, EACH)]
         return (
             len({*sizes}) == 1
-            and all(np.array_equal(*pair) for pair in zip(self._items(one), self._items(other)))
-            and all(_alike(r.pattern(one, *ranks), r.pattern(other, *ranks)) for r, *ranks in related)
+            and all(np.array_equal(*pair) for pair in zip(self._items(EACH - 1), self._items(EACH)))
+            and self.uses.is_repeated(self.ranks, self.buffer_ranks)
+            and self.begun.is_repeated(self.buffer_ranks, self.ranks)
         )
+
+    @cached_property
+    def ranks(self) -> np.ndarray:
+        """Which of the tasks of its microbatch each is."""
+        return _ranks(self.of_task)
+
+    @cached_property
+    def buffer_ranks(self) -> np.ndarray:
+        """Which of the buffers of its microbatch each is."""
+        return _ranks(self.of_buffer)
 
     def _items(self, micro: int) -> Iterator[np.ndarray]:
         """What tasks and buffers of a microbatch are by themselves."""
@@ -195,6 +212,32 @@ class _Few:
         yield from (each[mine] for each in (graph.kind, graph.cost, graph.private_bytes, self.folded.count, counts))
         yield graph.lanes[np.repeat(mine, counts)]
         yield from (each[held] for each in (graph.buffer_proc, graph.buffer_bytes))
+
+
+class _Waits:
+    """What waits for what of the microbatches that are written out."""
+
+    def __init__(self, few: _Few, folded: Folded, turns: Turns) -> None:
+        self._few, self.turns, graph = few, turns, folded.graph
+        after = np.repeat(np.arange(graph.num_tasks), np.diff(graph.need_ptr))
+        before = graph.needs.astype(np.int64)
+        needs = _Relation(after, before, few.of_task[after], few.of_task[before])
+        self.needs = needs.picked(~self._in_turn(needs))
+
+    def _in_turn(self, needs: _Relation) -> np.ndarray:
+        """Which are by turns, of those that reach back further than one microbatch: they are found anew."""
+        number, into = len(self._few.of_task), self._few.folded.into
+        far = needs.of_one - needs.of_other > 1
+        after, before = into[self.turns.edges].T
+        known = after * number + before
+        return far & (needs.of_other >= 0) & (needs.of_one >= 0) & np.isin(needs.one * number + needs.other, known)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the one that is repeated waits for the one before it as that for its own."""
+        needs = self.needs.picked((self.needs.of_one >= 0) & (self.needs.of_other >= 0))
+        far = (needs.of_one < needs.of_other) | (needs.of_one > needs.of_other + 1)
+        return not far.any() and self.needs.is_repeated(self._few.ranks, self._few.ranks)
 
 
 class _Places:
@@ -213,8 +256,8 @@ class _Places:
         # Millions of numbers, of which there are never as many as 32 bits count.
         self.length, self.first = np.where(repeated, length[run], 0).astype(np.int32), first.astype(np.int32)
         which, copies = np.flatnonzero(repeated), np.arange(1, more + 1, dtype=np.int32)[:, None]
-        self.source = np.empty(len(repeated) + more * len(which), np.int64)
-        self.copy = np.zeros(len(self.source), np.int64)
+        self.source = np.empty(len(repeated) + more * len(which), np.int32)
+        self.copy = np.zeros(len(self.source), np.int32)
         self.source[self.first] = np.arange(len(repeated))
         place = self.of(which, copies)
         self.source[place], self.copy[place] = which, copies
@@ -237,11 +280,11 @@ class _Many:
             for of, places in ((few.of_task, self._task), (few.of_buffer, self._buffer))
         )
 
-    @property
-    def unrolled(self) -> Unrolled:
+    @cached_property
+    def folded(self) -> Folded:
+        """The graph in which nothing waits."""
         few, graph, folded, task, buffer = self.few, self.few.graph, self.few.folded, self._task, self._buffer
         counts = np.diff(graph.lane_ptr)[task.source]
-        need_ptr, needs = self._spread(few.needs, task, task, np.concatenate(self._turns(), axis=1))
         use_ptr, uses = self._spread(few.uses, task, buffer)
         begun, by = self._spread(few.begun, buffer, task)
         first = np.full(len(buffer.source), -1)
@@ -249,18 +292,27 @@ class _Many:
         many = replace(
             graph, kind=graph.kind[task.source], order=self._order(), cost=graph.cost[task.source],
             lane_ptr=pointer(counts), lanes=graph.lanes[runs(graph.lane_ptr[task.source], counts)],
-            need_ptr=need_ptr, needs=needs, use_ptr=use_ptr, uses=uses, buffer_first=first,
-            buffer_proc=graph.buffer_proc[buffer.source], buffer_bytes=graph.buffer_bytes[buffer.source],
-            private_bytes=graph.private_bytes[task.source], tasks=Lazy(self._written, len(task.source)),
-            buffers=Lazy(self._held, len(buffer.source)),
+            need_ptr=np.zeros(len(task.source) + 1, np.int32), needs=NONE[0], use_ptr=use_ptr, uses=uses,
+            buffer_first=first, buffer_proc=graph.buffer_proc[buffer.source],
+            buffer_bytes=graph.buffer_bytes[buffer.source], private_bytes=graph.private_bytes[task.source],
+            tasks=Lazy(self._written, len(task.source)), buffers=Lazy(self._held, len(buffer.source)),
         )  # fmt: skip
-        number = few.number[task.source]
         plain = _Places(few.of_task[folded.into] == EACH, self.more)
-        found = replace(
-            folded, graph=many, plain=folded.plain[plain.source], into=task.of(folded.into[plain.source], plain.copy),
-            count=folded.count[task.source],
-        )  # fmt: skip
-        return Unrolled(found, np.where(number < 0, -1, number + self._later))
+        into = task.of(folded.into[plain.source], plain.copy).astype(np.int64)
+        return replace(
+            folded, graph=many, plain=folded.plain[plain.source], into=into, count=folded.count[task.source]
+        )
+
+    @cached_property
+    def number(self) -> np.ndarray:
+        """int64[T]: of which microbatch each task is."""
+        number = self.few.number[self._task.source]
+        return np.where(number < 0, -1, number + self._later)
+
+    def needs(self, waits: _Waits) -> tuple[np.ndarray, np.ndarray]:
+        """need_ptr and needs of the graph in which all copies wait so."""
+        turns = np.concatenate(self._turns(waits.turns), axis=1)
+        return self._spread(waits.needs, self._task, self._task, turns)
 
     def _order(self) -> np.ndarray:
         """As in a graph of so many: behind as many more slots of the program."""
@@ -294,9 +346,9 @@ class _Many:
         )  # fmt: skip
         return begin, found[:size]
 
-    def _turns(self) -> list[np.ndarray]:
+    def _turns(self, turns: Turns) -> list[np.ndarray]:
         """int64[2, n] by microbatch: what begins, and what of an earlier one its processor must be done with."""
-        begun, last, into = self.few.turns.begun, self.few.turns.last, self.few.folded.into
+        begun, last, into = turns.begun, turns.last, self.few.folded.into
         task, found = into[begun[:, 0]], list[np.ndarray]()
         # Which of those that were written out is written for each, and which copy of it.
         every = np.arange(FEW + self.more)
