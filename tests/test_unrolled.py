@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
+from castile.planner.evaluation.few import FEW
 from castile.planner.evaluation.folding import Folded, Folding
-from castile.planner.evaluation.unrolled import FEW, unrolled
+from castile.planner.evaluation.unrolled import unrolled
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.simulation import repeats

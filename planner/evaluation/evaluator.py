@@ -19,10 +19,11 @@ from castile.planner.cost import CostModel
 from castile.planner.costs import snapshot as snapshots
 from castile.planner.costs.snapshot import Snapshot
 from castile.planner.evaluation.evaluated import Evaluated
+from castile.planner.evaluation.few import FEW
 from castile.planner.evaluation.folding import Folded, Folding, expand, timed
 from castile.planner.evaluation.moved import moved_bytes
 from castile.planner.evaluation.seen import Seen
-from castile.planner.evaluation.unrolled import FEW, Unrolled, unrolled
+from castile.planner.evaluation.unrolled import Unrolled, unrolled
 from castile.planner.lower import Lowering
 from castile.planner.lowering.stages import num_stages
 from castile.planner.simulate import Simulated

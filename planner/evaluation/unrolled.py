@@ -8,30 +8,24 @@ does not know what tasks do, nor when.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
 
+from castile.planner.evaluation.few import EACH, FEW, Few, Relation, Waits
 from castile.planner.evaluation.folding import Folded
 from castile.planner.lowering.rows import Lazy, pointer, runs
 from castile.planner.lowering.stages import Turns, turns
 from castile.planner.simulation import repeats
 from castile.planner.step.program import Program
 from castile.runtime.compiled import compiled
-from castile.runtime.task import Buffer, Task, TaskGraph
+from castile.runtime.task import Buffer, Task
 
-# So many are written out; of these the last but one is repeated, if it is to the one before it as that to its own.
-FEW = repeats.LEAST
-EACH = FEW - 2
 NUMBER = re.compile(r"@(\d+)")
 # How a pair is repeated: not at all, with the copies of both, with the copy before, with the last copy, or with each.
 ONCE, LIKE, BEFORE, LAST, ALL = range(5)
 NONE = np.empty((2, 0), np.int64)
-# All of a folded graph but what waits for what.
-FOLDED = tuple(field.name for field in fields(Folded) if field.name != "graph")
-GRAPH = tuple(field.name for field in fields(TaskGraph) if field.name not in ("need_ptr", "needs"))
 
 
 @dataclass(frozen=True)
@@ -61,183 +55,14 @@ def unrolled(
     ahead             as the plan says
     known             of a graph that it is like: what does not wait is taken over
     """
-    few = _Few(folded, program) if known is None else known.many.few
-    waits = _Waits(few, folded, turns(folded.rows(), ahead))
+    few = Few(folded, program) if known is None else known.many.few
+    waits = Waits(few, folded, turns(folded.rows(), ahead))
     if not (few.can_go_on and waits.can_go_on):
         return None
     many = known.many if known is not None and known.many.more == shown - FEW else _Many(few, shown - FEW)
     need_ptr, needs = many.needs(waits)
     graph = replace(many.folded.graph, need_ptr=need_ptr, needs=needs)
     return Unrolled(replace(many.folded, graph=graph), many.number, many)
-
-
-@dataclass(frozen=True)
-class _Relation:
-    """Pairs of things, and of which microbatch each is, -1 where it is of none."""
-
-    one: np.ndarray
-    other: np.ndarray
-    of_one: np.ndarray
-    of_other: np.ndarray
-
-    def picked(self, which: np.ndarray) -> _Relation:
-        return _Relation(self.one[which], self.other[which], self.of_one[which], self.of_other[which])
-
-    def pattern(self, micro: int, rank_one: np.ndarray, rank_other: np.ndarray) -> np.ndarray:
-        """int64[3, n]: the pairs of a microbatch, by what of it each is, or of the one before it, or of none."""
-        mine = self.picked((self.of_one == micro) | (self.of_other == micro) & (self.of_one < 0))
-        near = np.where(mine.of_other < 0, -1, micro - mine.of_other)
-        one = np.where(mine.of_one < 0, -1 - mine.one, rank_one[mine.one])
-        return np.stack([one, near, np.where(mine.of_other < 0, mine.other, rank_other[mine.other])])
-
-    def is_repeated(self, *ranks: np.ndarray) -> bool:
-        """Whether the microbatch that is repeated has the same pairs as the one before it."""
-        return _alike(self.pattern(EACH - 1, *ranks), self.pattern(EACH, *ranks))
-
-
-def _alike(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether columns are the same, in whatever order; mostly it is the same too."""
-    same = np.array_equal(one, other)
-    return same or np.array_equal(one[:, np.lexsort(one)], other[:, np.lexsort(other)])
-
-
-def _ranks(of: np.ndarray) -> np.ndarray:
-    """Which of those of its microbatch each is."""
-    by_micro = np.argsort(of, kind="stable")
-    rank = np.empty(len(of), np.int64)
-    rank[by_micro] = np.arange(len(of)) - np.searchsorted(of[by_micro], of[by_micro])
-    return rank
-
-
-class _Few:
-    """What is known of the microbatches that are written out, whatever waits for what.
-
-    of_task[T], of_buffer[B]   the one that each is of, beside the whole batch; -1 where it is of none or of several
-    """
-
-    def __init__(self, folded: Folded, program: Program) -> None:
-        self.folded, self.graph, self.program = folded, folded.graph, program
-        self.number = repeats.numbers(program, self.graph)
-        self.of_task = repeats.belongs(program, self.graph)
-
-    def is_of(self, folded: Folded) -> bool:
-        """Whether it is known of another graph too: of one that shares all but what waits for what."""
-        pairs = (self.folded, folded, FOLDED), (self.graph, folded.graph, GRAPH)
-        return all(getattr(one, name) is getattr(other, name) for one, other, names in pairs for name in names)
-
-    @cached_property
-    def _uses(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tasks and buffers that they touch, those that begin them among them."""
-        graph = self.graph
-        begun = np.flatnonzero(graph.buffer_first >= 0)
-        tasks = np.append(np.repeat(np.arange(graph.num_tasks), np.diff(graph.use_ptr)), graph.buffer_first[begun])
-        return tasks, np.append(graph.uses, begun)
-
-    @cached_property
-    def _range(self) -> tuple[np.ndarray, np.ndarray]:
-        """By buffer the first and the last microbatch of which tasks touch it."""
-        tasks, buffers = self._uses
-        touched = self.of_task[tasks] >= 0
-        first, last = np.full(self.graph.num_buffers, FEW), np.full(self.graph.num_buffers, -1)
-        np.minimum.at(first, buffers[touched], self.of_task[tasks[touched]])
-        np.maximum.at(last, buffers[touched], self.of_task[tasks[touched]])
-        return first, last
-
-    @cached_property
-    def of_buffer(self) -> np.ndarray:
-        first, last = self._range
-        found = np.where(first == last, first, -1)
-        # Who touches what outlives the step is not told where processors are folded.
-        given = {flow.region: of for flow, of in zip(self.program.flows, self.program.one_micro_of_flow) if flow.role}
-        for buffer in np.flatnonzero((last < 0) & (self.graph.buffer_first < 0)).tolist():
-            found[buffer] = given.get(self.graph.buffers[buffer].region, -1)
-        return found
-
-    @cached_property
-    def uses(self) -> _Relation:
-        """What touches which buffer."""
-        tasks, buffers = self._uses
-        tasks, buffers = tasks[: len(self.graph.uses)], buffers[: len(self.graph.uses)].astype(np.int64)
-        return _Relation(tasks, buffers, self.of_task[tasks], self.of_buffer[buffers])
-
-    @cached_property
-    def begun(self) -> _Relation:
-        """Which buffer is begun by which task."""
-        buffers = np.flatnonzero(self.graph.buffer_first >= 0)
-        tasks = self.graph.buffer_first[buffers].astype(np.int64)
-        return _Relation(buffers, tasks, self.of_buffer[buffers], self.of_task[tasks])
-
-    @cached_property
-    def slots(self) -> tuple[int, int]:
-        """Where in the program the one that is repeated begins, and where it ends."""
-        of = np.flatnonzero(np.array(self.program.micro_of_step) == EACH)
-        return int(of[0]), int(of[-1]) + 1
-
-    @cached_property
-    def can_go_on(self) -> bool:
-        """Whether the one that is repeated is to the one before it as that is to its own, but for what waits."""
-        graph, (begin, end) = self.graph, self.slots
-        alike = (np.array(self.program.micro_of_step[begin:end]) == EACH).all()
-        slot = (graph.order >> repeats.SLOT) - 1
-        between = (self.of_task < 0) & (slot >= begin) & (slot < end)
-        first, last = self._range
-        shared = (first != last) & ((first == EACH) | (last == EACH))
-        return bool(alike and not (between.any() or shared.any())) and self._look_alike
-
-    @property
-    def _look_alike(self) -> bool:
-        """Whether the one that is repeated and the one before it look the same."""
-        sizes = [len(self.of_task[self.of_task == micro]) for micro in (EACH - 2, EACH - 1, EACH)]
-        return (
-            len({*sizes}) == 1
-            and all(np.array_equal(*pair) for pair in zip(self._items(EACH - 1), self._items(EACH)))
-            and self.uses.is_repeated(self.ranks, self.buffer_ranks)
-            and self.begun.is_repeated(self.buffer_ranks, self.ranks)
-        )
-
-    @cached_property
-    def ranks(self) -> np.ndarray:
-        """Which of the tasks of its microbatch each is."""
-        return _ranks(self.of_task)
-
-    @cached_property
-    def buffer_ranks(self) -> np.ndarray:
-        """Which of the buffers of its microbatch each is."""
-        return _ranks(self.of_buffer)
-
-    def _items(self, micro: int) -> Iterator[np.ndarray]:
-        """What tasks and buffers of a microbatch are by themselves."""
-        graph, mine, held = self.graph, self.of_task == micro, self.of_buffer == micro
-        counts = np.diff(graph.lane_ptr)
-        yield from (each[mine] for each in (graph.kind, graph.cost, graph.private_bytes, self.folded.count, counts))
-        yield graph.lanes[np.repeat(mine, counts)]
-        yield from (each[held] for each in (graph.buffer_proc, graph.buffer_bytes))
-
-
-class _Waits:
-    """What waits for what of the microbatches that are written out."""
-
-    def __init__(self, few: _Few, folded: Folded, turns: Turns) -> None:
-        self._few, self.turns, graph = few, turns, folded.graph
-        after = np.repeat(np.arange(graph.num_tasks), np.diff(graph.need_ptr))
-        before = graph.needs.astype(np.int64)
-        needs = _Relation(after, before, few.of_task[after], few.of_task[before])
-        self.needs = needs.picked(~self._in_turn(needs))
-
-    def _in_turn(self, needs: _Relation) -> np.ndarray:
-        """Which are by turns, of those that reach back further than one microbatch: they are found anew."""
-        number, into = len(self._few.of_task), self._few.folded.into
-        far = needs.of_one - needs.of_other > 1
-        after, before = into[self.turns.edges].T
-        known = after * number + before
-        return far & (needs.of_other >= 0) & (needs.of_one >= 0) & np.isin(needs.one * number + needs.other, known)
-
-    @property
-    def can_go_on(self) -> bool:
-        """Whether the one that is repeated waits for the one before it as that for its own."""
-        needs = self.needs.picked((self.needs.of_one >= 0) & (self.needs.of_other >= 0))
-        far = (needs.of_one < needs.of_other) | (needs.of_one > needs.of_other + 1)
-        return not far.any() and self.needs.is_repeated(self._few.ranks, self._few.ranks)
 
 
 class _Places:
@@ -271,7 +96,7 @@ class _Places:
 class _Many:
     """The same with so many copies more of the one that is repeated."""
 
-    def __init__(self, few: _Few, more: int) -> None:
+    def __init__(self, few: Few, more: int) -> None:
         self.few, self.more = few, more
         self._task, self._buffer = (_Places(of == EACH, more) for of in (few.of_task, few.of_buffer))
         # How many microbatches later each is.
@@ -309,7 +134,7 @@ class _Many:
         number = self.few.number[self._task.source]
         return np.where(number < 0, -1, number + self._later)
 
-    def needs(self, waits: _Waits) -> tuple[np.ndarray, np.ndarray]:
+    def needs(self, waits: Waits) -> tuple[np.ndarray, np.ndarray]:
         """need_ptr and needs of the graph in which all copies wait so."""
         turns = np.concatenate(self._turns(waits.turns), axis=1)
         return self._spread(waits.needs, self._task, self._task, turns)
@@ -323,7 +148,7 @@ class _Many:
         return found
 
     def _spread(
-        self, pairs: _Relation, one: _Places, other: _Places, more: np.ndarray = NONE
+        self, pairs: Relation, one: _Places, other: _Places, more: np.ndarray = NONE
     ) -> tuple[np.ndarray, np.ndarray]:
         """The pairs of all copies, and these more, int64[2, m]: by the place of one, of which the numbers ascend, where
         the others begin, and their places, each once and in order; int32 both.

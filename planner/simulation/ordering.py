@@ -93,8 +93,10 @@ def listed(
     agenda, when, what = np.zeros((3, num_tasks + num_procs), np.int64)
     # as seconds are told, which may be a picosecond off
     latest = LONGEST if most == inf else int(most * PICOSECONDS) + 1
+    lasts, kernels, spare = _lasts(tasks, durations), np.flatnonzero(lane >= 0), np.full(num_procs, latest)
+    np.subtract.at(spare, lane[kernels], lasts[kernels])
     is_all = _compiled_starts()(
-        latest, lane, -urgency, place, _lasts(tasks, durations), lane_ptr,
+        latest, spare, np.zeros(num_procs, np.int64), lane, -urgency, place, lasts, lane_ptr,
         proc * num_engines + np.asarray(engines)[which],
         np.diff(tasks.need_ptr).astype(np.int64), *_followers(num_tasks, *_edges(tasks)),
         np.zeros(num_procs * num_engines, np.int64), pointer(np.bincount(lane[lane >= 0], minlength=num_procs)),
@@ -165,14 +167,16 @@ def _longest(by_group, group, lasts, follow_ptr, follows):  # type: ignore[no-un
 
 
 def _starts(  # type: ignore[no-untyped-def]
-    latest, lane, priority, place, lasts, lane_ptr, engine, waits, follow_ptr, follows, free, begin, waiting, held,
-    agenda, when, what, start,
+    latest, spare, until, lane, priority, place, lasts, lane_ptr, engine, waits, follow_ptr, follows, free, begin,
+    waiting, held, agenda, when, what, start,
 ):  # fmt: skip
     """When each task starts; whether none ends after the latest time, else only some have been found.
 
     At any time first kernels come to their lanes, then lanes that have none choose one, and it and all else that is
     ready is served in its place: so what is chosen is as ready then as it is behind the kernel before it.
 
+    spare     for how long each lane may have no kernel before one surely ends too late
+    until     when it was done with the last one
     held      how many kernels wait for each lane, -1 while it has none
     waiting   these, a heap from waiting[begin[lane]] on
     agenda    what happens next, a heap of tasks and, behind their numbers, of lanes that choose
@@ -210,7 +214,10 @@ def _starts(  # type: ignore[no-untyped-def]
             for k in range(lane_ptr[t], lane_ptr[t + 1]):
                 start[t] = max(start[t], free[engine[k]])
             done = start[t] + lasts[t]
-            if done > latest:
+            if lane[t] >= 0:
+                spare[lane[t]] -= start[t] - until[lane[t]]
+                until[lane[t]] = done
+            if done > latest or (lane[t] >= 0 and spare[lane[t]] < 0):
                 return False
             for k in range(lane_ptr[t], lane_ptr[t + 1]):
                 free[engine[k]] = done

@@ -1,0 +1,195 @@
+"""Few: what is known of the microbatches of a step that are written out, and whether one of them can be repeated.
+
+All but the first and the last are alike, so what one has to do, what that waits for and what it touches is the same as
+of the one before it, a microbatch later. It does not know what tasks do, nor how one is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+
+from castile.planner.evaluation.folding import Folded
+from castile.planner.lowering.stages import Turns
+from castile.planner.simulation import repeats
+from castile.planner.step.program import Program
+from castile.runtime.task import TaskGraph
+
+# So many are written out; of these the last but one is repeated, if it is to the one before it as that to its own.
+FEW = repeats.LEAST
+EACH = FEW - 2
+# All of a folded graph but what waits for what.
+FOLDED = tuple(field.name for field in fields(Folded) if field.name != "graph")
+GRAPH = tuple(field.name for field in fields(TaskGraph) if field.name not in ("need_ptr", "needs"))
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Pairs of things, and of which microbatch each is, -1 where it is of none."""
+
+    one: np.ndarray
+    other: np.ndarray
+    of_one: np.ndarray
+    of_other: np.ndarray
+
+    def picked(self, which: np.ndarray) -> Relation:
+        return Relation(self.one[which], self.other[which], self.of_one[which], self.of_other[which])
+
+    def pattern(self, micro: int, rank_one: np.ndarray, rank_other: np.ndarray) -> np.ndarray:
+        """int64[3, n]: the pairs of a microbatch, by what of it each is, or of the one before it, or of none."""
+        mine = self.picked((self.of_one == micro) | (self.of_other == micro) & (self.of_one < 0))
+        near = np.where(mine.of_other < 0, -1, micro - mine.of_other)
+        one = np.where(mine.of_one < 0, -1 - mine.one, rank_one[mine.one])
+        return np.stack([one, near, np.where(mine.of_other < 0, mine.other, rank_other[mine.other])])
+
+    def is_repeated(self, *ranks: np.ndarray) -> bool:
+        """Whether the microbatch that is repeated has the same pairs as the one before it."""
+        return _alike(self.pattern(EACH - 1, *ranks), self.pattern(EACH, *ranks))
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether columns are the same, in whatever order; mostly it is the same too."""
+    same = np.array_equal(one, other)
+    return same or np.array_equal(one[:, np.lexsort(one)], other[:, np.lexsort(other)])
+
+
+def _ranks(of: np.ndarray) -> np.ndarray:
+    """Which of those of its microbatch each is."""
+    by_micro = np.argsort(of, kind="stable")
+    rank = np.empty(len(of), np.int64)
+    rank[by_micro] = np.arange(len(of)) - np.searchsorted(of[by_micro], of[by_micro])
+    return rank
+
+
+class Few:
+    """What is known of the microbatches that are written out, whatever waits for what.
+
+    of_task[T], of_buffer[B]   the one that each is of, beside the whole batch; -1 where it is of none or of several
+    """
+
+    def __init__(self, folded: Folded, program: Program) -> None:
+        self.folded, self.graph, self.program = folded, folded.graph, program
+        self.number = repeats.numbers(program, self.graph)
+        self.of_task = repeats.belongs(program, self.graph)
+
+    def is_of(self, folded: Folded) -> bool:
+        """Whether it is known of another graph too: of one that shares all but what waits for what."""
+        pairs = (self.folded, folded, FOLDED), (self.graph, folded.graph, GRAPH)
+        return all(getattr(one, name) is getattr(other, name) for one, other, names in pairs for name in names)
+
+    @cached_property
+    def _uses(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tasks and buffers that they touch, those that begin them among them."""
+        graph = self.graph
+        begun = np.flatnonzero(graph.buffer_first >= 0)
+        tasks = np.append(np.repeat(np.arange(graph.num_tasks), np.diff(graph.use_ptr)), graph.buffer_first[begun])
+        return tasks, np.append(graph.uses, begun)
+
+    @cached_property
+    def _range(self) -> tuple[np.ndarray, np.ndarray]:
+        """By buffer the first and the last microbatch of which tasks touch it."""
+        tasks, buffers = self._uses
+        touched = self.of_task[tasks] >= 0
+        first, last = np.full(self.graph.num_buffers, FEW), np.full(self.graph.num_buffers, -1)
+        np.minimum.at(first, buffers[touched], self.of_task[tasks[touched]])
+        np.maximum.at(last, buffers[touched], self.of_task[tasks[touched]])
+        return first, last
+
+    @cached_property
+    def of_buffer(self) -> np.ndarray:
+        first, last = self._range
+        found = np.where(first == last, first, -1)
+        # Who touches what outlives the step is not told where processors are folded.
+        given = {flow.region: of for flow, of in zip(self.program.flows, self.program.one_micro_of_flow) if flow.role}
+        for buffer in np.flatnonzero((last < 0) & (self.graph.buffer_first < 0)).tolist():
+            found[buffer] = given.get(self.graph.buffers[buffer].region, -1)
+        return found
+
+    @cached_property
+    def uses(self) -> Relation:
+        """What touches which buffer."""
+        tasks, buffers = self._uses
+        tasks, buffers = tasks[: len(self.graph.uses)], buffers[: len(self.graph.uses)].astype(np.int64)
+        return Relation(tasks, buffers, self.of_task[tasks], self.of_buffer[buffers])
+
+    @cached_property
+    def begun(self) -> Relation:
+        """Which buffer is begun by which task."""
+        buffers = np.flatnonzero(self.graph.buffer_first >= 0)
+        tasks = self.graph.buffer_first[buffers].astype(np.int64)
+        return Relation(buffers, tasks, self.of_buffer[buffers], self.of_task[tasks])
+
+    @cached_property
+    def slots(self) -> tuple[int, int]:
+        """Where in the program the one that is repeated begins, and where it ends."""
+        of = np.flatnonzero(np.array(self.program.micro_of_step) == EACH)
+        return int(of[0]), int(of[-1]) + 1
+
+    @cached_property
+    def can_go_on(self) -> bool:
+        """Whether the one that is repeated is to the one before it as that is to its own, but for what waits."""
+        graph, (begin, end) = self.graph, self.slots
+        alike = (np.array(self.program.micro_of_step[begin:end]) == EACH).all()
+        slot = (graph.order >> repeats.SLOT) - 1
+        between = (self.of_task < 0) & (slot >= begin) & (slot < end)
+        first, last = self._range
+        shared = (first != last) & ((first == EACH) | (last == EACH))
+        return bool(alike and not (between.any() or shared.any())) and self._look_alike
+
+    @property
+    def _look_alike(self) -> bool:
+        """Whether the one that is repeated and the one before it look the same."""
+        sizes = [len(self.of_task[self.of_task == micro]) for micro in (EACH - 2, EACH - 1, EACH)]
+        return (
+            len({*sizes}) == 1
+            and all(np.array_equal(*pair) for pair in zip(self._items(EACH - 1), self._items(EACH)))
+            and self.uses.is_repeated(self.ranks, self.buffer_ranks)
+            and self.begun.is_repeated(self.buffer_ranks, self.ranks)
+        )
+
+    @cached_property
+    def ranks(self) -> np.ndarray:
+        """Which of the tasks of its microbatch each is."""
+        return _ranks(self.of_task)
+
+    @cached_property
+    def buffer_ranks(self) -> np.ndarray:
+        """Which of the buffers of its microbatch each is."""
+        return _ranks(self.of_buffer)
+
+    def _items(self, micro: int) -> Iterator[np.ndarray]:
+        """What tasks and buffers of a microbatch are by themselves."""
+        graph, mine, held = self.graph, self.of_task == micro, self.of_buffer == micro
+        counts = np.diff(graph.lane_ptr)
+        yield from (each[mine] for each in (graph.kind, graph.cost, graph.private_bytes, self.folded.count, counts))
+        yield graph.lanes[np.repeat(mine, counts)]
+        yield from (each[held] for each in (graph.buffer_proc, graph.buffer_bytes))
+
+
+class Waits:
+    """What waits for what of the microbatches that are written out."""
+
+    def __init__(self, few: Few, folded: Folded, turns: Turns) -> None:
+        self._few, self.turns, graph = few, turns, folded.graph
+        after = np.repeat(np.arange(graph.num_tasks), np.diff(graph.need_ptr))
+        before = graph.needs.astype(np.int64)
+        needs = Relation(after, before, few.of_task[after], few.of_task[before])
+        self.needs = needs.picked(~self._in_turn(needs))
+
+    def _in_turn(self, needs: Relation) -> np.ndarray:
+        """Which are by turns, of those that reach back further than one microbatch: they are found anew."""
+        number, into = len(self._few.of_task), self._few.folded.into
+        far = needs.of_one - needs.of_other > 1
+        after, before = into[self.turns.edges].T
+        known = after * number + before
+        return far & (needs.of_other >= 0) & (needs.of_one >= 0) & np.isin(needs.one * number + needs.other, known)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the one that is repeated waits for the one before it as that for its own."""
+        needs = self.needs.picked((self.needs.of_one >= 0) & (self.needs.of_other >= 0))
+        far = (needs.of_one < needs.of_other) | (needs.of_one > needs.of_other + 1)
+        return not far.any() and self.needs.is_repeated(self._few.ranks, self._few.ranks)
