@@ -58,6 +58,19 @@ def test_a_copy_goes_on_while_what_it_told_is_not_heard() -> None:
         os.close(heard)
 
 
+def test_who_asks_does_not_wait_until_it_is_heard() -> None:
+    wait, go_on = os.pipe()
+    copy = Copy[bytes, int](lambda question: len(question or os.read(wait, 1)))
+    try:
+        asked = [copy.ask(question) for question in (b"", *[bytes(LONG)] * 4)]
+        os.write(go_on, b"x")
+        assert [copy.answer(number) for number in asked] == [1, *[LONG] * 4]
+    finally:
+        copy.end(at_once=True)
+        os.close(wait)
+        os.close(go_on)
+
+
 def test_what_a_copy_that_is_gone_was_asked_is_answered_here(doubling: Copy[int, tuple[int, int]]) -> None:
     assert doubling.answer(doubling.ask(1)) == (2, doubling.process.pid)
     assert doubling.process.pid is not None

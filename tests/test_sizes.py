@@ -232,6 +232,8 @@ def test_what_is_not_looked_at_to_its_end_would_not_have_been_told(monkeypatch: 
             plain = msgspec.structs.replace(plan, order=READY)
             worst = same.evaluate(plain).energy
             assert watched(plan, worst) is None and same.evaluate(plan) == other.evaluate(plan)
+            # what is kept of the best plan is that of another order at most
+            assert same.evaluate(plan) == Evaluator(lowering, CostModel(on), objective=objective).evaluate(plan)
             assert same.evaluate(plan).energy > worst
     assert given_up
 

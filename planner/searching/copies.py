@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
 from typing import ClassVar, Generic, TypeVar
 
 Question = TypeVar("Question")
@@ -93,17 +95,29 @@ class Copy(Generic[Question, Answer]):
         # As long as a copy of the other end is open, here or with those that begin later, that is not heard.
         for end in self._ends:
             end.close()
+        heard = SimpleQueue[tuple[int, tuple[Question, bool] | None] | None]()
+
+        def listen() -> None:
+            with suppress(EOFError, ConnectionError):
+                while True:
+                    heard.put(connection.recv())
+            heard.put(None)
+
+        # The one that asks waits neither until it is heard, which is while something is worked out, nor to be told.
+        Thread(target=listen, daemon=True).start()
         asked = list[tuple[int, Question]]()
-        # The one that asks may be killed meanwhile, and Ctrl-C is for all: it is the one that tells of it. What is told
-        # waits in a thread of its own until it is heard.
-        with suppress(EOFError, ConnectionError, KeyboardInterrupt), ThreadPoolExecutor(1) as telling:
+        # It may be killed meanwhile, and Ctrl-C is for all: it is the one that tells of it.
+        with suppress(ConnectionError, KeyboardInterrupt), ThreadPoolExecutor(1) as telling:
 
             def tell(number: int, told: tuple[Answer] | None) -> None:
                 telling.submit(connection.send_bytes, pickle.dumps((number, told)))
 
             while True:
-                while not asked or connection.poll():
-                    number, wanted = connection.recv()
+                while not asked or not heard.empty():
+                    message = heard.get()
+                    if message is None:
+                        return
+                    number, wanted = message
                     if wanted is None:
                         asked = [one for one in asked if one[0] != number]
                     else:
