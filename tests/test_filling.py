@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from castile.launch import models
 from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.choices.pins import Pins
 from castile.planner.cost import CostModel
@@ -36,6 +40,7 @@ from castile.planner.searching.filling import (
 from castile.planner.searching.foresight import Foreseen, Outlook, Place, foresee
 from castile.planner.searching.settling import settled_known
 from castile.planner.strategy import ORDERS, READY, Strategy
+from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.transfer import TooManyTransfers
 from tests.training import SGD
@@ -407,3 +412,27 @@ def test_what_is_gathered_is_sketched_until_even_what_does_not_fit_takes_too_lon
     monkeypatch.setattr(filling, "_looked_through", sketched)
     Gathering(ways).best(1.5 / PROMISING)
     assert seen == looked
+
+
+@pytest.mark.parametrize("are_many", [False, True])
+def test_numbers_that_were_looked_at_are_let_go_of(are_many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds all that was worked out of its plans. None other is expected then."""
+    held, alive, told = list[weakref.ref[Evaluator]](), list[int](), list[str]()
+
+    def places(numbers: Sequence[int], most: float, is_late: object) -> Iterator[Place]:
+        for number in numbers:
+            same = copy(evaluator)
+            held.append(weakref.ref(same))
+            yield Place(number, same, None, Foreseen(0.5, ((1 + 0.01 * number, Strategy({})),), 1.0))
+
+    def ordered(*others: object) -> None:
+        alive.append(sum(each() is not None for each in held))
+
+    lowering = Lowering(models.parse("mlp").graph(8), machines.local(2))
+    evaluator = Evaluator(lowering, CostModel(lowering.machine))
+    outlook = SimpleNamespace(places=places, expect=lambda *numbers: None, forget=lambda: told.append("no more"))
+    monkeypatch.setattr(filling, "has_many_parts", lambda lowering: are_many)
+    monkeypatch.setattr(filling, "_ordered", ordered)
+    others = Others([2, 4, 8], outlook, lambda: False)  # type: ignore[arg-type]
+    assert filling._soonest(Chosen(2, evaluator, None), inf, others) == (None, None)
+    assert alive == [*range(len(held), 0, -1)] and len(held) == 3 - are_many and told == ["no more"]
