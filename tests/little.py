@@ -129,4 +129,5 @@ def all_seen(tasks: TaskGraph, simulated: Simulated) -> Seen:
     every, procs = np.arange(tasks.num_tasks), np.arange(tasks.num_procs)
     folded = Folded(tasks, procs, procs, every, every, np.ones_like(every), tuple)
     lowering = Lowering(Graph("none", "float64"), machine(tasks.num_procs))
-    return Seen(Strategy({}), lowering, folded, tasks, simulated, folded.count, simulated.peak_bytes)
+    number = np.full(tasks.num_tasks, -1)
+    return Seen(Strategy({}), lowering, folded, number, tasks, simulated, folded.count, simulated.peak_bytes)
