@@ -416,7 +416,7 @@ def test_what_is_gathered_is_sketched_until_even_what_does_not_fit_takes_too_lon
 
 @pytest.mark.parametrize("are_many", [False, True])
 def test_numbers_that_were_looked_at_are_let_go_of(are_many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each holds all that was worked out of its plans. None other is expected then."""
+    """Each holds all that was worked out of its plans. Where there are many parts none other is expected then."""
     held, alive, told = list[weakref.ref[Evaluator]](), list[int](), list[str]()
 
     def places(numbers: Sequence[int], most: float, is_late: object) -> Iterator[Place]:
@@ -435,4 +435,4 @@ def test_numbers_that_were_looked_at_are_let_go_of(are_many: bool, monkeypatch: 
     monkeypatch.setattr(filling, "_ordered", ordered)
     others = Others([2, 4, 8], outlook, lambda: False)  # type: ignore[arg-type]
     assert filling._soonest(Chosen(2, evaluator, None), inf, others) == (None, None)
-    assert alive == [*range(len(held), 0, -1)] and len(held) == 3 - are_many and told == ["no more"]
+    assert alive == [*range(len(held), 0, -1)] and len(held) == 3 - are_many and told == ["no more"] * are_many

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from castile.launch.jobs import looking, wanted
-from castile.planner.searching import filling, foresight
+from castile.planner.searching import foresight
 from castile.planner.searching.copies import Copy
 from castile.planner.searching.foresight import Drawn, Foreseen, Foresight, Outlook, Question, may_need
 from castile.planner.strategy import Strategy
@@ -233,14 +233,11 @@ def test_what_cannot_be_cut_is_told_as_nothing_beside_too(monkeypatch: pytest.Mo
     assert not ahead.is_expected(3, (), None)
 
 
-@pytest.mark.parametrize("is_dear", [False, True])
 def test_a_plan_is_the_same_however_many_cores_there_are(
-    is_dear: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of plans of some parts, whose sketches take long, and of many."""
-    monkeypatch.setattr(wanted, "SLOW_PARTS", 0)
-    monkeypatch.setattr(wanted, "has_many_parts", lambda lowering: is_dear)
-    monkeypatch.setattr(filling, "has_many_parts", lambda lowering: is_dear)
+    """Of plans of many parts, whose sketches take long."""
+    monkeypatch.setattr(wanted, "has_many_parts", lambda lowering: True)
     found, asked, small = [], list[Question](), tmp_path / "small.toml"
     small.write_text(SMALL)
     monkeypatch.setattr(foresight, "Copy", watching(asked))

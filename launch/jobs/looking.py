@@ -221,8 +221,8 @@ class Looking(Wanted):
 
     def _expect(self, limits: Budget, chosen: Chosen) -> None:
         """That pipelines are likely to be looked at, while other known plans are simulated."""
-        if self._may_fill:
-            expect(chosen, self._others(chosen, limits, limits))
+        if self._may_fill and self.is_dear:
+            expect(chosen.number, self._others(chosen, limits, limits))
 
     def _places(self, enough: Enough) -> Iterator[Chosen]:
         """In what to search, one after the other, until a plan fits."""

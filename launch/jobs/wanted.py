@@ -23,15 +23,11 @@ from castile.planner.lower import Lowering
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.fewer import only
 from castile.planner.searching.foresight import Drawn, Foreseen, Foresight, Outlook, Question, foresee
-from castile.planner.sketch.sieve import num_parts
 from castile.planner.step.recompute import Recomputation
 from castile.planner.strategy import Names, Strategy
 from castile.runtime.machine import num_cores
 
 Dropped = tuple[str, ...]
-
-# To sketch known plans of so many parts takes half a second, ten times what a copy of the process takes to begin.
-SLOW_PARTS = 20_000
 
 
 class Asked(Protocol):
@@ -141,7 +137,7 @@ class Wanted:
     @cached_property
     def foresight(self) -> Foresight:
         """Sketches that are drawn ahead, where whoever looks begins that."""
-        return Foresight(self._drawn, num_parts(self.desk.evaluator) >= SLOW_PARTS and num_cores() > 1)
+        return Foresight(self._drawn, self.is_dear and num_cores() > 1)
 
     def _drawn(self, asked: Question) -> Drawn:
         return self.outlook(asked.recompute, asked.is_meant).draw(asked.numbers)

@@ -81,19 +81,14 @@ def filled(chosen: Chosen, found: Found, others: Others, look: Look) -> tuple[Ch
     return soonest, replace(other, seeds=found.seeds, num_proposals=num_proposals)
 
 
-def expect(chosen: Chosen, others: Others) -> None:
-    """That pipelines are likely to be looked at while others are, or after.
-
-    Where there are many parts in this number of microbatches, then in the next smaller one, then in larger ones, of
-    each two the further drawn first: who gets that far while it is drawn draws the nearer. Else in all, from the
-    largest on, as whoever looks comes from the smallest.
+def expect(first: int, others: Others) -> None:
+    """That, where there are many parts, pipelines are likely to be looked at in this number of microbatches, then in
+    the next smaller one, then in larger ones. Of each two of these the further is drawn first: who gets that far while
+    it is drawn draws the nearer.
     """
-    if not has_many_parts(chosen.evaluator.lowering):
-        wanted = others.numbers[::-1]
-    else:
-        fewer, more = _apart(chosen.number, others)
-        wanted = [chosen.number, *fewer[:1], *chain(*(more[at : at + 2][::-1] for at in range(0, LIKELY, 2)))]
-    for number in wanted[::-1]:
+    fewer, more = _apart(first, others)
+    pairs = [more[at : at + 2][::-1] for at in range(0, LIKELY, 2)]
+    for number in (first, *fewer[:1], *chain(*pairs))[::-1]:
         others.outlook.expect(number)
 
 
@@ -226,10 +221,9 @@ def _soonest(chosen: Chosen, seconds: float, others: Others) -> tuple[Chosen | N
     The most promising are simulated first; where there are not many parts in every order.
     """
     if has_many_parts(chosen.evaluator.lowering):
-        candidates = _and_no_more(_of_many_parts(chosen.number, others), others)
+        candidates = _of_many_parts(chosen.number, others)
         return _simulated(candidates, seconds, (READY,), AHEAD, FEW_OF_MANY, others.is_over)
-    candidates = _and_no_more(_taken_for_best(others), others)
-    best, plan = _simulated(candidates, seconds, ORDERS, PROMISING, SEVERAL, others.is_over)
+    best, plan = _simulated(_taken_for_best(others), seconds, ORDERS, PROMISING, SEVERAL, others.is_over)
     return best, plan if num_parts(chosen.evaluator) > SEARCHED_PARTS else None
 
 
@@ -276,12 +270,6 @@ def _looked_through(others: Others) -> Iterator[Place]:
     return others.outlook.places(others.numbers, 1.0, others.is_late)
 
 
-def _and_no_more(places: Iterator[Place], others: Others) -> Iterator[Place]:
-    """These; after the last one no other will be asked for."""
-    yield from places
-    others.outlook.forget()
-
-
 def _of_many_parts(first: int, others: Others) -> Iterator[Place]:
     """Those of the first number; of smaller ones, as long as a pipeline is taken to fit, of which stages keep less than
     the known plans that the first was found for; and of larger ones, up to twice one in which a pipeline is not taken
@@ -301,9 +289,10 @@ def _of_many_parts(first: int, others: Others) -> Iterator[Place]:
     for one in _taken_for_best(replace(others, numbers=more)):
         yield one
         if one.seconds > OF_MANY * least and one.number >= 2 * best:
-            return
+            break
         if one.seconds < least:
             least, best = one.seconds, one.number
+    others.outlook.forget()
 
 
 def _apart(first: int, others: Others) -> tuple[list[int], list[int]]:
