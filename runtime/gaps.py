@@ -43,15 +43,18 @@ def placed(size: np.ndarray, begin: np.ndarray, end: np.ndarray, live: int) -> n
     best, shortest = np.zeros(len(size), np.int64), np.iinfo(np.int64).max
     ranks = np.unique(np.concatenate([begin, end]), return_inverse=True)[1].astype(np.int32)
     first, last = ranks[: len(begin)], ranks[len(begin) :]
-    sequences = [cache(lambda keys=keys: np.lexsort(keys(size, begin, end))) for keys in ORDERS]
+
+    def fit(order: Callable[..., Keys], limit: int) -> tuple[np.ndarray, int]:
+        return best_fit(size, first, last, np.lexsort(order(size, begin, end)), limit)
+
     # An arena that comes to be longer than near is given up where it does, mostly early.
     near = int(live * (1 + NEAR)) + 1
-    for sequence in sequences if len(size) >= MANY else []:
-        places, length = best_fit(size, first, last, sequence(), near)
+    for order in ORDERS if len(size) >= MANY else ():
+        places, length = fit(order, near)
         if length < near:
             return places
-    for sequence in sequences:
-        places, length = best_fit(size, first, last, sequence(), shortest)
+    for order in ORDERS:
+        places, length = fit(order, shortest)
         if length < shortest:
             best, shortest = places, length
         if shortest <= live:

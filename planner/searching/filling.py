@@ -220,11 +220,10 @@ def _soonest(chosen: Chosen, seconds: float, others: Others) -> tuple[Chosen | N
 
     The most promising are simulated first; where there are not many parts in every order.
     """
-    if has_many_parts(chosen.evaluator.lowering):
-        candidates = _of_many_parts(chosen.number, others)
-        return _simulated(candidates, seconds, (READY,), AHEAD, FEW_OF_MANY, others.is_over)
-    best, plan = _simulated(_taken_for_best(others), seconds, ORDERS, PROMISING, SEVERAL, others.is_over)
-    return best, plan if num_parts(chosen.evaluator) > SEARCHED_PARTS else None
+    if not has_many_parts(chosen.evaluator.lowering):
+        best, plan = _simulated(_taken_for_best(others), seconds, ORDERS, PROMISING, SEVERAL, others.is_over)
+        return best, plan if num_parts(chosen.evaluator) > SEARCHED_PARTS else None
+    return _simulated(_of_many_parts(chosen.number, others), seconds, (READY,), AHEAD, FEW_OF_MANY, others.is_over)
 
 
 def _simulated(

@@ -93,13 +93,13 @@ def listed(
     agenda, when, what = np.zeros((3, num_tasks + num_procs), np.int64)
     # as seconds are told, which may be a picosecond off
     latest = LONGEST if most == inf else int(most * PICOSECONDS) + 1
-    lasts, kernels, spare = _lasts(tasks, durations), np.flatnonzero(lane >= 0), np.full(num_procs, latest)
-    np.subtract.at(spare, lane[kernels], lasts[kernels])
+    lasts, is_kernel, spare = _lasts(tasks, durations), lane >= 0, np.full(num_procs, latest)
+    np.subtract.at(spare, lane[is_kernel], lasts[is_kernel])
     is_all = _compiled_starts()(
         latest, spare, np.zeros(num_procs, np.int64), lane, -urgency, place, lasts, lane_ptr,
         proc * num_engines + np.asarray(engines)[which],
         np.diff(tasks.need_ptr).astype(np.int64), *_followers(num_tasks, *_edges(tasks)),
-        np.zeros(num_procs * num_engines, np.int64), pointer(np.bincount(lane[lane >= 0], minlength=num_procs)),
+        np.zeros(num_procs * num_engines, np.int64), pointer(np.bincount(lane[is_kernel], minlength=num_procs)),
         np.empty(num_tasks, np.int64), np.full(num_procs, -1, np.int64), agenda, when, what, start,
     )  # fmt: skip
     if not is_all:
@@ -214,14 +214,15 @@ def _starts(  # type: ignore[no-untyped-def]
             for k in range(lane_ptr[t], lane_ptr[t + 1]):
                 start[t] = max(start[t], free[engine[k]])
             done = start[t] + lasts[t]
-            if lane[t] >= 0:
-                spare[lane[t]] -= start[t] - until[lane[t]]
-                until[lane[t]] = done
-            if done > latest or (lane[t] >= 0 and spare[lane[t]] < 0):
+            if done > latest:
                 return False
             for k in range(lane_ptr[t], lane_ptr[t + 1]):
                 free[engine[k]] = done
             if lane[t] >= 0:
+                spare[lane[t]] -= start[t] - until[lane[t]]
+                until[lane[t]] = done
+                if spare[lane[t]] < 0:
+                    return False
                 q = num_tasks + lane[t]
                 when[q], what[q] = done, size + lane[t]
                 rise(agenda, left, q, when, what)
