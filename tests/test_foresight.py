@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import inf
@@ -262,25 +260,6 @@ def test_garbage_is_looked_for_but_where_plans_have_many_parts(
     words = ["plan", MODEL, "--machine", str(tmp_path / "small.toml"), "--batch", "4", "--budget", "5"]
     answer(capsys, *words, "--out", str(tmp_path / "p.json"))
     assert looked and {*looked} == {not is_dear} and gc.isenabled()
-
-
-END = """
-import sys
-import castile.launch.__main__ as launch
-from castile.__main__ import main
-class Left:
-    def __init__(self):
-        self.itself = self
-    def __del__(self):
-        print("looked for")
-launch.main = lambda: bool(Left()) - 1
-sys.exit(main())
-"""
-
-
-def test_no_garbage_is_looked_for_at_the_end_of_the_program() -> None:
-    outcome = subprocess.run([sys.executable, "-c", END], capture_output=True, text=True, timeout=60, check=False)
-    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (0, "", "")
 
 
 def watching(asked: list[Question]) -> Callable[..., Copy[Question, Drawn]]:

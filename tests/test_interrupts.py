@@ -157,6 +157,25 @@ def test_an_interrupt_while_the_program_is_loaded_is_no_traceback(name, told):
     assert (outcome.returncode, outcome.stdout, outcome.stderr) == (130, "", told)
 
 
+LEFT = """
+import sys
+import castile.launch.__main__ as launch
+from castile.__main__ import main
+class Left:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        print("looked for")
+launch.main = lambda: bool(Left()) - 1
+sys.exit(main())
+"""
+
+
+def test_no_garbage_is_looked_for_at_the_end_of_the_program() -> None:
+    outcome = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=60, check=False)
+    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize("number", ENDS)
 def test_a_signal_that_is_to_be_ignored_ends_nothing(number):
     before = signal.signal(number, signal.SIG_IGN)

@@ -61,8 +61,6 @@ def variants(
         left = (one for one in plans if (is_base and one.order == READY) or not is_over())
         return seen(evaluator, filter(evaluator.is_small, left), longest)
 
-    ready: dict[int, float] = {}
-
     def longest(one: Strategy) -> float:
         """Seconds after which a plan is not looked at further: by PATH none is told that is worse than by READY."""
         is_bounded = one.order == PATH and evaluator.objective != "memory"
@@ -79,7 +77,7 @@ def variants(
     for one in found:
         if one.strategy.order == READY:
             size = one.strategy.bucket_bytes
-            ready[size] = min(ready.get(size, inf), one.energy)
+            ready[size] = min(ready[size], one.energy)
 
     def is_worth(one: Evaluated) -> bool:
         return one.strategy.order == READY or one.energy < (1 - WORTH) * ready.get(one.strategy.bucket_bytes, inf)
