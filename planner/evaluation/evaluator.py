@@ -40,7 +40,7 @@ from castile.runtime.transfer import TooManyTransfers
 
 # From so many processors on a plan is evaluated through one of each role. Machines of so many are large: there buckets
 # that tell all processors apart are not tried, and of many microbatches only a few are packed.
-FOLDED_FROM, LARGE = 32, 64
+FOLDED_FROM, LARGE = 16, 64
 
 # Pipelines were seen to go on as before once all stages are busy and about so many microbatches more have come.
 FILLING = 16

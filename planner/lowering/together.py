@@ -153,22 +153,21 @@ def in_chains(tasks: TaskGraph, chains: Sequence[Sequence[tuple[int, Call | None
 
     For all of a group but its last only others of it wait. So no group can come to wait for itself.
     """
-    found = []
-    for chain in chains:
-        numbers, calls = [task for task, _ in chain], [call for _, call in chain]
-        every = np.array(numbers)
-        rows = zip(numbers, _same(tasks, every, calls), _come(tasks, every), strict=True)
-        for (same, _), run in groupby(rows, key=lambda row: row[1:]):
-            found += _packed(tasks, [row[:2] for row in run]) if same is not None else []
-    return found
+    numbers = np.array([task for chain in chains for task, _ in chain], np.int64)
+    chain = np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])
+    same = _same(tasks, numbers, [call for chain in chains for _, call in chain])
+    each = zip(numbers.tolist(), zip(chain.tolist(), same, _come(tasks, numbers, chain), strict=True), strict=True)
+    runs_of = enumerate(groupby(each, key=lambda row: row[1]))
+    return _packed(tasks, [(task, run) for run, ((_, same, _), those) in runs_of if same for task, _ in those])
 
 
-def _come(tasks: TaskGraph, chain: np.ndarray) -> list[int]:
-    """For how many collectives each task of a chain waits, or one before it does."""
-    who, needs = _needs(tasks, chain)
-    collective = tasks.kind[needs] == Kind.COLLECTIVE
-    _, first = np.unique(needs[collective], return_index=True)
-    found: list[int] = np.cumsum(np.bincount(who[collective][first], minlength=len(chain))).tolist()
+def _come(tasks: TaskGraph, numbers: np.ndarray, chain: np.ndarray) -> list[int]:
+    """For how many collectives each task or one before it in its chain waits, with those of the chains before."""
+    who, needs = _needs(tasks, numbers)
+    is_collective = tasks.kind[needs] == Kind.COLLECTIVE
+    who, needs = who[is_collective], needs[is_collective].astype(np.int64)
+    _, first = np.unique(chain[who] * tasks.num_tasks + needs, return_index=True)
+    found: list[int] = np.cumsum(np.bincount(who[first], minlength=len(numbers))).tolist()
     return found
 
 
