@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
+from operator import itemgetter
 
 import msgspec
 import numpy as np
@@ -153,20 +154,20 @@ def in_chains(tasks: TaskGraph, chains: Sequence[Sequence[tuple[int, Call | None
 
     For all of a group but its last only others of it wait. So no group can come to wait for itself.
     """
+    which = np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])
     numbers = np.array([task for chain in chains for task, _ in chain], np.int64)
-    chain = np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])
     same = _same(tasks, numbers, [call for chain in chains for _, call in chain])
-    each = zip(numbers.tolist(), zip(chain.tolist(), same, _come(tasks, numbers, chain), strict=True), strict=True)
-    runs_of = enumerate(groupby(each, key=lambda row: row[1]))
-    return _packed(tasks, [(task, run) for run, ((_, same, _), those) in runs_of if same for task, _ in those])
+    keys = zip(which.tolist(), same, _come(tasks, numbers, which), strict=True)
+    found = enumerate(groupby(zip(keys, numbers.tolist(), strict=True), key=itemgetter(0)))
+    return _packed(tasks, [(task, run) for run, (key, each) in found if key[1] is not None for _, task in each])
 
 
-def _come(tasks: TaskGraph, numbers: np.ndarray, chain: np.ndarray) -> list[int]:
+def _come(tasks: TaskGraph, numbers: np.ndarray, which: np.ndarray) -> list[int]:
     """For how many collectives each task or one before it in its chain waits, with those of the chains before."""
     who, needs = _needs(tasks, numbers)
     is_collective = tasks.kind[needs] == Kind.COLLECTIVE
-    who, needs = who[is_collective], needs[is_collective].astype(np.int64)
-    _, first = np.unique(chain[who] * tasks.num_tasks + needs, return_index=True)
+    who, needs = who[is_collective], needs[is_collective]
+    _, first = np.unique(which[who] * tasks.num_tasks + needs, return_index=True)
     found: list[int] = np.cumsum(np.bincount(who[first], minlength=len(numbers))).tolist()
     return found
 
