@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import ClassVar, Generic, TypeVar
 
 Question = TypeVar("Question")
@@ -95,13 +95,18 @@ class Copy(Generic[Question, Answer]):
         # As long as a copy of the other end is open, here or with those that begin later, that is not heard.
         for end in self._ends:
             end.close()
-        heard = SimpleQueue[tuple[int, tuple[Question, bool] | None] | None]()
+        heard, hearing = SimpleQueue[tuple[int, tuple[Question, bool] | None] | None](), Lock()
 
         def listen() -> None:
             with suppress(EOFError, ConnectionError):
-                while True:
-                    heard.put(connection.recv())
+                while connection.poll(None):
+                    with hearing:
+                        heard.put(connection.recv())
             heard.put(None)
+
+        def is_more() -> bool:
+            with hearing:
+                return connection.poll() or not heard.empty()
 
         # The one that asks waits neither until it is heard, which is while something is worked out, nor to be told.
         Thread(target=listen, daemon=True).start()
@@ -113,7 +118,8 @@ class Copy(Generic[Question, Answer]):
                 telling.submit(connection.send_bytes, pickle.dumps((number, told)))
 
             while True:
-                while not asked or not heard.empty():
+                # The latest is known once all that was sent is heard.
+                while not asked or is_more():
                     message = heard.get()
                     if message is None:
                         return
