@@ -238,6 +238,12 @@ class Found:
     history: tuple[tuple[int, float], ...]
     finalists: tuple[Evaluated, ...] = ()
 
+    @property
+    def lacks_room(self) -> bool:
+        """Whether a known plan that does not fit would take less."""
+        seconds = self.evaluated.seconds
+        return any(seed.seconds < seconds and not seed.fits for seed in self.seeds.values())
+
 
 def budget_of(name: str, lowering: Lowering, budget: str | Budget) -> Budget:
     """How long a search may look: as it is told, by default its own. Raises ValueError for what is no budget."""

@@ -25,7 +25,7 @@ from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.pipelines import divisors
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.search import NoPlanFits, search
+from castile.planner.search import Found, NoPlanFits, search
 from castile.planner.searching import accumulating, filling, foresight
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.foresight import Foreseen, Outlook
@@ -402,3 +402,23 @@ def test_where_memory_is_short_parameters_are_gathered_for_each_pass_instead_of_
     simulated, explained = (answer(capsys, command, path, *words[2:4]) for command in ("simulate", "explain"))
     assert simulated["step_seconds"] == explained["step_seconds"] == facts["found"]["step_seconds"]
     assert explained["num_gathered_again"] == facts["num_gathered_again"]
+
+
+def test_though_a_plan_fits_that_gives_nothing_up_parameters_are_gathered_where_that_is_sooner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As data parallelism would be, which lacks memory: else nobody looks."""
+    text = re.sub(r"memory_bytes = \d+", "memory_bytes = 18_000_000", SMALL.replace("count = 2", "count = 4"))
+    processors, level = re.sub(r"1e10", "1e12", text).replace("1e-6", "1e-7").split("[[level]]")
+    (tmp_path / "short.toml").write_text(f"{processors}[[level]]{level.replace('1e9', '1e11')}")
+    model, on = "gpt:layers=8,width=128,heads=4,seq=32,vocab=256", str(tmp_path / "short.toml")
+    words = ["plan", model, "--machine", on, "--batch", "16", "--budget", "50", "--out", str(tmp_path / "p.json")]
+    facts = answer(capsys, *words)
+    monkeypatch.setattr(Found, "lacks_room", False)
+    before = answer(capsys, *words)
+    assert facts["microbatches"] == before["microbatches"] == 1
+    assert facts["num_gathered_again"] > before["num_gathered_again"] == 0
+    assert facts["found"]["step_seconds"] < 0.98 * before["found"]["step_seconds"] and before["found"]["fits"]
+    assert facts["seeds"].keys() == before["seeds"].keys()
+    assert not before["seeds"]["data_parallel"]["fits"]
+    assert before["seeds"]["data_parallel"]["step_seconds"] < before["found"]["step_seconds"]

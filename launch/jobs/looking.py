@@ -136,7 +136,7 @@ class Looking(Wanted):
             chosen, found = piped
         if may_fill:
             first = chosen
-            if self._gives_up(first):
+            if self._gives_up(first) or found.lacks_room:
                 chosen, found = gathering.beside(first, found, again)
             last, found = filled(first, found, self._others(first, limits, limits), again)
             chosen = chosen if last is first else last

@@ -1,5 +1,5 @@
-"""Filling: whether a pipeline does a batch in microbatches sooner than the plan that was found without; or, where a
-whole batch or results were given up for memory, a plan whose parameters are gathered for each pass instead.
+"""Filling: whether a pipeline does a batch in microbatches sooner than the plan that was found without; or, where
+memory is short, a plan whose parameters are gathered for each pass.
 
 Walks keep the number of microbatches with which they began, and what is computed again. It does not know how a search
 moves.
@@ -33,10 +33,12 @@ PROMISING, AHEAD, OF_MANY = 1.2, 1.1, 0.95
 # In so many numbers of microbatches so many that fit, where there are many parts fewer: which gains most by beginning
 # microbatches ahead a sketch does not know.
 SEVERAL, FEW_OF_MANY, ONE_EACH = (16, 3), (4, 2), (16, 1)
+# A sketch that takes a plan for no more than this share of the memory is not mistaken in that it fits.
+ROOMY = 0.9
 # A search from a known pipeline makes it some percent better. Where plans have at most so many parts, with which it
 # takes a second or two, one that takes so many times what was found is worth that.
 QUICK_PARTS, BETTERED = 10_000, 1.03
-# Where they have more than so many it takes a minute and gains a percent: there the pipeline itself is taken.
+# Where they have more than so many it takes a minute and gains a percent: there the known plan itself is taken.
 SEARCHED_PARTS = 50_000
 # So many larger numbers of microbatches are likely to be looked at.
 LIKELY = 4
@@ -153,7 +155,7 @@ class Gathering:
     def _candidates(self, longest: float) -> Iterator[Place]:
         """Of each way the first, unless even what does not fit is taken for longer.
 
-        More microbatches take no less, nor more computed again.
+        More microbatches take no less, nor more computed again, which is looked at in as many where room is scarce.
         """
         most = inf
         for others in self.ways:
@@ -163,7 +165,7 @@ class Gathering:
                     most = one.number - 1
                     break
                 if one.foreseen.fitting:
-                    most = one.number
+                    most = one.number - (one.foreseen.share <= ROOMY)
                     yield one
                     break
 
