@@ -29,6 +29,7 @@ from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.filling import (
     BETTERED,
     PROMISING,
+    ROOMY,
     WORTH,
     Gathering,
     Others,
@@ -387,17 +388,26 @@ def test_what_is_gathered_is_simulated_where_it_is_taken_for_little_more_and_onc
 
 
 @pytest.mark.parametrize(
-    ("rows", "looked"),
+    ("share", "rows", "looked"),
     [
-        ([{1: (2.0, False)}, {1: (1.0, True)}], [(0, 1)]),
-        ([{1: (1.0, False), 2: (2.0, False), 4: (2.0, True)}, {1: (1.1, True)}], [(0, 1), (0, 2), (1, 1)]),
-        ([{1: (1.0, False), 2: (1.1, True), 4: (1.1, True)}, {1: (1.1, True)}], [(0, 1), (0, 2), (1, 1)]),
+        (1.0, [{1: (2.0, False)}, {1: (1.0, True)}], [(0, 1)]),
+        (1.0, [{1: (1.0, False), 2: (2.0, False), 4: (2.0, True)}, {1: (1.1, True)}], [(0, 1), (0, 2), (1, 1)]),
+        (1.0, [{1: (1.0, False), 2: (1.1, True), 4: (1.1, True)}, {1: (1.1, True)}], [(0, 1), (0, 2), (1, 1)]),
+        # in as many microbatches only where it may be mistaken in that the first fits
+        (1.0, [{2: (1.0, True)}, {1: (1.1, False), 2: (1.1, True)}], [(0, 2), (1, 1), (1, 2)]),
+        (ROOMY, [{2: (1.0, True)}, {1: (1.1, False), 2: (1.1, True)}], [(0, 2), (1, 1)]),
     ],
 )
 def test_what_is_gathered_is_sketched_until_even_what_does_not_fit_takes_too_long(
-    rows: list[dict[int, tuple[float, bool]]], looked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    share: float,
+    rows: list[dict[int, tuple[float, bool]]],
+    looked: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """rows: by way what is sketched in so many microbatches, how long it is taken for at least, and whether it fits."""
+    """rows: by way what is sketched in so many microbatches, how long it is taken for at least, and whether it fits.
+
+    share   of the memory for which all are taken
+    """
     evaluator, pins = at(1)
     plan, seen = seeds(evaluator.lowering)["data_parallel"], list[tuple[int, int]]()
     ways = [replace(others(tuple(row)), is_over=way) for way, row in enumerate(rows)]  # type: ignore[arg-type]
@@ -407,7 +417,7 @@ def test_what_is_gathered_is_sketched_until_even_what_does_not_fit_takes_too_lon
             way: Any = others.is_over
             least, fits = rows[way][number]
             seen.append((way, number))
-            yield Place(number, evaluator, pins, Foreseen(1.0, ((least, plan),) if fits else (), least))
+            yield Place(number, evaluator, pins, Foreseen(share, ((least, plan),) if fits else (), least))
 
     monkeypatch.setattr(filling, "_looked_through", sketched)
     Gathering(ways).best(1.5 / PROMISING)
