@@ -77,6 +77,14 @@ def alone(home: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 @pytest.fixture
+def set_aside() -> Iterator[None]:
+    """What other tests left, millions of objects, is not looked through where this one looks for garbage."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
 def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Says a line at the end of the run, whatever process the test runs in."""
     return lambda text: record_property("told", text)

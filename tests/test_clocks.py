@@ -76,7 +76,7 @@ def test_calls_in_a_row_take_what_is_known_of_all_of_them() -> None:
     assert (lasts - firsts).tolist() == [4000, 2000, 1000, 7000] and firsts.tolist() == [0, 4000, 6000, 7000]
 
 
-def test_the_device_is_busy_until_the_host_is_ahead() -> None:
+def test_the_device_is_busy_until_the_host_is_ahead(set_aside: None) -> None:
     with device() as cupy:
         from castile.runtime.backends.cuda import lead
 

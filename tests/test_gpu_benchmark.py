@@ -75,7 +75,7 @@ def test_every_case_at_its_full_size_has_a_form(rows: list[dict[str, Any]]) -> N
     ],
 )
 def test_steps_are_measured_and_told(
-    case: cases.Step, home: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    case: cases.Step, home: dict[str, str], set_aside: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """On a stand-in, whose kernels are the definitions: its times mean nothing."""
     timed: list[str] = []

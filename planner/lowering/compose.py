@@ -211,23 +211,25 @@ class Layout:
         return tables
 
     def task(self, number: int) -> Task:
-        if number >= self.flow_base[0]:
-            flow = int(np.searchsorted(self.flow_base, number, side="right")) - 1
-            return self.flows[flow].task(number, number - int(self.flow_base[flow]), int(self.buffer_base[flow]))
-        slot = int(np.searchsorted(self.step_base, number, side="right")) - 1
-        local = number - int(self.step_base[slot])
+        slots, flows, first_buffers = self._firsts
+        if number >= flows[0]:
+            flow = bisect_right(flows, number) - 1
+            return self.flows[flow].task(number, number - flows[flow], first_buffers[flow])
+        slot = bisect_right(slots, number) - 1
+        local = number - slots[slot]
         ports = {port for port, tasks in self._adding.get(slot, ()) if local in tasks}
         adds = [port in ports for port in range(len(self.steps[slot].step.outputs))]
         return self.steps[slot].task(number, local, self._buffers[slot][:, local].tolist(), adds)
 
-    @cached_property
-    def _first_buffers(self) -> list[int]:
-        """Of each flow the first buffer."""
-        return self.buffer_base.tolist()
-
     def buffer(self, number: int) -> Buffer:
-        flow = bisect_right(self._first_buffers, number) - 1
-        return self.flows[flow].buffer(number - self._first_buffers[flow])
+        first_buffers = self._firsts[2]
+        flow = bisect_right(first_buffers, number) - 1
+        return self.flows[flow].buffer(number - first_buffers[flow])
+
+    @cached_property
+    def _firsts(self) -> tuple[list[int], list[int], list[int]]:
+        """The first task of each step and of each flow, and the first buffer of each flow; and the ends."""
+        return self.step_base.tolist(), self.flow_base.tolist(), self.buffer_base.tolist()
 
 
 def _placed(begin, first, owner, task, flow):  # type: ignore[no-untyped-def]
