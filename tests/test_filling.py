@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cache
 from math import inf
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -347,8 +348,8 @@ def test_once_a_time_is_over_the_best_pipeline_so_far_is_taken(
     """One is simulated in any case; and what was begun ahead of it is kept where there is no time to see more."""
     looked, asked, taken = list[Evaluated](), iter(range(1000)), list[tuple[Chosen, Strategy]]()
 
-    def tried(*given: Any) -> list[Evaluated]:
-        every = variants(*given)
+    def tried(*given: Any, **more: Any) -> list[Evaluated]:
+        every = variants(*given, **more)
         looked.extend(every)
         return every
 
@@ -385,6 +386,38 @@ def test_what_is_gathered_is_simulated_where_it_is_taken_for_little_more_and_onc
     assert best is not None and best.seconds == seconds and found == plan and len(looked) == 1
     assert gathering.best(2 * seconds) == (best, found) and gathering.best(0.9 * seconds) == (None, None)
     assert len(looked) == 1
+
+
+def test_what_computes_for_longer_than_was_found_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In no order is it done sooner, however many microbatches are begun ahead."""
+    evaluator, pins = at(4)
+    plan, looked = foreseen(4), list[float]()
+    busy = evaluator.bound(plan.configs)
+
+    def simulated(evaluator: Evaluator, plan: Strategy, *_: object) -> Evaluated:
+        looked.append(least)
+        return evaluator.evaluate(plan)
+
+    monkeypatch.setattr(filling, "_ordered", simulated)
+    for least in (busy, 1.01 * busy):
+        one = Place(4, evaluator, pins, Foreseen(1.0, ((least, plan),), 0.0))
+        filling._simulated(iter([one]), least, ORDERS, PROMISING, (1, 1), lambda: False)
+    assert looked == [1.01 * busy]
+    assert all(one.seconds >= busy for one in variants(evaluator, plan, (), orders=ORDERS))
+
+
+def test_what_takes_far_longer_is_tried_neither_in_other_orders_nor_with_more_begun_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    evaluator, _ = at(8)
+    plan, asked, within = foreseen(8), list[Strategy](), evaluator.evaluate_within
+    alone = evaluator.evaluate(plan)
+    monkeypatch.setattr(evaluator, "evaluate_within", lambda plan, most: asked.append(plan) or within(plan, most))
+    assert filling._ordered(evaluator, plan, ORDERS, lambda: False, 0.99 * alone.seconds) == alone
+    assert {(one.order, one.ahead) for one in asked} == {(READY, 0)}
+    best = filling._ordered(evaluator, plan, ORDERS, lambda: False, alone.seconds)
+    assert best == min(variants(evaluator, plan, (), orders=ORDERS), key=attrgetter("seconds")) != alone
+    assert {one.order for one in asked} == {*ORDERS} and any(one.ahead for one in asked)
 
 
 @pytest.mark.parametrize(

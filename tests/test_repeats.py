@@ -182,6 +182,12 @@ def test_arenas_hold_what_the_host_gives_to_all_microbatches(monkeypatch: pytest
     assert evaluator(tower(3, batch=64), machine(2), microbatches=16).pack(plan) == whole
 
 
+def test_of_many_microbatches_more_than_half_are_written_out_with_all_the_rest() -> None:
+    assert repeats.shown(512, 48) == [48, 96, 192, 512] and repeats.shown(384, 48) == [48, 96, 192, 384]
+    # but for the fewest
+    assert repeats.shown(64, 48) == [48, 64] and repeats.shown(48, 48) == repeats.shown(48, 96) == [48]
+
+
 def test_a_step_whose_microbatches_do_not_settle_is_not_foretold() -> None:
     known = evaluator(tower(2, batch=16), machine(1), microbatches=8)
     plan = seeds(known.lowering)["data_parallel"]

@@ -109,8 +109,7 @@ def _begun_ahead(
         for order in sorted(climbing, key=ORDERS.index):
             one = climbing[order]
             is_full = not one.fits or (order == PATH and lacks > SPARED)
-            tried = () if is_over() or is_full else (_with(one.strategy, 0, ahead),)
-            further = next(seen(evaluator, tried), one)
+            further = one if is_over() or is_full else _further(evaluator, one, ahead)
             lacks = further.overflow if order == READY else lacks
             if further.energy < (1 - WORTH) * one.energy:
                 climbing[order], reached[order] = further, ahead
@@ -120,6 +119,12 @@ def _begun_ahead(
     rows = ((best[order].strategy, ahead) for order, ahead in reached.items())
     sized = (_with(one, one.bucket_bytes, ahead) for one, ahead in rows if ahead > one.ahead)
     return [*better, *seen(evaluator, sized)]
+
+
+def _further(evaluator: Evaluator, one: Evaluated, ahead: int) -> Evaluated:
+    """The plan with so many microbatches begun ahead; the same where it is seen not to be better by a thousandth."""
+    most = inf if evaluator.objective == "memory" else (1 - WORTH) * one.energy
+    return next(seen(evaluator, [_with(one.strategy, 0, ahead)], lambda plan: most), one)
 
 
 def seen(

@@ -21,6 +21,7 @@ from castile.planner.known.large import has_many_parts
 from castile.planner.search import Found, NoPlanFits
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.foresight import Outlook, Place
+from castile.planner.searching.settling import NEAR, QUICK_PARTS
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.transfer import TooManyTransfers
@@ -35,9 +36,9 @@ PROMISING, AHEAD, OF_MANY = 1.2, 1.1, 0.95
 SEVERAL, FEW_OF_MANY, ONE_EACH = (16, 3), (4, 2), (16, 1)
 # A sketch that takes a plan for no more than this share of the memory is not mistaken in that it fits.
 ROOMY = 0.9
-# A search from a known pipeline makes it some percent better. Where plans have at most so many parts, with which it
-# takes a second or two, one that takes so many times what was found is worth that.
-QUICK_PARTS, BETTERED = 10_000, 1.03
+# A search from a known pipeline makes it some percent better. Where plans have at most QUICK_PARTS, with which it takes
+# a second or two, one that takes so many times what was found is worth that.
+BETTERED = 1.03
 # Where they have more than so many it takes a minute and gains a percent: there the known plan itself is taken.
 SEARCHED_PARTS = 50_000
 # So many larger numbers of microbatches are likely to be looked at.
@@ -242,7 +243,10 @@ def _simulated(
     while left and left[-1].seconds <= promising * least and (best is None or not is_over()):
         one = left.pop()
         near = (plan for taken_for, plan in one.foreseen.fitting if taken_for <= promising * least)
-        ordered = filter(None, (_ordered(one.evaluator, plan, orders, is_over) for plan in near))
+        if len(orders) > 1:
+            # What a plan computes takes as long in all of them, and is sooner told than any is simulated.
+            near = (plan for plan in near if one.evaluator.bound(plan.configs) < least)
+        ordered = filter(None, (_ordered(one.evaluator, plan, orders, is_over, NEAR * least) for plan in near))
         for soonest in islice(ordered, most[1]):
             if soonest.seconds < least:
                 least, found = soonest.seconds, soonest.strategy
@@ -251,11 +255,14 @@ def _simulated(
 
 
 def _ordered(
-    evaluator: Evaluator, plan: Strategy, orders: Sequence[str], is_over: Callable[[], bool]
+    evaluator: Evaluator, plan: Strategy, orders: Sequence[str], is_over: Callable[[], bool], longest: float = inf
 ) -> Evaluated | None:
-    """A plan in the best of these orders; None where it does not fit, or has too many transfers to look at."""
+    """A plan in the best of these orders, or, where it takes more than so many seconds in the first, in that alone;
+    None where it does not fit, or has too many transfers to look at.
+    """
     try:
-        found = variants(evaluator, plan, (), is_over, orders)
+        is_near = evaluator.evaluate(plan).seconds <= longest
+        found = variants(evaluator, plan, (), is_over, orders if is_near else orders[:1], most=longest)
     except TooManyTransfers:
         return None
     return min((one for one in found if one.fits), key=attrgetter("seconds"), default=None)

@@ -19,13 +19,14 @@ from castile.planner.evaluation.sizes import SIZES, seen, variants
 from castile.planner.known.pieces import in_pieces
 from castile.planner.known.seeds import seeds
 from castile.planner.search import DATA_PARALLEL, Found, finished, fitting, same
+from castile.planner.sketch.sieve import num_parts
 from castile.planner.strategy import ORDERS, Strategy
 
 # Of a time that a search was given, so much more may go into settling what it found.
 SETTLING = 0.1
 # What begins microbatches ahead was seen to take a third less: known plans that take more than so many times what was
-# found are not tried so.
-NEAR = 1.5
+# found are not tried so; nor in other orders where plans have more than so many parts, of which each takes seconds.
+NEAR, QUICK_PARTS = 1.5, 10_000
 # Buckets and an order were seen to take up to a third off one plan and nothing off the next: what came near is what
 # took at most so many times as long without.
 CLOSE = 1.25
@@ -56,14 +57,17 @@ def settled(
     So what was not ranked behind data parallelism without buckets is not ranked behind it with them.
     """
     base, most = found.seeds[DATA_PARALLEL].strategy, NEAR * found.evaluated.energy
+    is_dear = num_parts(evaluator) > QUICK_PARTS
 
-    def tried(plan: Strategy, of: Sequence[int] = sizes, is_base: bool = False) -> list[Evaluated]:
-        return variants(evaluator, plan, of, is_over, orders, is_base, most)
+    def tried(plan: Strategy, of: Sequence[int] = sizes, is_base: bool = False, ways: Sequence[str] = orders,
+              ) -> list[Evaluated]:  # fmt: skip
+        return variants(evaluator, plan, of, is_over, ways, is_base, most)
 
     known = {} if found.is_insisted else {DATA_PARALLEL: tried(base, is_base=True)}
     mine = tried(found.strategy)
-    for name in sorted(found.seeds, key=lambda name: found.seeds[name].rank):
-        known[name] = known.get(name) or tried(found.seeds[name].strategy)
+    for name, one in sorted(found.seeds.items(), key=lambda pair: pair[1].rank):
+        is_far = is_dear and one.fits and one.energy > most
+        known[name] = known.get(name) or tried(one.strategy, ways=orders[:1] if is_far else orders)
     known = {name: known[name] for name in found.seeds}
     # Where there was no time for its size, what was found still has it.
     every = [*mine, *(() if found.is_insisted else chain(*known.values())), found.evaluated]

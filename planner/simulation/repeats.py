@@ -38,8 +38,11 @@ class Cycle(NamedTuple):
 
 
 def shown(count: int, least: int = LEAST) -> list[int]:
-    """How many of so many microbatches to write out, the cheapest first."""
-    few = [least << n for n in range(count.bit_length()) if least << n < count]
+    """How many of so many microbatches to write out, the cheapest first; but for that one at most half of them, or all.
+
+    Where a third does not say what all take, two thirds were next to never seen to.
+    """
+    few = [least << n for n in range(count.bit_length()) if (2 * least << n if n else least + 1) <= count]
     return [*few, count]
 
 
