@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
@@ -24,6 +25,7 @@ from castile.planner.op import find
 from castile.planner.simulate import simulate
 from castile.planner.simulation import repeats
 from castile.planner.simulation.repeats import Cycle
+from castile.planner.strategy import PATH, READY
 from castile.runtime.task import Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS
 from tests.cut_batches import assert_few_say_all, can_be_cut
@@ -186,6 +188,21 @@ def test_of_many_microbatches_more_than_half_are_written_out_with_all_the_rest()
     assert repeats.shown(512, 48) == [48, 96, 192, 512] and repeats.shown(384, 48) == [48, 96, 192, 384]
     # but for the fewest
     assert repeats.shown(64, 48) == [48, 64] and repeats.shown(48, 48) == repeats.shown(48, 96) == [48]
+
+
+@pytest.mark.parametrize(("count", "shown"), [(24, 12), (23, 23)])
+def test_of_pipelines_that_hardly_settle_no_more_than_half_are_tried_before_all(
+    monkeypatch: pytest.MonkeyPatch, count: int, shown: int
+) -> None:
+    """Those in order of PATH, or with microbatches begun ahead, are looked at in IRREGULAR times as many as others."""
+    monkeypatch.setattr(evaluators, "FILLING", 1)
+    known, first = evaluator(tower(4, batch=2 * count), machine(2), microbatches=count), list[int]()
+    plan, through = seeds(known.lowering)["pipeline_2"], known._seen_through
+    monkeypatch.setattr(known, "_seen_through", lambda shown, *rest: first.append(shown) or through(shown, *rest))
+    for order, ahead in ((READY, 0), (PATH, 0), (READY, 1)):
+        first.clear()
+        known.evaluate(msgspec.structs.replace(plan, order=order, ahead=ahead))
+        assert first[0] == (3 if (order, ahead) == (READY, 0) else shown)
 
 
 def test_a_step_whose_microbatches_do_not_settle_is_not_foretold() -> None:
