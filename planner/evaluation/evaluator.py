@@ -234,11 +234,11 @@ class Evaluator:
         stages = num_stages(strategy, self.lowering.graph.nodes)
         if stages == 1:
             return repeats.LEAST
-        is_regular, least = strategy.order != PATH and not strategy.ahead, stages + FILLING
-        if is_regular:
-            return least
+        if strategy.order != PATH and not strategy.ahead:
+            return stages + FILLING
+        least, count = IRREGULAR * (stages + FILLING), self._count(strategy)
         # More than half of all were not seen to do either.
-        return IRREGULAR * least if 2 * IRREGULAR * least <= self._count(strategy) else self._count(strategy)
+        return least if 2 * least <= count else count
 
     def _seen_through(self, shown: int, strategy: Strategy, most: float) -> tuple[Seen | None, int]:
         """The plan simulated with so many microbatches written out, None where these do not say what all take; and how

@@ -63,8 +63,7 @@ def variants(
 
     def longest(one: Strategy) -> float:
         """Seconds after which a plan is not looked at further: by PATH none is told that is worse than by READY."""
-        is_bounded = one.order == PATH and evaluator.objective != "memory"
-        return ready[one.bucket_bytes] if is_bounded else inf
+        return ready[one.bucket_bytes] if one.order == PATH else inf
 
     found = [plain, *tried(dict.fromkeys(size for size in sizes if size), (READY,))]
     unlike = [plain]
@@ -123,19 +122,18 @@ def _begun_ahead(
 
 def _further(evaluator: Evaluator, one: Evaluated, ahead: int) -> Evaluated:
     """The plan with so many microbatches begun ahead; the same where it is seen not to be better by a thousandth."""
-    most = inf if evaluator.objective == "memory" else (1 - WORTH) * one.energy
-    return next(seen(evaluator, [_with(one.strategy, 0, ahead)], lambda plan: most), one)
+    return next(seen(evaluator, [_with(one.strategy, 0, ahead)], lambda plan: (1 - WORTH) * one.energy), one)
 
 
 def seen(
     evaluator: Evaluator, plans: Iterable[Strategy], longest: Callable[[Strategy], float] = lambda plan: inf
 ) -> Iterator[Evaluated]:
-    """What these plans are worth, but for those that are too large to look at, and some of those that take longer than
-    so many seconds.
+    """What these plans are worth, but for those that are too large to look at, and, unless they are ranked by memory,
+    some of those that take longer than so many seconds.
     """
     for plan in plans:
         with suppress(TooManyTransfers):
-            found = evaluator.evaluate_within(plan, longest(plan))
+            found = evaluator.evaluate_within(plan, inf if evaluator.objective == "memory" else longest(plan))
             if found is not None:
                 yield found
 

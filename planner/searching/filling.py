@@ -255,7 +255,7 @@ def _simulated(
 
 
 def _ordered(
-    evaluator: Evaluator, plan: Strategy, orders: Sequence[str], is_over: Callable[[], bool], longest: float = inf
+    evaluator: Evaluator, plan: Strategy, orders: Sequence[str], is_over: Callable[[], bool], longest: float
 ) -> Evaluated | None:
     """A plan in the best of these orders, or, where it takes more than so many seconds in the first, in that alone;
     None where it does not fit, or has too many transfers to look at.

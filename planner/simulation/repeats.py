@@ -42,8 +42,8 @@ def shown(count: int, least: int = LEAST) -> list[int]:
 
     Where a third does not say what all take, two thirds were next to never seen to.
     """
-    few = [least << n for n in range(count.bit_length()) if (2 * least << n if n else least + 1) <= count]
-    return [*few, count]
+    few = [least << n for n in range(count.bit_length()) if least << n < count]
+    return [*(n for n in few if n == least or 2 * n <= count), count]
 
 
 def numbers(program: Program, tasks: TaskGraph) -> np.ndarray:
