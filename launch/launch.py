@@ -112,8 +112,9 @@ def mpirun_words(num_ranks: int, hostfile: Path | None, program: Sequence[str]) 
     if hostfile is not None:
         hostfiles.names(hostfile)
         words += ["--hostfile", str(hostfile)]
-        # what is set here, mpirun gives to ranks of this host alone
-        for name in sorted(filter(_HANDED_OVER.fullmatch, {**os.environ, **variables()})):
+        # what is set here, mpirun gives to ranks of this host alone; which GPUs a host may use Slurm says on each
+        ours = {"CUDA_VISIBLE_DEVICES"} if "SLURM_JOB_ID" in os.environ else set()
+        for name in sorted({name for name in {**os.environ, **variables()} if _HANDED_OVER.fullmatch(name)} - ours):
             words += ["-x", name]
     return [*words, *program]
 

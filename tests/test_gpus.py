@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import cast
 from unittest.mock import Mock, call, patch
 
@@ -102,11 +103,75 @@ def test_hosts_of_which_one_has_no_gpu_that_can_be_used_are_refused() -> None:
     mine = threading.local()
     with host_with_gpus(), patch.object(gpus, "count", lambda: 0 if mine.host else 2):
         told = Ranks(3, [2, 1]).run(rank)
-    said = "what steps run on is not the same on all hosts: GPUs on host 0, cores alone on host 1; bring the same"
-    assert all(one.startswith(said) for one in told)
+    said = "what steps run on is not the same on all ranks: GPUs on rank 0 (host 0), cores alone on rank 2 (host 1)"
+    assert told == [f"{said}; {gpus.MEND}"] * 3
     with host_with_gpus(), patch.object(gpus, "count", lambda: 0 if mine.host else 2):
         # what no GPU computes with runs on cores, whatever else there is
         Ranks(3, [2, 1]).run(on_cores)
+
+
+@pytest.fixture
+def of_gpus(tmp_path: Path) -> str:
+    """A machine in a file, of processors as ranks on GPUs have them."""
+    path, known = tmp_path / "gpus.toml", machines.PRESETS / "virtual.toml"
+    path.write_text(known.read_text().replace("divided = true\n", ""))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["local", "virtual:procs=2", ""])
+def test_ranks_of_one_host_of_which_one_sees_no_gpu_are_refused(name: str, of_gpus: str) -> None:
+    """As where more ranks are started than GPUs, each told to use the one of its number."""
+
+    def rank(comm: End) -> str:
+        mine.rank = comm.rank
+        with pytest.raises(UserError) as caught:
+            jobs.find_machine(name or of_gpus, cast(Communicator, comm), "float32")
+        return str(caught.value)
+
+    mine = threading.local()
+    with host_with_gpus(), patch.object(gpus, "count", lambda: int(mine.rank < 2)):
+        told = Ranks(3).run(rank)
+    assert len(set(told)) == 1 and "cores alone on rank 2" in told[0] and told[0].endswith(gpus.MEND)
+
+
+@pytest.mark.parametrize("name", ["local", ""])
+def test_gpus_of_several_kinds_are_refused(name: str, of_gpus: str) -> None:
+    """Kernels are chosen for all of them on one, and each kind rounds as it likes."""
+
+    def rank(comm: End) -> str:
+        mine.rank = comm.rank
+        with pytest.raises(UserError) as caught:
+            jobs.find_machine(name or of_gpus, cast(Communicator, comm), "float32")
+        return str(caught.value)
+
+    mine = threading.local()
+    with host_with_gpus():
+        from castile.runtime.backends.cuda import devices
+
+        with patch.object(devices, "current", lambda: devices.Device(f"GPU {mine.rank // 2}", 2**31, 0)):
+            told = Ranks(3).run(rank)
+    said = f"the GPU is not the same on all ranks: GPU 0 on rank 0 (host 0), GPU 1 on rank 2 (host 0); {gpus.MEND}"
+    assert told == [said] * 3
+
+
+def test_what_others_hold_of_the_fullest_gpu_is_left_to_them() -> None:
+    def rank(comm: End) -> Machine:
+        mine.rank = comm.rank
+        return jobs.find_machine("local", cast(Communicator, comm), "float32")
+
+    mine = threading.local()
+    with host_with_gpus():
+        from castile.runtime.backends.cuda import devices
+
+        def current() -> devices.Device:
+            return devices.Device("one", 80 * 2**30, (1 + 5 * (mine.rank == 1)) * 2**30)
+
+        with patch.object(devices, "current", current), patch.object(devices, "bus", lambda: str(mine.rank)):
+            found = Ranks(2).run(rank)
+        gpus.measure.cache_clear()
+        with patch.object(devices, "current", lambda: devices.Device("one", 80 * 2**30, 0)):
+            none = gpus.machine(machines.hosts([2]), gpus.Placing(1, 2)).processors[0].reserved_bytes
+    assert [p.reserved_bytes - none for machine in found for p in machine.processors] == [6 * 2**30] * 4
 
 
 def test_local_means_a_gpu_for_each_rank() -> None:
@@ -123,7 +188,7 @@ def test_local_means_a_gpu_for_each_rank() -> None:
 def test_transfers_that_share_a_stream_share_an_engine() -> None:
     """What a rank sends, gets and sums comes one by one there, so none runs beside another when it is simulated."""
     with host_with_gpus():
-        engines = gpus.machine(local(2), 1).engines
+        engines = gpus.machine(local(2), gpus.Placing()).engines
     transfers = {engines[lane] for lane in (Lane.SEND, Lane.RECEIVE, Lane.COLLECTIVE)}
     assert len(transfers) == 1 and engines[Lane.COMPUTE] not in transfers
 
@@ -131,7 +196,7 @@ def test_transfers_that_share_a_stream_share_an_engine() -> None:
 def test_sums_are_priced_as_rings_where_each_rank_has_its_gpu() -> None:
     """And an exchange as what all GPUs of a host send to another by the link that they share."""
     with host_with_gpus():
-        own, shared = (gpus.machine(machines.hosts([8, 8]), n) for n in (1, 2))
+        own, shared = (gpus.machine(machines.hosts([8, 8]), gpus.Placing(n, 8)) for n in (1, 2))
     assert own.algorithms == ("ring",) and shared.algorithms == ("exchange",)
     link, nbytes = own.level(own.link(range(16)).name), 10**8
     key = CostKey("all_to_all", "", "float32", 0, nbytes, own.link(range(16)).name, 16)
@@ -141,15 +206,20 @@ def test_sums_are_priced_as_rings_where_each_rank_has_its_gpu() -> None:
 def test_what_nccl_takes_of_several_gpus_is_left_to_it() -> None:
     """A plan that fills the rest would end at the first transfer."""
     with host_with_gpus(), patch.object(gpus, "measure", lambda: gpus.Figures("one", 80 * 2**30, 2**29, *RATES)):
-        one, two, eight, far = (gpus.machine(machine, 1).processors[0].reserved_bytes / 2**30
-                                for machine in (local(1), local(2), local(8), machines.hosts([8, 8])))  # fmt: skip
+        one, two, eight, far, unlike = (
+            gpus.machine(machines.hosts(sizes), gpus.Placing(1, max(sizes))).processors[0].reserved_bytes / 2**30
+            for sizes in ([1], [2], [8], [8, 8], [4, 8])
+        )
+        taken = gpus.machine(local(1), gpus.Placing(reserved_bytes=2**31)).processors[0].reserved_bytes / 2**30
     assert one == 1.5 and two == pytest.approx(1.5 + 0.375 + 0.5625)
-    assert eight == far == pytest.approx(1.5 + 7 * 0.375 + 0.5625)
+    assert eight == far == unlike == pytest.approx(1.5 + 7 * 0.375 + 0.5625)
+    # of what others hold of any rank's GPU the most counts
+    assert taken == 3
 
 
 def test_ranks_that_share_a_gpu_have_parts_of_it() -> None:
     with host_with_gpus():
-        whole, half = (gpus.machine(local(4), n).processors[0] for n in (1, 2))
+        whole, half = (gpus.machine(local(4), gpus.Placing(n, 4)).processors[0] for n in (1, 2))
         assert half.memory_bytes == whole.memory_bytes // 2
         assert half.flops_per_second == whole.flops_per_second / 2
 
@@ -163,14 +233,15 @@ def test_ranks_share_a_gpu_only_where_they_have_the_same(num_seen: int, num_shar
     def rank(comm: End) -> int:
         # hosts name their devices alike
         mine.gpu = f"0000:{comm.local_rank % each:02x}:00.0"
-        return gpus.sharers(cast(Communicator, comm))
+        return gpus.placing(cast(Communicator, comm)).num_sharers
 
     with host_with_gpus(), patch.object(gpus, "count", lambda: num_seen):
         from castile.runtime.backends.cuda import devices
 
         with patch.object(devices, "bus", lambda: mine.gpu):
             found = Ranks(num_hosts * each * num_sharers, [each * num_sharers] * num_hosts).run(rank)
-    assert set(found) == {num_sharers}
+    # rank 0 makes the machine; others are told of it
+    assert found[0] == num_sharers
 
 
 @pytest.mark.parametrize("is_offline", [False, True])
@@ -194,7 +265,7 @@ def test_the_first_rank_alone_measures(is_offline: bool) -> None:
             patch.object(offline, "this_world", lambda: mine),
         ):
             found = Ranks(3).run(rank)
-        (processor, *_), whole = found[0].processors, gpus.machine(local(1), 1).processors[0]
+        (processor, *_), whole = found[0].processors, gpus.machine(local(1), gpus.Placing()).processors[0]
     assert named.call_count == 1 and found == [found[0]] * 3
     assert processor.bytes_per_second == whole.bytes_per_second / 3
 
@@ -202,7 +273,7 @@ def test_the_first_rank_alone_measures(is_offline: bool) -> None:
 def test_a_gpu_is_measured_once() -> None:
     with host_with_gpus() as measured:
         for procs, num_sharers in ((1, 1), (4, 1), (4, 4)):
-            gpus.named(local(procs), num_sharers)
+            gpus.named(local(procs), gpus.Placing(num_sharers))
         for text in ("virtual", "local", "local:procs=3"):
             offline.find_machine(text)
         jobs.find_machine("local", LocalWorld(1).communicators[0], "float32")
@@ -245,7 +316,7 @@ def test_the_first_rank_of_a_host_shows_what_is_compiled() -> None:
 
 def test_what_is_measured_holds_for_the_gpu() -> None:
     with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
-        found = jobs.environment(gpus.machine(local(1), 1))
+        found = jobs.environment(gpus.machine(local(1), gpus.Placing()))
         assert found.device == "stand-in" and "triton 1.0" in found.libraries
     assert jobs.environment(offline.find_machine("local")).device != "stand-in"
 
@@ -323,7 +394,7 @@ def test_one_gpu_trains_as_several_processors(tmp_path, capsys, monkeypatch) -> 
         found = trained(f"{words} {machine} --checkpoint {tmp_path}/saved", str(tmp_path), capsys)
         with patch.object(Execution, "step", autospec=True, side_effect=Execution.step) as whole:
             again = trained(f"mlp:layers=2,width=16 --plan {tmp_path}/plan.json {machine}", str(tmp_path), capsys)
-        assert jobs.environment(gpus.virtual(2)) != jobs.environment(gpus.machine(local(2), 1))
+        assert jobs.environment(gpus.virtual(2)) != jobs.environment(gpus.machine(local(2), gpus.Placing()))
     assert len(found["peak_bytes"]) == 3 and found["remarks"] == [] and found["checkpoints"][-1]["complete"]
     assert np.allclose(found["losses"], on_cores["losses"], 1e-4)
     assert again["losses"] == found["losses"]
@@ -353,7 +424,8 @@ def test_plans_are_measured_one_at_a_time_there() -> None:
 
 def test_virtual_devices_have_equal_parts_of_one() -> None:
     with host_with_gpus():
-        whole, (part, other) = gpus.machine(local(1), 1).processors[0], offline.find_machine("virtual").processors
+        whole = gpus.machine(local(1), gpus.Placing()).processors[0]
+        part, other = offline.find_machine("virtual").processors
         assert part == other and part.memory_bytes == whole.memory_bytes // 2
         assert part.flops_rate("bfloat16") == whole.flops_rate("bfloat16") / 2
     # and where there is none, of the one that is assumed

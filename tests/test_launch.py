@@ -200,6 +200,11 @@ def test_the_hostfile(tmp_path, monkeypatch):
     handed = [word for before, word in itertools.pairwise(words) if before == "-x"]
     assert {"DEBUG", "NCCL_DEBUG", "XDG_DATA_HOME", *mpi_settings.THREAD_VARIABLES} <= set(handed)
     assert not {"HOME", "MY_SECRET"} & set(handed) and "-x" not in launch.mpirun_words(4, None, ["x"])
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_CACHE_PATH", "SLURM_JOB_ID"):
+        monkeypatch.setenv(name, "1")
+        # in an allocation of Slurm's each host has numbers of its own for what it may use
+        assert ("CUDA_VISIBLE_DEVICES" in launch.mpirun_words(4, path, ["x"])) == (name != "SLURM_JOB_ID")
+    assert "CUDA_CACHE_PATH" in launch.mpirun_words(4, path, ["x"])
     wrong = {"one slots=x\n": "line 1", "one slots=1 slots=2\n": "line 1", "one\ntwo slots=0\n": "line 2"}
     for text, told in {"": "names no host", **wrong}.items():
         path.write_text(text)

@@ -6,8 +6,10 @@ Nothing here has seen a GPU: that the real library adds and moves as the stand-i
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -139,21 +141,51 @@ def test_transfers_that_begin_together_are_one_call_of_a_stream(data: st.DataObj
 
 
 def is_one_order(journal: fake.Journal) -> bool:
-    """Whether all calls of all ranks fit into one order, in which each communicator's are the same for its members."""
-    after: dict[tuple[int, int], set[tuple[int, int]]] = {}
+    """Whether all calls of all ranks fit into one order, in which each communicator's are the same for its members; and
+    so do their meetings, in each of which they wait for all others.
+    """
+    events: list[tuple[int, tuple[int, int]]] = []
     seen: dict[tuple[int, int], int] = {}
-    last: dict[int, tuple[int, int]] = {}
     for stream, number, rank, _ in journal.calls:
         nth = seen[number, rank] = seen.get((number, rank), -1) + 1
-        event = (number, nth)
-        after.setdefault(event, set())
-        if stream in last:
-            after[last[stream]].add(event)
-        last[stream] = event
+        events.append((stream, (number, nth)))
+    return _fit(events) and _fit([(device, (number, 0)) for device, number in journal.meetings])
+
+
+def _fit(events: Sequence[tuple[int, tuple[int, int]]]) -> bool:
+    """Whether (place, event), as they came at each place, fit into one order of all events."""
+    after: dict[tuple[int, int], set[tuple[int, int]]] = {event: set() for _, event in events}
+    last: dict[int, tuple[int, int]] = {}
+    for place, event in events:
+        if place in last:
+            after[last[place]].add(event)
+        last[place] = event
     while free := [e for e in after if not any(e in others for others in after.values())]:
         for event in free:
             del after[event]
     return not after
+
+
+def test_groups_that_meet_crosswise_are_noticed(journal: fake.Journal) -> None:
+    """Here nobody waits in a meeting; there each would wait for the next."""
+    ranks, pairs = Ranks(3), ((0, 1), (1, 2), (0, 2))
+    cases = {pair: random_case(np.random.default_rng(1), "all_reduce", 2, "float32", pair) for pair in pairs}
+    identities: dict[tuple[int, ...], bytes] = {}
+
+    def meet(rank: int, pair: tuple[int, int]) -> None:
+        cupy.cuda.Device(rank).use()
+        if pair not in identities:
+            identities[pair] = fake.get_unique_id()
+        fake.NcclCommunicator(2, identities[pair], pair.index(rank))
+
+    for pair in pairs:
+        for rank in pair:
+            ranks.bound(rank, cases[pair], 1)
+    assert is_one_order(journal)
+    for rank, first, second in ((0, 0, 2), (1, 1, 0), (2, 2, 1)):
+        meet(rank, pairs[first])
+        meet(rank, pairs[second])
+    assert not is_one_order(journal)
 
 
 def test_another_order_on_one_rank_is_noticed(journal: fake.Journal) -> None:
@@ -341,6 +373,45 @@ def test_all_groups_are_told_to_end_before_any_is_waited_for(captured: bool, jou
         ranks.ends[0].abort(1)
     stream.synchronize()
     assert not journal.hanging_ends
+
+
+def test_a_failure_is_told_though_nccl_waits_for_others_to_end(
+    journal: fake.Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others of this host hold connections to it, do not know of the failure, and wait for it."""
+    from castile.runtime.comm import nccl
+
+    others_end = threading.Event()
+    monkeypatch.setattr(fake.NcclCommunicator, "_end", lambda self: others_end.wait())
+    monkeypatch.setattr(nccl, "ENDING_SECONDS", 0.01)
+    ranks = Ranks(2)
+    call, _ = ranks.bound(0, random_case(np.random.default_rng(1), "all_gather", 2, "float32", (0, 1)), 4)
+    journal.fails_at = journal.num_calls + 1
+    try:
+        for again in (call, call, ranks.ends[0].check):
+            with pytest.raises(nccl.TransferError, match=r"rank 0: all_gather of float32 over ranks 0, 1"):
+                again()
+        # nor do they meet anew
+        with pytest.raises(nccl.TransferError):
+            ranks.bound(0, random_case(np.random.default_rng(1), "all_gather", 2, "float32", (0, 1)), 5)
+        with pytest.raises(SystemExit):
+            ranks.ends[0].abort(1)
+    finally:
+        others_end.set()
+
+
+def test_a_meeting_that_takes_long_is_told_by_its_first(journal: fake.Journal) -> None:
+    """Hosts may have networks that do not join them, which NCCL tries for an hour."""
+    from castile.runtime.comm import nccl
+
+    ranks, case = Ranks(2), random_case(np.random.default_rng(1), "all_gather", 2, "float32", (0, 1))
+    with patch.object(nccl.threading, "Timer") as timer:
+        for rank in range(2):
+            ranks.bound(rank, case, 4)
+    timer().start.assert_called_once()
+    seconds, tell, (text,) = timer.call_args_list[0].args
+    assert (seconds, tell) == (nccl.MEETING_SECONDS, nccl.say) and timer().cancel.call_count == 2
+    assert "rank 0 has waited" in text and "with ranks 1:" in text and "NCCL_SOCKET_IFNAME" in text
 
 
 def test_destroyed_with_their_owner(journal: fake.Journal) -> None:

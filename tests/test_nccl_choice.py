@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 
@@ -29,9 +30,9 @@ class Words(LocalCommunicator):
 
 
 def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    from castile.runtime.comm import nccl
+    from castile.runtime.comm import nccl, seats
 
-    monkeypatch.delenv(nccl.SHARING_SWITCH, raising=False)
+    monkeypatch.delenv(seats.SHARING_SWITCH, raising=False)
     for others, is_nccl, words in (
         ([], False, "one rank"),
         (['["HOST", "1/0000:00:00.0", 22809, false]'], True, "NCCL 2.28.9, a GPU for each rank"),
@@ -54,7 +55,7 @@ def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
      (23003, True, True, "2.30.3"), (23203, True, True, "2.32.3")],
 )  # fmt: skip
 def test_shared_gpus(version: int, is_on: bool, is_nccl: bool, words: str) -> None:
-    from castile.runtime.comm.nccl import Seat, shared, verdict
+    from castile.runtime.comm.seats import Seat, shared, verdict
 
     assert shared(version, is_on) == verdict([Seat("a", "0", version, is_on)] * 2)
     found, why = shared(version, is_on)
@@ -68,3 +69,18 @@ def test_settings_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT", raising=False)
     NcclCommunicator(LocalWorld(1).communicators[0])
     assert os.environ["NCCL_ALGO"] == "Tree" and os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"] == "1"
+
+
+def test_settings_are_those_of_the_first_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ranks that add by other algorithms, or in other parts, each would wait for what nobody sends."""
+    from castile.runtime.comm import nccl, seats
+
+    first = {"NCCL_ALGO": "Tree", "NCCL_PROTO": None}
+    told = json.dumps([True, "", seats.SETTINGS | first]).encode()
+    comm = Words(LocalWorld(1), 0)
+    comm.others = []
+    monkeypatch.setattr(comm, "bcast_bytes", lambda data, root=0: told)
+    monkeypatch.setenv("NCCL_ALGO", "NVLS")
+    monkeypatch.setenv("NCCL_PROTO", "LL")
+    nccl.choose(comm)
+    assert os.environ["NCCL_ALGO"] == "Tree" and "NCCL_PROTO" not in os.environ

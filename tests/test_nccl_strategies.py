@@ -153,6 +153,7 @@ def test_no_graph_holds_a_communicator_that_ends(fails: bool) -> None:
         cupy.cuda.Device(0).use()
         runner = ranks.executions[0].runner
         (worker,), comm = runner._workers, runner.comm
+        groups = list(comm._groups.values())
         assert worker._graph is not None
         if fails:
             comm._groups[0, 1]._error = fake.REMOTE_ERROR
@@ -161,7 +162,7 @@ def test_no_graph_holds_a_communicator_that_ends(fails: bool) -> None:
         else:
             nccl._destroy(comm._groups, comm._let_go)
         assert not fake.journal.hanging_ends and worker._graph is None
-        assert all(group._aborted for group in comm._groups.values())
+        assert groups and all(group._aborted for group in groups)
 
 
 @pytest.mark.mpi

@@ -27,7 +27,7 @@ from castile.runtime.comm.base import Communicator
 # Of data so many samples are looked at: enough to tell one from another.
 NUM_SAMPLES = 64
 # What computes, besides castile itself.
-PACKAGES = ("numpy", "numba", "cupy-cuda13x", "triton")
+PACKAGES = ("numpy", "scipy", "numba", "cupy-cuda13x", "cupy-cuda12x", "triton")
 MEND = "bring the same to all hosts"
 
 
@@ -36,15 +36,24 @@ def check(comm: Communicator, what: str, mine: Callable[[], str]) -> None:
 
     what   in words. mine: tells of it in few words; asked only where there are several hosts
     """
-    if len(comm.host_sizes) == 1:
-        return
-    told = comm.gather_bytes(json.dumps([comm.host, "" if comm.local_rank else mine()]).encode())
+    if len(comm.host_sizes) > 1:
+        _compare(comm, f"{what} is not the same on all hosts", comm.host, "" if comm.local_rank else mine(), MEND)
+
+
+def check_ranks(comm: Communicator, what: str, mine: str, mend: str) -> None:
+    """Raises UserError, on all ranks, where what a rank has, in few words, is not what rank 0 has."""
+    _compare(comm, f"{what} is not the same on all ranks", f"rank {comm.rank} ({comm.host})", mine, mend)
+
+
+def _compare(comm: Communicator, fault: str, place: str, mine: str, mend: str) -> None:
+    """Who tells nothing is not looked at."""
+    told = comm.gather_bytes(json.dumps([place, mine]).encode())
     verdict = None
     if told is not None:
         (first, ours), *others = [json.loads(one) for one in told]
-        host, theirs = next(((host, has) for host, has in others if has not in ("", ours)), ("", ""))
+        other, theirs = next(((place, has) for place, has in others if has not in ("", ours)), ("", ""))
         ours, theirs = _only(ours, theirs), _only(theirs, ours)
-        verdict = f"{what} is not the same on all hosts: {ours} on {first}, {theirs} on {host}; {MEND}" if host else ""
+        verdict = f"{fault}: {ours} on {first}, {theirs} on {other}; {mend}" if other else ""
     if text := comm.bcast_bytes(None if verdict is None else verdict.encode()).decode():
         raise UserError(text)
 

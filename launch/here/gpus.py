@@ -5,10 +5,12 @@ It does not know plans. Without CuPy and a driver it finds none, and nothing els
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -47,6 +49,8 @@ MEASURED = "h200"
 # assumed, low for InfiniBand, high for Ethernet.
 LINKS = {"host": Level("gpus", 1, 3.4e-6, 5e10), "network": Level("network", 1, 2e-5, 1e10)}
 INSTALLING = installing.line("castile[gpu]")
+# Who starts ranks says which GPUs they see.
+MEND = "CUDA_VISIBLE_DEVICES says which GPUs a rank sees"
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +64,20 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     float64_flops_per_second: float
     bytes_per_second: float
     task_overhead_seconds: float
+
+
+@dataclass(frozen=True)
+class Placing:
+    """How the ranks of a job sit on GPUs.
+
+    num_sharers      ranks on one GPU, at most
+    num_near         ranks on one host, at most
+    reserved_bytes   what others hold of one GPU's memory, at most
+    """
+
+    num_sharers: int = 1
+    num_near: int = 1
+    reserved_bytes: int = 0
 
 
 def is_meant(text: str, dtype: str) -> bool:
@@ -92,10 +110,10 @@ def unused() -> str:
     return str(_devices().why_none())
 
 
-def check(comm: Communicator, text: str, dtype: str) -> None:
-    """Raises UserError, on all ranks, where that name means GPUs on some hosts, and others have none to use."""
-    if _may_be_meant(text, dtype):
-        alike.check(comm, "what steps run on", lambda: "GPUs" if count() else "cores alone")
+def check(comm: Communicator, text: str, named: Machine, dtype: str) -> None:
+    """Raises UserError, on all ranks, where that machine means GPUs on some ranks, and others have none to use."""
+    if _may_be_meant(text, dtype) or is_on(named):
+        alike.check_ranks(comm, "what steps run on", "GPUs" if count() else "cores alone", MEND)
 
 
 def use(local_rank: int) -> None:
@@ -134,43 +152,53 @@ def measure() -> Figures:
     )
 
 
-def sharers(comm: Communicator | None) -> int:
-    """How many ranks use one GPU, at most; every rank calls it after it chose its own, None where it is alone.
+def check_kind(comm: Communicator) -> None:
+    """Raises UserError, on all ranks, where the GPUs in use are not of one kind.
+
+    They would round otherwise, and kernels are chosen for all on one of them.
+    """
+    alike.check_ranks(comm, "the GPU", _devices().current().name, MEND)
+
+
+def placing(comm: Communicator) -> Placing:
+    """How ranks sit on GPUs, as rank 0 is told; every rank calls it after it chose its own.
 
     GPUs that a rank sees are no measure: what starts ranks may show each its own alone.
     """
-    if comm is None:
-        return 1
-    taken = comm.gather_bytes(f"{comm.host_index} {_devices().bus()}".encode())
-    return int(comm.bcast_bytes(str(max(Counter(taken).values())).encode() if taken else None))
+    mine = comm.host_index, _devices().bus(), _devices().current().reserved_bytes
+    told = [json.loads(one) for one in comm.gather_bytes(json.dumps(mine).encode()) or []]
+    taken = Counter((host, bus) for host, bus, _ in told)
+    reserved = max((nbytes for _, _, nbytes in told), default=0)
+    return Placing(max(taken.values(), default=1), max(comm.host_sizes), reserved)
 
 
-def named(meant: Machine, num_sharers: int) -> Machine:
+def named(meant: Machine, placed: Placing) -> Machine:
     """A machine whose name `is_meant`, as `virtual` or as `machine` make it of the GPU in use."""
-    return virtual(meant.num_procs) if is_virtual(meant) else machine(meant, num_sharers)
+    return virtual(meant.num_procs) if is_virtual(meant) else machine(meant, placed)
 
 
 def virtual(procs: int) -> Machine:
     """The GPU in use as `procs` processors with equal shares of it."""
-    whole = machine(machines.local(1), 1).processors[0]
+    whole = machine(machines.local(1), Placing()).processors[0]
     # A copy waits for an event and is waited for, and reads and writes each byte.
     links = (Level("device", procs, 2 * whole.task_overhead_seconds, whole.bytes_per_second / 2),) if procs > 1 else ()
     found = Machine(f"{VIRTUAL}:procs={procs}", (whole,) * procs, links, algorithms=("exchange",))
     return machines.divided(found)
 
 
-def machine(cores: Machine, num_sharers: int) -> Machine:
+def machine(cores: Machine, placed: Placing) -> Machine:
     """A machine of cores as one of GPUs like the one in use; of its memory and rates ranks that share it have equal
     parts.
     """
-    figures, (like, *_) = measure(), machines.parse(MEASURED).kinds
+    figures, (like, *_), num_sharers = measure(), machines.parse(MEASURED).kinds, placed.num_sharers
     memory = figures.memory_bytes // num_sharers
+    reserved = max(figures.reserved_bytes, placed.reserved_bytes) + _buffers(placed.num_near, cores.num_procs)
     processor = Processor(
         KIND,
         figures.float32_flops_per_second / num_sharers,
         figures.bytes_per_second / num_sharers,
         memory,
-        min(figures.reserved_bytes // num_sharers + LIBRARIES_BYTES + _buffers(cores) // num_sharers, memory // 2),
+        min(reserved // num_sharers + LIBRARIES_BYTES, memory // 2),
         figures.task_overhead_seconds,
         figures.float16_flops_per_second / num_sharers,
         figures.float64_flops_per_second / num_sharers,
@@ -186,10 +214,9 @@ def machine(cores: Machine, num_sharers: int) -> Machine:
     return Machine(cores.name, (processor,) * cores.num_procs, levels, cores.engines, algorithms)
 
 
-def _buffers(cores: Machine) -> int:
+def _buffers(num_near: int, num_ranks: int) -> int:
     """Bytes that NCCL takes of each GPU where all on a host send to each other."""
-    near = next((level.group for level in cores.levels if level.name == "host"), 1)
-    return (near - 1) * PEER_BYTES + NUM_RINGS * RING_BYTES if cores.num_procs > 1 else 0
+    return (num_near - 1) * PEER_BYTES + NUM_RINGS * RING_BYTES if num_ranks > 1 else 0
 
 
 def joined(comm: Communicator) -> tuple[Communicator, str]:
@@ -202,11 +229,11 @@ def joined(comm: Communicator) -> tuple[Communicator, str]:
 
 def ways_to_talk() -> str:
     """How ranks on the GPUs of this host would talk, one on each or, where there is one GPU, two on it."""
-    from castile.runtime.comm import nccl
+    from castile.runtime.comm import nccl, seats
 
-    num_gpus, may_share = count(), os.environ.get(nccl.SHARING_SWITCH) == "1"
-    seats = [nccl.Seat("", str(rank % num_gpus), nccl.version(), may_share) for rank in range(max(2, num_gpus))]
-    return str(nccl.verdict(seats)[1])
+    num_gpus, may_share = count(), os.environ.get(seats.SHARING_SWITCH) == "1"
+    each = [seats.Seat("", str(rank % num_gpus), nccl.version(), may_share) for rank in range(max(2, num_gpus))]
+    return seats.verdict(each)[1]
 
 
 def most_parts() -> tuple[int, str]:

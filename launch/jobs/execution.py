@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+import xxhash
 
 from castile.planner.bodies.vocabulary import wide
 from castile.planner.cost import CostModel
@@ -41,6 +42,14 @@ class Prepared:
     tasks: TaskGraph
     simulated: Simulated
     packing: Packing
+
+    @property
+    def digest(self) -> str:
+        """A hash of all that the ranks must agree on: tasks, the order in which they begin, who waits for memory."""
+        made = xxhash.xxh3_128(self.tasks.digest.encode())
+        for numbers in (self.simulated.timeline.task, self.simulated.timeline.start, self.packing.edges):
+            made.update(np.ascontiguousarray(numbers, np.int64).data)
+        return made.hexdigest()
 
 
 def prepare(lowering: Lowering, strategy: Strategy, cost: CostModel) -> Prepared:

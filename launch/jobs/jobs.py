@@ -145,11 +145,12 @@ class Job:
         return plan
 
     def prepare(self, plan: Strategy, lowering: Lowering | None = None) -> Prepared:
-        """Lower, simulate and pack a plan; raises RuntimeError where the ranks do not come to the same tasks."""
+        """Lower, simulate and pack a plan; raises RuntimeError where the ranks do not come to the same."""
         prepared = prepare(lowering or self.lowering, plan, self.cost)
-        digests = self.comm.gather_bytes(prepared.tasks.digest.encode())
+        digests = self.comm.gather_bytes(prepared.digest.encode())
         if digests is not None and len(set(digests)) > 1:
-            raise RuntimeError(f"the ranks lowered one plan to different tasks: {[d.decode() for d in digests]}")
+            told = ", ".join(digest.decode() for digest in digests)
+            raise RuntimeError(f"the ranks came to different tasks, or another order of them, for one plan: {told}")
         return prepared
 
     def execute(
@@ -343,21 +344,22 @@ def find_machine(text: str, comm: Communicator, dtype: str) -> Machine:
     """The machine that the user names, as rank 0 sees it; plain `local` has a processor for each rank, on as many hosts
     as there are. Of cores its figures are assumed ones until `Job.measure`.
 
-    Where it is one of GPUs, this rank's is in use from here on. Raises UserError where one host has them and another
-    has not.
+    Where it is one of GPUs, this rank's is in use from here on. Raises UserError where one rank has one and another
+    has none or one of another kind.
     """
     named = machines.from_json(from_leader(comm, lambda: machines.to_json(_named(text, comm.host_sizes))))
-    gpus.check(comm, text, dtype)
-    if not gpus.is_meant(text, dtype):
-        if gpus.is_on(named) and gpus.count():
-            gpus.use(comm.local_rank)
-        elif comm.rank == 0 and named.name.startswith("local") and (why := gpus.unused()):
-            print(f"castile: the GPUs of this host are not used: {why}", file=sys.stderr, flush=True)
+    gpus.check(comm, text, named, dtype)
+    is_meant = gpus.is_meant(text, dtype)
+    if is_meant or (gpus.is_on(named) and gpus.count()):
+        gpus.use(comm.local_rank)
+        gpus.check_kind(comm)
+    elif comm.rank == 0 and named.name.startswith("local") and (why := gpus.unused()):
+        print(f"castile: the GPUs of this host are not used: {why}", file=sys.stderr, flush=True)
+    if not is_meant:
         return named
-    gpus.use(comm.local_rank)
     # What one rank measures would be half of it while another that shares its GPU does, too.
-    num_sharers = gpus.sharers(comm)
-    return machines.from_json(from_leader(comm, lambda: machines.to_json(gpus.named(named, num_sharers))))
+    placed = gpus.placing(comm)
+    return machines.from_json(from_leader(comm, lambda: machines.to_json(gpus.named(named, placed))))
 
 
 def _named(text: str, sizes: Sequence[int]) -> Machine:

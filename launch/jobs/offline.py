@@ -74,7 +74,8 @@ def find_machine(text: str) -> Machine:
         return jobs.find_machine(text, comm, "float32")
     if gpus.is_meant(text, "float32"):
         gpus.use(0)
-        return gpus.named(local(gpus.count()) if text == "local" else parse(text), 1)
+        meant = local(gpus.count()) if text == "local" else parse(text)
+        return gpus.named(meant, gpus.Placing(num_near=hosts.each(meant)))
     return parse(text)
 
 

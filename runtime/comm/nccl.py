@@ -6,12 +6,13 @@ transfers are for. It cannot tell a peer that is slow from one that hangs.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -27,14 +28,13 @@ with warnings.catch_warnings():
 
 from castile.runtime.comm.base import WORDS_TAG, Communicator, Side
 from castile.runtime.comm.messages import Request
+from castile.runtime.comm.seats import SHARING_SWITCH, Seat, settings, verdict
+from castile.runtime.watchdog import say
 
-# What NCCL reads when the first communicator is made; what the user has set stays. One algorithm: a sum has the same
-# bits in every run. Streams meet in the order of the calls: communicators that run side by side cannot lock each other.
-# Captured calls are made as others are: a rank may capture its step where another cannot, and bits are those of a step
-# that is timed.
-ENVIRONMENT = {"NCCL_ALGO": "Ring", "NCCL_LAUNCH_ORDER_IMPLICIT": "1", "NCCL_GRAPH_REGISTER": "0"}
-SHARING_SWITCH = "NCCL_MULTI_RANK_GPU_ENABLE"
-FIRST_TO_SHARE = 23003
+# Those who wait so long for others to meet are told why that may be.
+MEETING_SECONDS = 30.0
+# To end what is under way takes NCCL a moment, or until the others of this host end theirs: they may not know yet.
+ENDING_SECONDS = 3.0
 # The kinds of number that NCCL adds; bytes of any kind travel.
 SUMMED = {
     "int8": "INT8", "uint8": "UINT8", "int32": "INT32", "uint32": "UINT32", "int64": "INT64", "uint64": "UINT64",
@@ -56,17 +56,6 @@ class TransferError(RuntimeError):
         self.which, self.late = which, late
 
 
-@dataclass(frozen=True)
-class Seat:
-    """Where a rank sits: its host's name, its GPU's among those of all hosts, the NCCL it found (0: none), whether GPUs
-    are shared."""
-
-    host: str
-    gpu: str
-    version: int
-    may_share: bool
-
-
 def choose(comm: Communicator) -> tuple[Communicator, str]:
     """The communicator for transfers between GPUs, and why; every rank must call it after it chose its device.
 
@@ -76,44 +65,14 @@ def choose(comm: Communicator) -> tuple[Communicator, str]:
     gpu = f"{comm.host_index}/{cupy.cuda.Device().pci_bus_id}"
     seat = [comm.host, gpu, version(), os.environ.get(SHARING_SWITCH) == "1"]
     seats = comm.gather_bytes(json.dumps(seat).encode())
-    told = json.dumps(verdict([Seat(*json.loads(each)) for each in seats])).encode() if seats else None
-    is_nccl, why = json.loads(comm.bcast_bytes(told))
-    return NcclCommunicator(comm) if is_nccl else comm, why
-
-
-def verdict(seats: Sequence[Seat]) -> tuple[bool, str]:
-    """Whether NCCL can carry what these ranks send to each other, and why."""
-    if len(seats) == 1:
-        return False, "one rank: nothing travels"
-    versions = sorted({seat.version for seat in seats})
-    if not versions[0]:
-        lacking = next(seat.host for seat in seats if not seat.version)
-        return False, f"through the host: no NCCL on {lacking} (pip install nvidia-nccl-cu13)"
-    if len(versions) > 1:
-        return False, f"through the host: NCCL differs between ranks ({', '.join(map(spelt, versions))})"
-    if len({seat.gpu for seat in seats}) == len(seats):
-        return True, f"NCCL {spelt(versions[0])}, a GPU for each rank"
-    return shared(versions[0], all(seat.may_share for seat in seats))
-
-
-def shared(version: int, is_switched_on: bool) -> tuple[bool, str]:
-    """Whether that NCCL takes several ranks on one GPU, and why."""
-    name = f"NCCL {spelt(version)}"
-    if version < FIRST_TO_SHARE:
-        return False, f"through the host: ranks share a GPU, which {name} refuses ({spelt(FIRST_TO_SHARE)} can)"
-    if not is_switched_on:
-        return False, f"through the host: ranks share a GPU, which {name} does with {SHARING_SWITCH}=1 only"
-    return True, f"{name}, ranks share a GPU ({SHARING_SWITCH}=1)"
+    told = json.dumps([*verdict([Seat(*json.loads(each)) for each in seats]), settings()]).encode() if seats else None
+    is_nccl, why, ours = json.loads(comm.bcast_bytes(told))
+    return NcclCommunicator(comm, ours) if is_nccl else comm, why
 
 
 def version() -> int:
     """NCCL's version as one number (23007 is 2.30.7), 0 where there is none."""
     return int(nccl.get_version()) if nccl.available else 0
-
-
-def spelt(version: int) -> str:
-    """The version as people write it."""
-    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
 
 
 class NcclCommunicator(Communicator):
@@ -123,9 +82,12 @@ class NcclCommunicator(Communicator):
     same machines, equal to rounding to sums in group order.
     """
 
-    def __init__(self, comm: Communicator) -> None:
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+    def __init__(self, comm: Communicator, agreed: Mapping[str, str | None] | None = None) -> None:
+        """`agreed` are the `settings` of all ranks; this process's own by default."""
+        for name, value in (agreed or settings()).items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         self._comm = comm
         self.rank, self.size, self.host, self.near = comm.rank, comm.size, comm.host, comm.near
         self.host_index, self.host_sizes = comm.host_index, comm.host_sizes
@@ -203,6 +165,7 @@ class NcclCommunicator(Communicator):
 
     def _communicator(self, ranks: tuple[int, ...]) -> Any:
         """The group's NCCL communicator; where it is not there yet its members meet, the first with its identity."""
+        self._refuse()
         if ranks not in self._groups:
             identity = np.zeros(IDENTITY_BYTES, np.uint8)
             try:
@@ -211,7 +174,9 @@ class NcclCommunicator(Communicator):
                     self._comm.wait(*(self._comm.send(identity, peer, WORDS_TAG) for peer in ranks[1:]))
                 else:
                     self._comm.wait(self._comm.recv(identity, ranks[0], WORDS_TAG))
-                self._groups[ranks] = nccl.NcclCommunicator(len(ranks), identity.tobytes(), ranks.index(self.rank))
+                with _told_late(ranks, self.rank == ranks[0]):
+                    made = nccl.NcclCommunicator(len(ranks), identity.tobytes(), ranks.index(self.rank))
+                self._groups[ranks] = made
             except _FAULTS as fault:
                 self._fail(f"the meeting of ranks {', '.join(map(str, ranks))}", None, False, fault)
         return self._groups[ranks]
@@ -241,10 +206,40 @@ class NcclCommunicator(Communicator):
         raise TransferError(*self._failure) from fault
 
     def _abort_groups(self) -> None:
-        """NCCL waits for what is under way: as kernels of one lie behind those of others, all are told to end first."""
+        """NCCL waits for what is under way: as kernels of one lie behind those of others, all are told to end first.
+
+        It may also wait for others of this host, so what it does not end soon the end of this process does.
+        """
         _call_all(self._let_go)
-        with contextlib.suppress(*_FAULTS):
-            _together([comm.abort for comm in self._groups.values()])
+        aborts = [comm.abort for comm in self._groups.values()]
+        # Nobody else is to end them meanwhile.
+        self._groups.clear()
+        ending = threading.Thread(target=_abort, args=(aborts,), daemon=True)
+        ending.start()
+        ending.join(ENDING_SECONDS)
+
+
+@contextmanager
+def _told_late(ranks: Sequence[int], is_first: bool) -> Iterator[None]:
+    """A block in which these ranks meet; the first of them says why it may take long, when it does."""
+    others = ", ".join(map(str, ranks[1:]))
+    late = (
+        f"rank {ranks[0]} has waited {MEETING_SECONDS:g} s to meet by NCCL with ranks {others}: they are late, or do "
+        "not reach it; NCCL_SOCKET_IFNAME names the network that joins the hosts, NCCL_DEBUG=INFO tells more"
+    )
+    timer = threading.Timer(MEETING_SECONDS, say, (late,))
+    timer.daemon = True
+    if is_first and others:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _abort(aborts: Sequence[Callable[[], None]]) -> None:
+    with suppress(*_FAULTS):
+        _together(aborts)
 
 
 def _told(comm: Any) -> Exception | None:
@@ -276,7 +271,7 @@ def _together(calls: Sequence[Callable[[], None]]) -> None:
             call()
     except BaseException:
         # an open group would swallow what comes after it
-        with contextlib.suppress(*_FAULTS):
+        with suppress(*_FAULTS):
             nccl.groupEnd()
         raise
     nccl.groupEnd()

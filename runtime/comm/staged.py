@@ -23,7 +23,7 @@ class StagedEnd(End):
 
     A transfer follows all that was issued on `compute` before it began. When it is done, what it brought lies where it
     belongs and what it sent may change. Sums are made on the host: the same bits as without a device. Each transfer
-    keeps as much pinned memory as it carries from the moment when it is prepared.
+    keeps pinned memory from the moment when it is prepared: what it carries, rounded up to a power of two by CuPy.
     """
 
     def __init__(self, end: End, compute: Any, traffic: Any) -> None:

@@ -47,6 +47,7 @@ class Refused(AssertionError):
 class Journal:
     """What was put onto streams, in order: (stream, communicator by number, rank in it, words); and what is to fail.
 
+    meetings   (device, communicator by number) of those that were made, in order
     fails_at   the call, counted from one, that gives `status` instead of being made
     may_share  whether several ranks may sit on one device
     hanging_ends   communicators destroyed while a transfer was under way, or ended while a graph held a call of theirs
@@ -54,6 +55,7 @@ class Journal:
     """
 
     calls: list[tuple[int, int, int, str]] = field(default_factory=list)
+    meetings: list[tuple[int, int]] = field(default_factory=list)
     num_calls: int = 0
     fails_at: int = -1
     status: int = SYSTEM_ERROR
@@ -165,6 +167,7 @@ class NcclCommunicator:
         if meeting.size != ndev or rank in meeting.members or (self.device in taken and not journal.may_share):
             raise NcclError(INVALID_USAGE)
         meeting.members[rank] = self
+        journal.meetings.append((self.device, meeting.number))
         self._meeting: Meeting | None = meeting
         self._rank, self._aborted, self._error = rank, False, 0
         self._running: Launch | None = None

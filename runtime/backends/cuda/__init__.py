@@ -160,11 +160,14 @@ class Backend(numpy.Backend):
         return _set(memory, numpy.POISON, self.compute_stream)
 
     def _allocate(self, nbytes: np.ndarray | int) -> Any:
-        """Bytes of the device, none of them in a pool: zeros, or poison. Raises ValueError where it has too few."""
+        """Bytes of the device, none of them in a pool: zeros, or poison. Raises MemoryError where it has too few.
+
+        Another rank's device may have enough: no ValueError, as of a plan that fits nowhere.
+        """
         wanted = int(nbytes)
         free = cupy.cuda.runtime.memGetInfo()[0]
         if wanted > free:
-            raise ValueError(f"the GPU has {written(free)} left of its memory, and {written(wanted)} more are needed")
+            raise MemoryError(f"the GPU has {written(free)} left of its memory, and {written(wanted)} more are needed")
         memory = cupy.ndarray((wanted,), np.uint8, cupy.cuda.MemoryPointer(cupy.cuda.Memory(wanted), 0))
         _set(memory, numpy.POISON if self._poison else 0, self.compute_stream)()
         # Streams of other processors write into it, too.
