@@ -22,9 +22,9 @@ from castile.planner.lower import Lowering
 from castile.planner.op import Op
 from castile.planner.strategy import Config, parts
 
-# Keys of earlier positions are passed on one by one: where that makes more messages a layer than this, to lower a plan
-# takes gigabytes, so positions are not cut across groups of processors then.
-MOST_PASSED = 1024
+# Keys of earlier positions are passed on one by one: to evaluate a plan that has so many messages a layer takes some
+# seconds, so positions are cut across so few groups of processors that there are no more.
+MOST_PASSED = 2048
 
 # Where parts of causal attention that are as long take as many operations as the longest, and that is more than so much
 # more of all operations, each processor has one piece from the beginning and one from the end: twice as many kernels.
@@ -111,11 +111,21 @@ def expert_parallel(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
 
 def _crossed_by(cuts: TensorCuts, axes: Mapping[str, str], num_procs: int, width: int) -> Configs:
     """Each node cut along its axis of these by name, if it has one, within groups of processors."""
-    nodes = cuts.graph.nodes
-    plain = {name: _crossed(node.alignment, axes.get(name, ""), num_procs, width) for name, node in nodes.items()}
+
+    def crossed(is_folded: bool) -> Configs:
+        each = cuts.graph.nodes.items()
+        return {name: _crossed(node.alignment, axes.get(name, ""), num_procs, width, is_folded) for name, node in each}
+
+    plain = crossed(False)
     if _unevenness(cuts.graph, plain) <= UNEVEN:
         return plain
-    return {name: _crossed(node.alignment, axes.get(name, ""), num_procs, width, True) for name, node in nodes.items()}
+    folded = crossed(True)
+    return folded if _busy(folded) >= _busy(plain) else plain
+
+
+def _busy(configs: Configs) -> int:
+    """How many processors have something to do."""
+    return len({proc for config in {*configs.values()} for proc in config.procs})
 
 
 def _unevenness(graph: Graph, configs: Configs) -> float:
@@ -188,8 +198,8 @@ def _crossed(a: Alignment, axis: str, num_procs: int, width: int, is_folded: boo
     params = [o.axes for o in a.operands if o.param]
     of_matrices = {x for axes in params if not {*axes} <= {SAMPLES, axis, *others} for x in axes}
     within, left = 1 if axis else width, max(1, ways // groups) if SAMPLES in a.axes else 1
-    if num_procs * left * (1 + is_folded) > MOST_PASSED:
-        left = 1
+    while left > 1 and num_procs * left * (1 + is_folded) > MOST_PASSED:
+        left //= 2
     # What a parameter has for each place may be cut as places are, if nothing else can be.
     free = sorted((x for x in others if x not in of_matrices), key=lambda x: any(x in axes for axes in params))
     wished = [(x, left * within) for x in free] + [(x, within) for x in others]
