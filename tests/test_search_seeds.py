@@ -15,7 +15,7 @@ from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.known.megatron import TensorCuts
 from castile.planner.known.pieces import in_pieces
-from castile.planner.known.plans import context_parallel, data_parallel, fsdp, megatron
+from castile.planner.known.plans import MOST_PASSED, context_parallel, data_parallel, fsdp, megatron
 from castile.planner.known.seeds import known_names, seed, seeds, stamped
 from castile.planner.lower import Lowering
 from castile.planner.op import find
@@ -198,6 +198,22 @@ def test_of_positions_that_have_unequal_work_each_has_a_piece_of_either_end(mode
     many = train(graph, Strategy(configs), parse(f"local:procs={procs}"), steps, start, size=procs)
     assert difference(many.losses, one.losses) < 1e-12
     assert max(difference(many.carried[name], one.carried[name], 1e-3) for name in start) < 1e-9
+
+
+@pytest.mark.parametrize("rotary", [True, False])
+@pytest.mark.parametrize("procs", [16, 32, 128, 512, 1024])
+@pytest.mark.parametrize("samples", [1, 2, 8])
+@pytest.mark.parametrize("width", [1, 8])
+def test_of_many_processors_as_many_have_positions_as_messages_allow(rotary, procs, samples, width):
+    """Not one group alone, as soon as all would have too many; nor fewer for having a piece of either end."""
+    settings = f"layers=1,width=16,heads=8,vocab=16,seq=65536,rotary={str(rotary).lower()}"
+    cuts = TensorCuts(models.parse(f"gpt:{settings}").graph(samples))
+    configs = megatron(cuts, procs, width) if width > 1 else context_parallel(cuts, procs)
+    groups, left = min(procs // width, samples), procs // width // min(procs // width, samples)
+    while left > 1 and procs * left > MOST_PASSED:
+        left //= 2
+    for name in ("block1.attention", "block1.q", "block1.down"):
+        assert len({*configs[name].procs}) // configs[name].replicas == groups * left * width, name
 
 
 def test_positions_of_equal_work_are_cut_once():

@@ -120,12 +120,12 @@ def _crossed_by(cuts: TensorCuts, axes: Mapping[str, str], num_procs: int, width
     if _unevenness(cuts.graph, plain) <= UNEVEN:
         return plain
     folded = crossed(True)
-    return folded if _busy(folded) >= _busy(plain) else plain
+    return folded if _num_apart(folded) >= _num_apart(plain) else plain
 
 
-def _busy(configs: Configs) -> int:
-    """How many processors have something to do."""
-    return len({proc for config in {*configs.values()} for proc in config.procs})
+def _num_apart(configs: Configs) -> int:
+    """How many processors have something to do that no other has, at most."""
+    return max(len({*config.procs}) // config.replicas for config in {*configs.values()})
 
 
 def _unevenness(graph: Graph, configs: Configs) -> float:

@@ -36,8 +36,9 @@ LITTLE = 0.1
 STEPS, SMALL_STEPS = 4, 12
 # Stretches are tried whose longest keeps at most such shares of what the whole network does.
 SHARES = [0.9**n for n in range(60)]
-# The smallest parameters, so much of all together, are kept: to fetch them takes longer than they need memory.
-LITTLE_PARAMS = 0.01
+# The smallest parameters, so much of all together, are kept: to fetch them takes longer than they need memory. What has
+# so many elements is none of them: of a mixture of experts all other matrices are a hundredth.
+LITTLE_PARAMS, MANY_ELEMENTS = 0.01, 2**20
 
 NOTHING, SELECTIVE, FULL, PARAMETERS = WAYS = ("none", "selective", "full", "parameters")
 
@@ -200,7 +201,7 @@ def large(graph: Graph) -> list[str]:
     sizes = {param.name: prod(param.shape) for param in graph.params}
     total, little = sum(sizes.values()), 0
     for size, count in sorted(Counter(sizes.values()).items()):
-        if little + size * count > LITTLE_PARAMS * total:
+        if size >= MANY_ELEMENTS or little + size * count > LITTLE_PARAMS * total:
             return [name for name in sizes if sizes[name] >= size]
         little += size * count
     return []
