@@ -31,7 +31,7 @@ MOST_LETTERS = 80
 # What plans are made for and with; a difference in one of these is told beside the nodes that moved.
 SETTINGS = (
     "machine", "num_procs", "microbatches", "recompute", "bucket_bytes", "order", "ahead", "search", "seed",
-    "cost_snapshot",
+    "cost_snapshot", "optimizer", "clip",
 )  # fmt: skip
 FIGURES = ("step_seconds", "peak_bytes", "moved_bytes")
 

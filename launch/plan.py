@@ -86,6 +86,12 @@ class Plan:
     lets a plan fit."""
     dtype: options.Dtype = "float32"
     """What is computed with: float32, float64, bfloat16 or float16."""
+    optimizer: options.Optimizer = ""
+    """How parameters will be updated, which takes memory: a name with settings, sgd:momentum=0.9 or adamw:beta2=0.95;
+    that of the plan of --from or the model's own by default."""
+    clip: options.Norm = None
+    """Gradients will be scaled to this norm where they are longer; as with --from or the model's own by default, 0 for
+    never."""
     profile: options.File = ""
     """A profile database with measurements of this machine; without one the machine's figures are the prices."""
     out: options.File = ""
@@ -105,13 +111,19 @@ def run(command: Plan) -> int:
     """Search, tell, write; rank 0 alone. Raises ValueError or UserError in one sentence for a user's mistake."""
     checks.counts(batch=command.batch, processes=command.processes, accumulate=command.accumulate)
     checks.dtype(command.dtype)
+    checks.norm(command.clip)
+    if command.objective == "latency" and (command.optimizer or command.clip is not None):
+        raise UserError("--optimizer and --clip mean nothing with --objective latency, which updates nothing")
     checks.writable(out=command.out, trace=command.trace, picture=command.picture)
     machine = offline.find_machine(command.machine)
     if offline.is_silent(machine):
         return 0
     mode = mode_of(command.objective)
     given = strategies.read(command.from_) if command.from_ else None
-    desk = offline.desk(command.model, machine, command.batch, command.profile, (command.dtype,), given, mode)
+    desk = offline.desk(
+        command.model, machine, command.batch, command.profile, (command.dtype,), given, mode,
+        optimizer=command.optimizer, clip=command.clip,
+    )  # fmt: skip
     is_as_built = command.from_ or command.objective == "memory"
     desk, saved = (desk, 0.0) if is_as_built else desk.rewritten()
     looking = Looking(command, desk, _start(command, desk, given))
@@ -158,7 +170,8 @@ def _trace(path: str, evaluator: Evaluator, plan: Strategy) -> None:
 
 
 def _signed(desk: Desk, plan: Strategy) -> Strategy:
-    return strategies.signed(plan, desk.model.text, desk.evaluator.lowering.graph, desk.machine)
+    graph = desk.evaluator.lowering.graph
+    return strategies.signed(plan, desk.model.text, graph, desk.machine, desk.optimizer, desk.clip)
 
 
 def _task_facts(evaluator: Evaluator, plan: Strategy) -> dict[str, Any]:
@@ -262,6 +275,8 @@ def _facts(command: Plan, desk: Desk, found: Found) -> dict[str, Any]:
         "machine": desk.machine.name,
         "num_procs": desk.machine.num_procs,
         "batch_samples": desk.evaluator.lowering.graph.batch,
+        "optimizer": desk.optimizer,
+        "clip": desk.clip,
         "search": found.strategy.search,
         "objective": command.objective,
         "seed": command.seed,

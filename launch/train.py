@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +187,9 @@ def run(command: Train) -> int:
         say.line(line)
     telling.show_plan(job, chosen)
     if job.leads and command.out:
-        signed = strategies.signed(chosen.plan, command.model, job.graph, job.machine)
+        signed = strategies.signed(
+            chosen.plan, command.model, job.graph, job.machine, command.optimizer, command.clip
+        )
         files.write(command.out, strategies.encode(signed))
     execution = _begin(command, job, chosen, values)
     course = _course(command, job, dataset, chosen, execution, saved, num_steps)
@@ -247,8 +248,7 @@ def _check(command: Train) -> None:
         checkpoint_every=command.checkpoint_every, keep=command.keep, accumulate=command.accumulate,
     )  # fmt: skip
     checks.rates(lr=command.lr)
-    if command.clip is not None and not (isfinite(command.clip) and command.clip >= 0):
-        raise UserError(f"--clip {command.clip}: give a norm above 0, or 0 to clip nothing")
+    checks.norm(command.clip)
     checks.dtype(command.dtype)
     checks.writable(out=command.out, trace=command.trace, picture=command.picture, metrics=command.metrics)
     checks.folders(checkpoint=command.checkpoint, tensorboard=command.tensorboard)

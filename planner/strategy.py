@@ -104,6 +104,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     graph, machine   fingerprints of what the plan was made for
     model, batch, machine_name   the same in a user's words, "" and 0 where they are not known: the model with settings,
                      samples a step, and the machine
+    optimizer, clip  the same of updates, "" and None for those of the model's recipe; a clip of 0 is none
     bucket_bytes     sums over the same processors go in buckets of at most so many bytes, gathers and scattered sums in
                      groups; updates that then come together are one task, as casts are; 0: each by itself
     order            which of the kernels that are ready a processor begins first, one of ORDERS
@@ -130,6 +131,8 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine_name: str = ""
     recompute: tuple[str, ...] = ()
     ahead: int = 0
+    optimizer: str = ""
+    clip: float | None = None
 
     @property
     def made_for(self) -> str:
@@ -144,9 +147,13 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"was made for {self.made_for}, and not for {model} with {graph.batch} samples a step as it is here"
 
 
-def signed(plan: Strategy, model: str, graph: Graph, machine: Machine) -> Strategy:
+def signed(
+    plan: Strategy, model: str, graph: Graph, machine: Machine, optimizer: str = "", clip: float | None = None
+) -> Strategy:
     """The plan with what it was made for in a user's words, so that its file is enough to look at it again."""
-    return msgspec.structs.replace(plan, model=model, batch=graph.batch, machine_name=machine.name)
+    return msgspec.structs.replace(
+        plan, model=model, batch=graph.batch, machine_name=machine.name, optimizer=optimizer, clip=clip
+    )
 
 
 def same_tasks(one: Strategy, other: Strategy) -> bool:
@@ -277,10 +284,13 @@ def check(
             check_config(names.nodes.get(name) or names.optional[name], config, machine.num_procs)
 
 
+LEFT_OUT = {"order": READY, "batch": 0, "machine_name": "", "recompute": (), "ahead": 0, "optimizer": "", "clip": None}
+
+
 def encode(strategy: Strategy) -> bytes:
     """The plan as JSON, as `read` takes it, a line for each node; what is as it would be without a word is left out."""
     fields = msgspec.to_builtins(strategy)
-    for name, default in (("order", READY), ("batch", 0), ("machine_name", ""), ("recompute", ()), ("ahead", 0)):
+    for name, default in LEFT_OUT.items():
         if fields[name] == default:
             del fields[name]
     nodes = ",\n".join(f"  {_line(name)}: {_line(config)}" for name, config in fields.pop("configs").items())

@@ -41,6 +41,40 @@ task_overhead_seconds = 1e-6
 """
 
 
+def test_a_plan_is_for_the_optimizer_that_is_named_and_says_so(tmp_path, capsys):
+    """What looks at it later counts the same memory; the model's own is SGD, which keeps one number less."""
+    path, plain = str(tmp_path / "adamw.json"), str(tmp_path / "plain.json")
+    words = ("plan", MLP, "--machine", MACHINE, "--search", "data_parallel")
+    facts = answer(capsys, *words, "--optimizer", "adamw:beta2=0.95", "--clip", "0.5", "--out", path)
+    known = answer(capsys, *words, "--out", plain)
+    written = strategies.read(path)
+    assert (written.optimizer, written.clip) == (facts["optimizer"], facts["clip"]) == ("adamw:beta2=0.95", 0.5)
+    most = [max(told["found"]["arena_bytes"]) for told in (facts, known)]
+    assert most[0] > most[1] and facts["num_tasks"] > known["num_tasks"]
+    assert (known["optimizer"], known["clip"]) == ("", None) and "optimizer" not in Path(plain).read_text()
+    again = answer(capsys, "simulate", path)
+    assert again["step_seconds"] == pytest.approx(facts["found"]["step_seconds"], rel=1e-12)
+    assert again["num_tasks"] == facts["num_tasks"]
+    # Whoever goes on from it plans for the same, unless told otherwise.
+    further = answer(capsys, *words, "--from", path)
+    assert (further["optimizer"], further["clip"]) == ("adamw:beta2=0.95", 0.5)
+    assert max(further["found"]["arena_bytes"]) == most[0]
+    other = answer(capsys, *words, "--from", path, "--optimizer", "sgd", "--clip", "0")
+    assert max(other["found"]["arena_bytes"]) < most[0] and other["num_tasks"] < facts["num_tasks"]
+    told = answer(capsys, "diff", plain, path)
+    assert told["settings"]["optimizer"] == {"a": "", "b": "adamw:beta2=0.95"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("--optimizer adamm", "adamw"), ("--clip -1", "--clip -1.0: give a norm above 0, or 0 to clip nothing"),
+     ("--objective latency --optimizer adamw", "--objective latency"),
+     ("--objective latency --clip 1", "--objective latency")],
+)  # fmt: skip
+def test_updates_that_cannot_be_are_refused(words, said, capsys):
+    assert said in sentence(capsys, "plan", MLP, "--machine", MACHINE, *words.split())
+
+
 def test_plan_writes_what_it_tells(tmp_path, capsys):
     path = tmp_path / "plan.json"
     facts = answer(capsys, "plan", MLP, "--machine", MACHINE, "--budget", "40", "--seed", "3", "--out", str(path))

@@ -89,6 +89,12 @@ def rates(**given: float | None) -> None:
             raise UserError(f"{option} {value}: give a number above 0, or leave {option} out")
 
 
+def norm(clip: float | None) -> None:
+    """Raises UserError for what --clip cannot scale gradients to."""
+    if clip is not None and not (math.isfinite(clip) and clip >= 0):
+        raise UserError(f"--clip {clip}: give a norm above 0, or 0 to clip nothing")
+
+
 def dtype(text: str) -> None:
     """Raises UserError for what no model computes with."""
     if text not in DTYPES:

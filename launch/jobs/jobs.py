@@ -263,10 +263,10 @@ def fitted(model: Model, dataset: str, seed: int) -> Model:
     return replace(model, settings={**wanted, **model.settings})
 
 
-def recipe_updates(recipe: Recipe) -> Updates:
-    """What a recipe says of optimizer, clipping and weight decay."""
-    optimizer = optimizers.parse(recipe.optimizer or f"sgd:momentum={recipe.momentum}")
-    return Updates(optimizer, recipe.clip, optimizers.patterns(recipe.undecayed))
+def recipe_updates(recipe: Recipe, optimizer: str = "", clip: float | None = None) -> Updates:
+    """What a recipe says of optimizer, clipping and weight decay, but for what is said here; a clip of 0 is none."""
+    made = optimizers.parse(optimizer or recipe.optimizer or f"sgd:momentum={recipe.momentum}")
+    return Updates(made, (recipe.clip if clip is None else clip) or None, optimizers.patterns(recipe.undecayed))
 
 
 def from_leader(comm: Communicator, make: Callable[[], bytes]) -> bytes:

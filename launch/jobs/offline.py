@@ -32,12 +32,17 @@ from castile.runtime.machine import CPU, Machine, local, parse
 class Desk:
     """A model and a machine to think about; the evaluator holds its graph, how it is lowered, and prices, also those of
     the snapshot if there is one.
+
+    optimizer, clip   what updates parameters, in the user's words, and to what norm gradients are scaled; "" and None
+                      for those of the model's recipe
     """
 
     model: Model
     machine: Machine
     evaluator: Evaluator
     snapshot: Snapshot | None = None
+    optimizer: str = ""
+    clip: float | None = None
 
     def rewritten(self) -> tuple[Desk, float]:
         """The same with the rewrites that leave a step least work, as steps on GPUs here have them, and the share of it
@@ -112,6 +117,8 @@ def desk(
     plan: Strategy | None = None,
     mode: str = "train",
     path: str = "",
+    optimizer: str = "",
+    clip: float | None = None,
 ) -> Desk:
     """The model that the user names on a machine, with the prices of a profile database ("": the machine's figures).
 
@@ -120,6 +127,7 @@ def desk(
     plan     what decides that, and rewrites which were left open
     mode     what plans are lowered to: "train" for training steps, "forward" for forward passes
     path     of the plan's file that names the model, "" where the user does
+    optimizer, clip   as in `Desk`; by default those of the plan
     Raises ValueError or UserError in one sentence for a user's mistake.
     """
     compiling.watch()
@@ -132,12 +140,15 @@ def desk(
     except ValueError as error:
         raise UserError(f"plan {path}: {error}" if path else str(error)) from error
     found = first if graph in ("", first.fingerprint) else next((g for g in graphs if g.fingerprint == graph), first)
-    updates = replace(jobs.recipe_updates(named.recipe), served=mode == "forward")
+    if plan is not None:
+        optimizer, clip = optimizer or plan.optimizer, plan.clip if clip is None else clip
+    updates = replace(jobs.recipe_updates(named.recipe, optimizer, clip), served=mode == "forward")
     lowering = Lowering(found, machine, updates, mode)
     checks.trains(lowering)
     checks.attained(machine, found)
     snapshot = known(profile, machine) if profile else None
-    return Desk(named, machine, Evaluator(lowering, CostModel(machine, snapshot), snapshot), snapshot)
+    evaluator = Evaluator(lowering, CostModel(machine, snapshot), snapshot)
+    return Desk(named, machine, evaluator, snapshot, optimizer, clip)
 
 
 def check_plan(plan: Strategy, path: str, model: str, desk: Desk) -> None:
