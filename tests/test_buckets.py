@@ -252,9 +252,9 @@ def totals(tasks: TaskGraph) -> tuple[int, int, int, int]:
     return flops, kernels, sum(k.nbytes for k in keys if k.link), lasting
 
 
-def of_model(model: str, on: str) -> Lowering:
+def of_model(model: str, on: str, dtype: str = "float32") -> Lowering:
     recipe = models.parse(model)
-    return Lowering(recipe.graph(), machines.parse(on), Updates(optimizers.parse("adamw")))
+    return Lowering(recipe.graph(dtype=dtype), machines.parse(on), Updates(optimizers.parse("adamw")))
 
 
 def test_gpt_in_data_parallel_sends_a_tenth_of_its_sums() -> None:
@@ -271,7 +271,7 @@ def test_gpt_in_data_parallel_sends_a_tenth_of_its_sums() -> None:
 
 def test_gpt_in_pieces_gathers_several_parameters_at_once_in_as_much_memory() -> None:
     """What is sent is the same; a group has its latency once, and no more is gathered early than a group."""
-    evaluator = Evaluator(lowering := of_model("gpt:size=124m", "dgx-h100"), CostModel(lowering.machine))
+    evaluator = Evaluator(lowering := of_model("gpt:size=124m", "dgx-h100", "bfloat16"), CostModel(lowering.machine))
     strategy = seeds(lowering, ["fsdp"])["fsdp"]
     best = sized(evaluator, strategy)
     plain, found = (evaluator.simulate(plan) for plan in (strategy, best))

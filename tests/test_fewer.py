@@ -33,7 +33,8 @@ CLUSTERS = (
 
 
 def evaluator(model: str, on: str, batch: int | None = None) -> Evaluator:
-    lowering = Lowering(models.parse(model).graph(batch), machines.parse(on), Updates(optimizers.parse("sgd")))
+    graph = models.parse(model).graph(batch, "bfloat16")
+    lowering = Lowering(graph, machines.parse(on), Updates(optimizers.parse("sgd")))
     return Evaluator(lowering, CostModel(lowering.machine))
 
 

@@ -12,9 +12,9 @@ PEAKS = {
     "flexflow-p100": (10.6, 21.2, 5.3, 732, 16, {"nvlink": 20, "infiniband": 12.5}),
     "flexflow-k80": (4.37, None, 1.46, 240, 12, {"pcie": 15.75, "pcie-switch": 15.75, "infiniband": 7}),
     "p3.16xlarge": (15.7, 125, 7.8, 900, 16, {"nvlink": 150, "ethernet": 3.125}),
-    "dgx-a100": (156, 312, 19.5, 2039, 80, {"nvlink": 300, "infiniband": 25}),
-    "dgx-h100": (494.7, 989.4, 66.9, 3350, 80, {"nvlink": 450, "infiniband": 50}),
-    "h200": (494.7, 989.4, 66.9, 4800, 141, {"nvlink": 450, "infiniband": 50}),
+    "dgx-a100": (19.5, 312, 19.5, 2039, 80, {"nvlink": 300, "infiniband": 25}),
+    "dgx-h100": (66.9, 989.4, 66.9, 3350, 80, {"nvlink": 450, "infiniband": 50}),
+    "h200": (66.9, 989.4, 66.9, 4800, 141, {"nvlink": 450, "infiniband": 50}),
 }
 NODES = {"flexflow-p100": (4, 4), "flexflow-k80": (16, 4), "p3.16xlarge": (1, 8), "dgx-a100": (1, 8),
          "dgx-h100": (1, 8), "h200": (1, 8)}  # fmt: skip

@@ -49,6 +49,8 @@ CASES = {
     "accumulate": Case(MANY, f"{MANY} --accumulate 4", fact("found", "live_bytes"), operator.gt),
     "recompute": Case(f"{HERE} --json", f"{HERE} --json --recompute selective", fact("num_recomputed"), operator.lt),
     "dtype": Case(MANY, f"{MANY} --dtype bfloat16", fact("found", "step_seconds"), operator.gt),
+    "optimizer": Case(f"{KNOWN} --json", f"{KNOWN} --json --optimizer adamw", fact("found", "live_bytes"), operator.lt),
+    "clip": Case(f"{KNOWN} --json", f"{KNOWN} --json --clip 0.5", fact("num_tasks"), operator.lt),
     "profile": profile_of(f"plan {MLP} --machine local:procs=1 --search data_parallel --json"),
     "out": Case(KNOWN, f"{KNOWN} --out new/plan.json", lambda ran: (ran.read("new/plan.json") or {}).get("model"),
                 becomes(MLP)),
