@@ -219,12 +219,12 @@ def test_commands_that_measure_say_what_is_left(command, part, capsys, monkeypat
 
 
 @settings(max_examples=40)
-@given(st.data(), st.integers(2, 3), st.integers(0, 120), st.floats(1e-6, 1.0))
-def test_all_ranks_stop_after_the_same_step_soon_and_seldom_ask(data, size, asked, seconds):
-    """Whichever rank gets the signal, and however long steps take."""
+@given(st.data(), st.integers(2, 3), st.integers(0, 120), st.floats(1e-6, 1.0), st.sampled_from([0, 10**6]))
+def test_all_ranks_stop_after_the_same_step_soon_and_seldom_ask(data, size, asked, seconds, first):
+    """Whichever rank gets the signal, however long steps take, and wherever the run goes on from."""
     rank = data.draw(st.integers(0, size - 1))
     each = min(MOST_STEPS_A_ROUND, max(1, int(ROUND_SECONDS / seconds)))
-    now, talks = [1e5], []
+    now, talks = [data.draw(st.sampled_from([1.0, 1e5]))], []
 
     def train(comm):
         ours = Stopping(comm, ())
@@ -235,7 +235,7 @@ def test_all_ranks_stop_after_the_same_step_soon_and_seldom_ask(data, size, aske
                 now[0] += seconds
             if (comm.rank, step) == (rank, asked):
                 ours.name = "SIGTERM"
-            if ours.after(step):
+            if ours.after(first + step):
                 return step, ours.name
         return None
 
@@ -245,3 +245,23 @@ def test_all_ranks_stop_after_the_same_step_soon_and_seldom_ask(data, size, aske
     assert told is not None and told[1] == "SIGTERM" and asked <= told[0] <= asked + each + 1
     # the first two rounds are of a step each, as nothing is known of steps yet
     assert len(talks) <= size * (3 + told[0] / max(each - 1, 1))
+
+
+@given(st.data(), st.integers(1, 3))
+def test_a_signal_while_ranks_ask_each_other_is_told_to_all_or_to_none_and_is_not_lost(data, size):
+    rank = data.draw(st.integers(0, size - 1))
+
+    def ask(comm):
+        ours = Stopping(comm, ())
+        gather = comm.gather_bytes
+
+        def gather_and_hear(word):
+            told = gather(word)
+            ours.name = "SIGTERM" if comm.rank == rank else ours.name
+            return told
+
+        comm.gather_bytes = gather_and_hear
+        return [(ours.now(), ours.name), (ours.now(), ours.name)]
+
+    for number, ((first, name), then) in enumerate(Ranks(size).run(ask)):
+        assert (first, name) == (False, "SIGTERM" * (number == rank)) and then == (True, "SIGTERM")

@@ -18,7 +18,8 @@ from castile.runtime.comm.base import Communicator
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 # Agreeing takes some tens of microseconds, so it is done about this often and not after every short step.
 ROUND_SECONDS = 0.1
-MOST_STEPS_A_ROUND = 1000
+# Steps may grow long within a round, and a signal goes unheard until its end: of so many the agreeing is hardly felt.
+MOST_STEPS_A_ROUND = 100
 
 
 class Stopping:
@@ -30,8 +31,8 @@ class Stopping:
         self._previous: dict[signal.Signals, Any] = {}
         self.name = ""
         self._round_step = -1
-        self._round_seconds = 0.0
-        self._last_step = -1
+        # When the ranks last asked each other, and after which step; nothing is known of steps before.
+        self._asked: tuple[float, int] | None = None
 
     def __enter__(self) -> Stopping:
         # Only the main thread may set handlers.
@@ -62,17 +63,22 @@ class Stopping:
     def now(self) -> bool:
         """Whether any rank was asked to stop until now; every rank calls it."""
         told = self._comm.gather_bytes(self.name.encode())
-        self.name = self._comm.bcast_bytes(next(filter(None, told), b"") if told is not None else None).decode()
-        return bool(self.name)
+        answer = self._comm.bcast_bytes(next(filter(None, told), b"") if told is not None else None)
+        # a signal that came after this rank was asked is told when all are asked again
+        if answer:
+            self.name = answer.decode()
+        return bool(answer)
 
     def _answer(self, step: int, told: list[bytes]) -> bytes:
         """Rank 0's: the signal that any rank was given, or in how many steps the ranks ask again."""
         asked = next(filter(None, told), None)
         if asked is not None:
             return b"!" + asked
-        now = time.perf_counter()
-        each = (now - self._round_seconds) / (step - self._last_step)
-        self._round_seconds, self._last_step = now, step
+        now, before = time.perf_counter(), self._asked
+        self._asked = now, step
+        if before is None:
+            return b"1"
+        each = (now - before[0]) / (step - before[1])
         return str(min(MOST_STEPS_A_ROUND, int(ROUND_SECONDS / each))).encode()
 
     def _note(self, number: int, frame: FrameType | None) -> None:

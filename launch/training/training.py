@@ -284,7 +284,8 @@ class Training:
             if is_asked or is_over:
                 break
             time.sleep(min(TICK_SECONDS, seconds))
-        self.progress.stopped_by = stopping.name
+        if is_asked:
+            self.progress.stopped_by = stopping.name
         return is_asked
 
     def _ended(self, saver: Checkpointer) -> Outcome | None:
