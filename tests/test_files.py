@@ -1,6 +1,7 @@
 """Files that commands write are whole or as before, and are told by name where the system takes no more."""
 
 import errno
+import io
 import itertools
 import json
 import os
@@ -12,7 +13,9 @@ import sys
 import pytest
 
 from castile.launch.__main__ import main
+from castile.launch.checkpoints.folder import latest
 from castile.launch.processes.ranks import UserError
+from castile.launch.reports.screen import Speaker
 from castile.launch.typed import files
 from tests import homes
 from tests.command_lines import COMMANDS, options_of
@@ -166,6 +169,34 @@ def test_output_for_which_there_is_no_room_is_told_in_one_sentence(words, unbuff
     done = ended(f"{words} >/dev/full", PYTHONUNBUFFERED=unbuffered)
     told = "castile: standard output: No space left on device; make room or send it elsewhere\n"
     assert (done.returncode, done.stderr) == (2, told)
+
+
+@pytest.mark.parametrize("where", [">/dev/full", ">/dev/full 2>/dev/full"])
+def test_a_training_does_not_end_for_want_of_room_for_its_lines(where, folder, tmp_path):
+    """Only its report, at the end of all, may be missed by whoever waits for it."""
+    words = f"train mlp --plan {folder}/one.json --steps 40 --checkpoint {tmp_path}/run"
+    done = ended(f"{words} {where}", **homes.make(tmp_path / "home"))
+    assert latest(tmp_path / "run").step == 40, done.stderr
+    assert done.returncode != 0 and (done.stderr == "") == ("2>" in where)
+    assert done.stderr.count("standard output: No space left on device; the run goes on") == (done.stderr != "")
+    assert done.stderr.count("\n") == 2 * (done.stderr != "")
+
+
+def test_want_of_room_for_lines_is_warned_of_once_and_only_the_end_needs_it(monkeypatch, capsys):
+    class Small(io.StringIO):
+        room = False
+
+        def flush(self):
+            if not self.room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out, say = Small(), Speaker(leads=True, json=False)
+    monkeypatch.setattr("sys.stdout", out)
+    for out.room in (False, False, True, False):
+        say.line("a line")
+    assert capsys.readouterr().err.count("lines are lost until you make room") == 1
+    with pytest.raises(OSError, match="No space"):
+        say.close(lambda facts: "the end", {})
 
 
 def test_without_standard_output_a_mistake_is_told():

@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from castile.launch.processes.ranks import NO_ROOM
 from castile.launch.reports import progress, report
 from castile.launch.reports.progress import REFRESH_SECONDS, Advance
 
@@ -42,12 +43,16 @@ class Bar:
             self._shown.refresh()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Speaker:
-    """Tells people lines as they come, or programs one JSON object at the end; only the leading rank speaks."""
+    """Tells people lines as they come, or programs one JSON object at the end; only the leading rank speaks.
+
+    A run does not end because there is no room for a line on the way: that is warned of once.
+    """
 
     leads: bool
     json: bool
+    _has_lost: bool = field(default=False, init=False)
 
     @property
     def has_bar(self) -> bool:
@@ -55,8 +60,16 @@ class Speaker:
         return self.leads and not self.json and sys.stderr.isatty()
 
     def line(self, text: str) -> None:
-        if self.leads and not self.json:
+        if not self.leads or self.json:
+            return
+        try:
             print(text, flush=True)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            if not self._has_lost:
+                self._has_lost = True
+                self.warn(f"standard output: {error.strerror}; the run goes on, and lines are lost until you make room")
 
     def note(self, text: str) -> None:
         """What is being done, for people who wait; stderr is for what went wrong."""
@@ -64,8 +77,14 @@ class Speaker:
 
     def warn(self, text: str) -> None:
         """What went wrong while the run goes on."""
-        if self.leads:
+        if not self.leads:
+            return
+        try:
             print(f"castile: {text}", file=sys.stderr, flush=True)
+        except OSError as error:
+            # nobody can be told, and the run is worth more than the words
+            if error.errno not in NO_ROOM:
+                raise
 
     def step_line(self, text: Callable[[], str]) -> None:
         """A line on a step; where the bar shows the same on the same terminal, nothing."""
