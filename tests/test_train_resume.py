@@ -104,6 +104,53 @@ def test_a_signal_saves_and_ends_with_status_0(number, alone, capsys):
     assert (facts["first_step"], facts["num_steps"], facts["stopped_by"]) == (done, 5, "")
 
 
+@pytest.mark.parametrize(("words", "done"), [((), 8), (("--evaluate-every", "3"), 3)], ids=["the last", "on the way"])
+@pytest.mark.parametrize("batches", [1, 3])
+def test_a_signal_during_an_evaluation_ends_it_and_is_told(batches, words, done, alone, capsys, monkeypatch):
+    taken, take = [], evaluate.full_batch
+
+    def batch(*args):
+        taken.append(args)
+        if len(taken) == batches:
+            signal.raise_signal(signal.SIGTERM)
+        return take(*args)
+
+    monkeypatch.setattr(evaluate, "full_batch", batch)
+    line = [*MLP, "--steps", "8", "--checkpoint", "run", "--metrics", "a.jsonl", *words]
+    assert main(line) == 0
+    assert len(taken) == batches and latest("run").step == done
+    out = capsys.readouterr().out
+    assert f"step {done:5d}  held out: not judged, as SIGTERM asked to stop\n" in out
+    assert "of 360 samples right" not in out and f"stopped by SIGTERM after step {done}: " in out
+    assert records(alone / "a.jsonl", "end") == [{"kind": "end", "step": done, "reason": "SIGTERM"}]
+    assert not records(alone / "a.jsonl", "evaluation")
+    assert main([*line, "--resume"]) == 0
+    assert "of 360 samples right" in capsys.readouterr().out
+
+
+@pytest.mark.mpi
+def test_a_signal_to_one_rank_ends_the_evaluation_of_all(alone):
+    code = """
+import signal, sys
+from castile.launch.__main__ import main
+from castile.launch.processes.ranks import this_world
+from castile.launch.training import evaluate
+take = evaluate.full_batch
+def batch(samples, begin, *args):
+    if this_world().rank == 1 and begin == 64:
+        signal.raise_signal(signal.SIGTERM)
+    return take(samples, begin, *args)
+evaluate.full_batch = batch
+sys.exit(main(sys.argv[1:]))
+"""
+    words = [*MLP, "--steps", "4", "--evaluate-every", "2", "--checkpoint", "run", "--json"]
+    status, out, err = mpirun_apart(2, "-c", code, *words)
+    assert status == 0, err
+    facts = json.loads(out)
+    assert (facts["stopped_by"], facts["num_steps"], facts["evaluations"]) == ("SIGTERM", 2, [])
+    assert latest("run").step == 2
+
+
 @pytest.mark.parametrize("saves", [True, False])
 def test_ctrl_c_ends_at_once_and_says_what_there_is_to_go_on_from(saves, alone, capsys):
     words = [*MLP, "--steps", "1500", "--metrics", "run.jsonl"]

@@ -55,18 +55,20 @@ def prepared(job: Job, plan: Strategy) -> Prepared:
 
 
 def held_out(
-    job: Job, passing: Callable[[], Prepared], dataset: Dataset, state: State, advance: Advance = lambda *_: None
-) -> HeldOut | None:
+    job: Job, passing: Callable[[], Prepared], dataset: Dataset, state: State, advance: Advance = lambda *_: None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> HeldOut | None:  # fmt: skip
     """Evaluate on all held-out samples; rank 0 gets the figures. None where there is nothing to judge (`truth`).
 
     passing   what `prepared` gives for the plan that the model is trained with
     advance   is told, on all ranks, how many of how many samples are done
+    is_over   whether to end before the next batch, asked on all ranks; figures are then of those before, or None
     """
     labels = truth(job, dataset.held_out)
     if labels is None:
         return None
     execution = job.execute(passing(), 0, state, job.evaluation)
-    told = says(execution, dataset.held_out, [labels], advance)
+    told = says(execution, dataset.held_out, [labels], advance, is_over)
     pieces = ((outputs[execution.graph.outputs[0]], given[labels]) for outputs, given in told)
     return judge(execution.graph, pieces, dataset.num_held_out)
 
@@ -103,16 +105,20 @@ Arrays = dict[str, np.ndarray]
 
 
 def says(
-    execution: Execution, samples: Samples, besides: Collection[str] = (), advance: Advance = lambda *_: None
-) -> Iterator[tuple[Arrays, Arrays]]:
+    execution: Execution, samples: Samples, besides: Collection[str] = (), advance: Advance = lambda *_: None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[Arrays, Arrays]]:  # fmt: skip
     """What a forward pass says of each batch of samples: its outputs, which hold until the next, and those inputs
     besides. Nothing on ranks that do not hold them; all ranks go through all of it.
 
     advance   is told, on all ranks, how many of how many samples are done
+    is_over   whether to end before the next batch, asked on all ranks
     """
     graph, total = execution.graph, len(samples)
     fed = {name for name, _ in execution.inputs}
     for begin in range(0, total, graph.batch):
+        if is_over():
+            break
         # labels are looked at where outputs are
         wanted = fed.union(besides) if execution.comm.rank == 0 else fed
         arrays = full_batch(samples, begin, graph.batch, wanted)

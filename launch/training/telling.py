@@ -137,6 +137,11 @@ def evaluation_line(facts: dict[str, Any]) -> str:
     return f"step {facts['step']:5d}  held out: {judged(facts)}"
 
 
+def unjudged_line(step: int, signal: str) -> str:
+    """step   100  held out: not judged, as SIGTERM asked to stop"""
+    return f"step {step:5d}  held out: not judged, as {signal} asked to stop"
+
+
 def checkpoint_line(step: int, path: str, nbytes: int, seconds: float) -> str:
     """step   100  saved in runs/a/step-00000100: 3.2 MiB in 0.04 s"""
     return f"step {step:5d}  saved in {path}: {written(nbytes)} in {seconds:.2f} s"

@@ -79,6 +79,10 @@ class Training:
     _is_ahead: bool = False
     _ended_at: float = 0.0
 
+    def __post_init__(self) -> None:
+        # without a place to save to a signal ends the job as it ends any program
+        self._stopping = Stopping(self.job.comm, SIGNALS if self.course.saver else ())
+
     def run(self) -> Progress:
         """Train. Raises UserError where the loss is no finite number, and Ended for Ctrl-C."""
         try:
@@ -88,38 +92,55 @@ class Training:
             raise Ended(signal.SIGINT, f"ended after step {done}: {self._left}") from None
 
     def _run(self) -> Progress:
-        course, job = self.course, self.job
-        first, last = course.first_step, max(course.num_steps, course.first_step)
+        course, progress, runner = self.course, self.progress, self.course.execution.runner
         last_words.leave(self._left)
+        with self._stopping:
+            self._steps()
+            progress.remarks, progress.workspace_bytes = runner.remarks, runner.workspace_bytes
+            # a job that was asked to stop has little time left
+            if not progress.stopped_by and evaluate.truth(self.job, course.dataset.held_out) is not None:
+                many = report.counted(course.dataset.num_held_out, "sample")
+                with self.say.under_way(f"evaluating on {many}") as advance:
+                    self._evaluate(self._last, advance)
+        return progress
+
+    @property
+    def _last(self) -> int:
+        """How many steps are done at the end; none may be left where a run goes on."""
+        return max(self.course.num_steps, self.course.first_step)
+
+    def _steps(self) -> None:
+        """All steps, or those until a signal asks to stop; what came of them is saved."""
+        course, job, first, last = self.course, self.job, self.course.first_step, self._last
         with ExitStack() as stack:
-            # without a place to save to a signal ends the job as it ends any program
-            stopping = stack.enter_context(Stopping(job.comm, SIGNALS if course.saver else ()))
             inputs, batch = course.execution.inputs, job.graph.batch
             feeder = stack.enter_context(Feeder(course.dataset, inputs, batch, first, last - first))
             bar = stack.enter_context(self.say.bar(first, last))
             for step in range(first, last):
                 self._step(step, feeder)
                 bar.step(step + 1, self.progress.losses[-1], self.progress.pace)
-                self._after(step + 1, last)
-                if course.saver is not None and not self.progress.stopped_by and self._is_asked_to_stop(stopping, step):
-                    self.progress.stopped_by = stopping.name
+                self._after(step + 1)
+                if course.saver is not None and not self.progress.stopped_by and self._is_asked_to_stop(step):
+                    self.progress.stopped_by = self._stopping.name
                 if self.progress.stopped_by and not self._is_ahead:
                     break
             if course.saver is not None:
-                self._save_last(first + self.progress.num_steps, course.saver, stopping)
+                self._save_last(first + self.progress.num_steps, course.saver)
                 course.saver.close()
-        self.progress.remarks = course.execution.runner.remarks
-        self.progress.workspace_bytes = course.execution.runner.workspace_bytes
-        # a job that was asked to stop has little time left
-        if not self.progress.stopped_by and evaluate.truth(job, course.dataset.held_out) is not None:
-            many = report.counted(course.dataset.num_held_out, "sample")
-            with self.say.under_way(f"evaluating on {many}") as advance:
-                self._evaluate(last, advance)
-        return self.progress
 
-    def _is_asked_to_stop(self, stopping: Stopping, step: int) -> bool:
+    def _is_asked_to_stop(self, step: int) -> bool:
         with self.course.execution.runner.prompt():
-            return stopping.after(step)
+            return self._stopping.after(step)
+
+    def _is_stopped(self) -> bool:
+        """Whether the job was asked to stop until now, which all ranks learn together."""
+        if self.course.saver is None:
+            return False
+        with self.course.execution.runner.prompt():
+            is_asked = self._stopping.now()
+        if is_asked:
+            self.progress.stopped_by = self._stopping.name
+        return is_asked
 
     def _step(self, step: int, feeder: Feeder) -> None:
         """One step; `step` are done before it. Where nobody wants the state in between the next begins behind it."""
@@ -221,16 +242,16 @@ class Training:
             debug.show(debug.TASKS, self.job.comm.rank, partial(debug.task_table, course.prepared.tasks, whole))
         self.say.step_line(lambda: telling.step_line(self.job, step, self.progress, course.prepared, every))
 
-    def _after(self, step: int, last: int) -> None:
+    def _after(self, step: int) -> None:
         """What is due when so many steps are done."""
         course = self.course
         if course.saver is not None:
-            if self._is_saved(step) and step < last:
+            if self._is_saved(step) and step < self._last:
                 self._save(step)
             with course.execution.runner.prompt():
                 outcome = course.saver.poll()
             self._told(outcome)
-        if self._is_judged(step) and step < last:
+        if self._is_judged(step) and step < self._last and not self.progress.stopped_by:
             self._evaluate(step)
 
     @cached_property
@@ -240,7 +261,12 @@ class Training:
 
     def _evaluate(self, step: int, advance: Advance = lambda *_: None) -> None:
         course = self.course
-        judged = evaluate.held_out(self.job, lambda: self._passing, course.dataset, course.execution.state, advance)
+        judged = evaluate.held_out(
+            self.job, lambda: self._passing, course.dataset, course.execution.state, advance, self._is_stopped
+        )
+        if self.progress.stopped_by:
+            self.say.line(telling.unjudged_line(step, self.progress.stopped_by))
+            return
         if judged is None:
             return
         facts = telling.evaluation(step, judged)
@@ -258,7 +284,7 @@ class Training:
             copied = course.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(course.plan))
         self.progress.copied_seconds += copied.seconds + copied.waited_seconds
 
-    def _save_last(self, step: int, saver: Checkpointer, stopping: Stopping) -> None:
+    def _save_last(self, step: int, saver: Checkpointer) -> None:
         """Save what has come of it all: where the disk is full, again and again while somebody may make room, unless
         the job was asked to stop, before or meanwhile, and has little time left."""
         self._told(self._ended(saver))
@@ -269,24 +295,21 @@ class Training:
             lacks_room = outcome is not None and outcome.lacks_room
             is_last = seconds is None or not lacks_room or bool(self.progress.stopped_by)
             self._told(outcome, "" if is_last else f"; make room: it is tried again in {seconds} s")
-            if is_last or self._is_stopped_within(seconds or 0, stopping):
+            if is_last or self._is_stopped_within(seconds or 0):
                 break
         if self.job.leads and outcome is not None and not outcome.complete:
             self.progress.unsaved = f"what was trained since is lost: {outcome.warning}"
 
-    def _is_stopped_within(self, seconds: float, stopping: Stopping) -> bool:
+    def _is_stopped_within(self, seconds: float) -> bool:
         """Wait for so long, or until the job is asked to stop, which all ranks learn together."""
         end = time.perf_counter() + seconds
-        while True:
+        while not self._is_stopped():
             with self.course.execution.runner.prompt():
-                is_asked = stopping.now()
                 is_over = self.job.agree(lambda: b"over" if time.perf_counter() >= end else b"") == b"over"
-            if is_asked or is_over:
-                break
+            if is_over:
+                return False
             time.sleep(min(TICK_SECONDS, seconds))
-        if is_asked:
-            self.progress.stopped_by = stopping.name
-        return is_asked
+        return True
 
     def _ended(self, saver: Checkpointer) -> Outcome | None:
         """What became of the save that is under way."""
