@@ -304,12 +304,21 @@ def test_a_loss_that_is_no_number_before_the_first_update_is_blamed_on_no_rate(a
     )
 
 
-def test_numbers_that_are_not_finite_are_not_saved_though_the_loss_is(alone, capsys):
+@pytest.mark.parametrize("saves", [True, False])
+def test_numbers_that_are_not_finite_are_a_mistake_and_not_saved_though_the_loss_is_finite(saves, alone, capsys):
     # The loss of a step is that of the parameters before it.
     with warnings.catch_warnings(action="error"):
-        assert main([*MLP, "--steps", "1", "--lr", "1e300", "--checkpoint", "run"]) == 2
-    assert "holds numbers that are not finite" in capsys.readouterr().err
+        assert main([*MLP, "--steps", "1", "--lr", "1e300", *["--checkpoint", "run"] * saves]) == 2
+    err = capsys.readouterr().err
+    assert "holds numbers that are not finite" in err and ("not saved" in err) == saves
     assert not checkpoints("run")
+
+
+def test_an_evaluation_whose_loss_is_no_number_is_warned_of(alone, capsys):
+    """Parameters that are finite may be too large for any sample."""
+    assert main([*MLP, "--steps", "1", "--lr", "1e30"]) == 0
+    told = "castile: step 1: the loss of held-out samples is not a finite number: look for such numbers in them, or "
+    assert capsys.readouterr().err.count(told) == 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 
@@ -35,6 +34,7 @@ from castile.planner import strategy as strategies
 from castile.planner.step.beside import NORM
 from castile.planner.strategy import Strategy
 from castile.runtime import debug
+from castile.runtime.backends.base import Key
 from castile.runtime.timeline import Timeline
 
 NUM_SAMPLED = 20
@@ -124,9 +124,12 @@ class Training:
                     self.progress.stopped_by = self._stopping.name
                 if self.progress.stopped_by and not self._is_ahead:
                     break
+            done = first + self.progress.num_steps
             if course.saver is not None:
-                self._save_last(first + self.progress.num_steps, course.saver)
+                self._save_last(done, course.saver)
                 course.saver.close()
+            elif self.progress.num_steps:
+                self._check_finite(course.execution.saved(), done)
 
     def _is_asked_to_stop(self, step: int) -> bool:
         with self.course.execution.runner.prompt():
@@ -272,6 +275,9 @@ class Training:
         facts = telling.evaluation(step, judged)
         self.progress.evaluations.append(facts)
         self.log.record("evaluation", **facts)
+        if facts["loss"] is None:
+            why = "the loss of held-out samples is not a finite number: look for such numbers in them"
+            self.say.warn(f"step {step}: {why}, or {SMALLER}")
         # the last is told at the end of the run
         if step < course.num_steps:
             self.say.line(telling.evaluation_line(facts))
@@ -279,7 +285,7 @@ class Training:
     def _save(self, step: int) -> None:
         course, carried = self.course, self.course.execution.saved()
         assert course.saver is not None
-        _check_finite({key: array for key, array in carried.items() if key[0] not in self._constants}, step)
+        self._check_finite(carried, step)
         with course.execution.runner.prompt():
             copied = course.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(course.plan))
         self.progress.copied_seconds += copied.seconds + copied.waited_seconds
@@ -316,6 +322,14 @@ class Training:
         with self.course.execution.runner.prompt():
             return saver.wait()
 
+    def _check_finite(self, carried: Mapping[Key, np.ndarray], step: int) -> None:
+        """Raises UserError for a state that no run could go on from: the loss of its own step may still look well."""
+        constants = self._constants
+        for (region, _, _), array in carried.items():
+            if region not in constants and not numbers.is_finite(array):
+                then = ", which are not saved" if self.course.saver is not None else ""
+                raise UserError(f"step {step}: {region} holds numbers that are not finite{then}: {SMALLER}")
+
     @property
     def _constants(self) -> set[str]:
         """What is carried and never changes: a mask may come with infinities, and is saved with them."""
@@ -342,10 +356,3 @@ class Training:
         if outcome.complete:
             last_words.leave(self._left)
             self.say.line(telling.checkpoint_line(outcome.step, outcome.path, outcome.nbytes, outcome.seconds))
-
-
-def _check_finite(carried: Mapping[Any, np.ndarray], step: int) -> None:
-    """Raises UserError for a state that no run could go on from: the loss of its own step may still look well."""
-    for (region, _, _), array in carried.items():
-        if not numbers.is_finite(array):
-            raise UserError(f"step {step}: {region} holds numbers that are not finite, which are not saved: {SMALLER}")
