@@ -195,7 +195,7 @@ def run(command: Train) -> int:
     course = _course(command, job, dataset, chosen, execution, saved, num_steps)
     with _log(command, job, course, say) as log:
         progress = Training(job, course, log, say).run()
-        log.record("end", step=course.first_step + progress.num_steps, reason=progress.stopped_by or "done")
+        log.record("end", **telling.end(progress, course.first_step))
     facts = telling.facts(job, chosen, progress, course.first_step, told)
     outputs = Outputs()
     if job.leads and progress.sampled:

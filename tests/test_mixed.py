@@ -17,6 +17,7 @@ from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.checkpoints.reader import open_checkpoint
 from castile.launch.jobs.execution import prepare
+from castile.launch.training.training import MOST_SKIPPED
 from castile.launch.typed import optimizers
 from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.cost import CostModel
@@ -220,6 +221,42 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert main([*words, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
+
+
+STEEP = """
+def build(batch=None, dtype="float32"):
+    from castile.planner.graph import Graph
+    from castile.planner.op import Init
+    g = Graph("steep", dtype)
+    x, k = (g.input(name, (batch or 4, 3), "b i") for name in "xk")
+    moved = g.mul("moved", x, g.param("w", (3,), ("i",), Init("ones")))
+    g.minimise(g.sum("loss", g.mul("steeper", g.mul("times", moved, k), k)))
+    return g
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "root", "num_skipped"),
+    [("float16", 1.0, 1), ("float16", 2.0**2, 5), ("float16", 2.0**10, MOST_SKIPPED), ("bfloat16", 2.0**10, 0)],
+)
+def test_steps_that_are_skipped_are_told(
+    dtype: str, root: float, num_skipped: int, alone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the beginning, until the scale fits; where none does that ends the run."""
+    Path("steep.py").write_text(STEEP)
+    np.savez("steep.npz", x=np.full((400, 3), 2.0**-12, "float32"), k=np.full((400, 3), root, "float32"))
+    line = "train steep.py --data numpy:file=steep.npz --batch 4 --lr 1e-9 --search data_parallel --steps 60"
+    line += f" --dtype {dtype} --metrics a.jsonl"
+    status = main(line.split())
+    out, err = capsys.readouterr()
+    end = json.loads(Path("a.jsonl").read_text().splitlines()[-1])
+    if num_skipped == MOST_SKIPPED:
+        assert status == 2 and end["step"] == MOST_SKIPPED and end["reason"] == "gradients are too large for float16"
+        assert f"step {MOST_SKIPPED}: {MOST_SKIPPED} steps in a row were skipped" in err and "--dtype bfloat16" in err
+        return
+    assert (status, end.get("num_skipped", 0), end["step"]) == (0, num_skipped, 60)
+    assert (f"{num_skipped} of 60 steps skipped, whose gradients were too large" in out) == (num_skipped > 0)
+    assert told(capsys, *line.split())["num_skipped"] == num_skipped
 
 
 def test_training_goes_on_in_other_numbers(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,7 @@ class Progress:
     """What training has gone through so far, by step.
 
     losses, seconds, waited   of each step: the loss, wall seconds of running it, and of waiting for its samples
+    num_skipped               how many were skipped, as their gradients were too large for 16 bits (rank 0)
     num_sampled, sampled      how many steps were measured whole, and their timelines (rank 0)
     evaluations, checkpoints  the facts of each
     copied_seconds            how long steps waited for the state to be copied before it is saved
@@ -44,6 +45,7 @@ class Progress:
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     waited: list[float] = field(default_factory=list)
+    num_skipped: int = 0
     num_sampled: int = 0
     sampled: list[Timeline] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -137,6 +139,12 @@ def evaluation_line(facts: dict[str, Any]) -> str:
     return f"step {facts['step']:5d}  held out: {judged(facts)}"
 
 
+def end(progress: Progress, first_step: int) -> dict[str, Any]:
+    """What the last record of a run holds."""
+    facts = {"step": first_step + progress.num_steps, "reason": progress.stopped_by or "done"}
+    return facts | ({"num_skipped": progress.num_skipped} if progress.num_skipped else {})
+
+
 def unjudged_line(step: int, signal: str) -> str:
     """step   100  held out: not judged, as SIGTERM asked to stop"""
     return f"step {step:5d}  held out: not judged, as {signal} asked to stop"
@@ -160,6 +168,7 @@ def facts(job: Job, chosen: Chosen, progress: Progress, first_step: int, run: di
         "num_tasks": chosen.prepared.tasks.num_tasks,
         "first_step": first_step,
         "num_steps": progress.num_steps,
+        "num_skipped": progress.num_skipped,
         "losses": [finite(loss) for loss in progress.losses],
         "waited_seconds": sum(progress.waited),
         "copied_seconds": progress.copied_seconds,
@@ -229,6 +238,9 @@ def text(facts: dict[str, Any]) -> str:
         )
     if facts["num_steps"]:
         lines.append(f"steps waited {ms(facts['waited_seconds'])} for samples in all")
+    if facts.get("num_skipped"):
+        many = report.counted(facts["num_steps"], "step")
+        lines.append(f"{facts['num_skipped']} of {many} skipped, whose gradients were too large for 16 bits")
     if facts["stopped_by"]:
         done = facts["first_step"] + facts["num_steps"]
         lines.append(f"stopped by {facts['stopped_by']} after step {done}: --resume goes on from there")

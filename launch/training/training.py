@@ -31,7 +31,7 @@ from castile.launch.training.feeding import Feeder
 from castile.launch.training.metrics import Metrics
 from castile.launch.training.telling import Progress
 from castile.planner import strategy as strategies
-from castile.planner.step.beside import NORM
+from castile.planner.step.beside import NORM, is_scaled
 from castile.planner.strategy import Strategy
 from castile.runtime import debug
 from castile.runtime.backends.base import Key
@@ -41,6 +41,8 @@ NUM_SAMPLED = 20
 # On a GPU a step that is measured whole is put there task by task, and costs more than others.
 LEAST_BETWEEN = 4
 SMALLER = "train again with a smaller --lr"
+# Of so many steps in a row that are skipped the last two dozen or more had a loss that is not scaled up any more.
+MOST_SKIPPED = 50
 # When the last save is tried again: ten minutes in all.
 AGAIN_SECONDS = (5, 15, 40, 60, 120, 180, 180)
 # Meanwhile it is asked so often whether the job is to stop.
@@ -78,6 +80,8 @@ class Training:
     # Whether the next step may be under way before the results of the last one were looked at; when that one ended.
     _is_ahead: bool = False
     _ended_at: float = 0.0
+    # How many steps up to the last were skipped in a row.
+    _num_skipped: int = 0
 
     def __post_init__(self) -> None:
         # without a place to save to a signal ends the job as it ends any program
@@ -172,8 +176,26 @@ class Training:
         if loss is not None and not math.isfinite(progress.losses[-1]):
             self.log.record("end", step=step + 1, reason="the loss is not a finite number")
             raise UserError(f"step {step + 1}: the loss is not a finite number: {self._to_blame(step, feeder)}")
+        self._look_for_skipped(step + 1)
         if timeline is not None:
             self._sample(step + 1, timeline)
+
+    def _look_for_skipped(self, step: int) -> None:
+        """Count a step that was skipped, where the loss is scaled. Raises UserError where all are from now on."""
+        norm, graph = self.course.execution.output(NORM), self.job.graph
+        if norm is None or not is_scaled(graph, self.job.lowering.updates):
+            return
+        if math.isfinite(norm):
+            self._num_skipped = 0
+            return
+        self.progress.num_skipped += 1
+        self._num_skipped += 1
+        if self._num_skipped == MOST_SKIPPED:
+            self.log.record("end", step=step, reason=f"gradients are too large for {graph.dtype}")
+            raise UserError(
+                f"step {step}: {MOST_SKIPPED} steps in a row were skipped, since gradients are too large for "
+                f"{graph.dtype} where the loss is not scaled up, too: train with --dtype bfloat16 or float32"
+            )
 
     def _begin_next(self, step: int, feeder: Feeder) -> None:
         """What is done for the next step while one is under way."""
