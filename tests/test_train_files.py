@@ -91,6 +91,27 @@ def test_who_is_asked_to_stop_tries_no_longer(alone, capsys, monkeypatch):
     assert "castile: what was trained since is lost: the checkpoint of step 4, " in err
 
 
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("has_room", [True, False])
+def test_who_is_stopped_is_told_which_checkpoint_there_is(has_room, before, alone, capsys, monkeypatch):
+    def write(disk, descriptor, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def after(stopping, step):
+        stopping.name = "SIGTERM"
+        return step == 3
+
+    if before:
+        told(capsys, "--steps", str(before), "--checkpoint", "run")
+    if not has_room:
+        monkeypatch.setattr(Disk, "write", write)
+    monkeypatch.setattr("castile.launch.training.training.Stopping.after", after)
+    assert main([*MLP, "--steps", "8", "--checkpoint", "run", "--resume"]) == (0 if has_room else 2)
+    there = 4 if has_room else before
+    left = f"--resume goes on from run/step-{there:08}" if there else "nothing is saved"
+    assert f"stopped by SIGTERM after step 4: {left}\n" in capsys.readouterr().out
+
+
 def test_a_folder_that_is_gone_ends_no_training(alone, capsys, monkeypatch):
     real = Training._save
 

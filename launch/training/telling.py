@@ -36,6 +36,7 @@ class Progress:
     evaluations, checkpoints  the facts of each
     copied_seconds            how long steps waited for the state to be copied before it is saved
     pace                      samples a second in the last step, its samples' loading included
+    latest                    the checkpoint that a run would go on from, "" for none
     stopped_by                the signal that ended training early, "" for none
     unsaved                   why what was trained last could not be saved (rank 0), "" where nothing is to be told
     remarks                   what is worth knowing of how rank 0 runs steps
@@ -52,6 +53,7 @@ class Progress:
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     copied_seconds: float = 0.0
     pace: float = 0.0
+    latest: str = ""
     stopped_by: str = ""
     unsaved: str = ""
     remarks: list[str] = field(default_factory=list)
@@ -175,6 +177,7 @@ def facts(job: Job, chosen: Chosen, progress: Progress, first_step: int, run: di
         "stopped_by": progress.stopped_by,
         "evaluations": progress.evaluations,
         "checkpoints": progress.checkpoints,
+        "latest_checkpoint": progress.latest,
         "peak_bytes": [int(b) for b in chosen.prepared.packing.peak_bytes],
         "workspace_bytes": progress.workspace_bytes,
         "remarks": progress.remarks,
@@ -243,7 +246,9 @@ def text(facts: dict[str, Any]) -> str:
         lines.append(f"{facts['num_skipped']} of {many} skipped, whose gradients were too large for 16 bits")
     if facts["stopped_by"]:
         done = facts["first_step"] + facts["num_steps"]
-        lines.append(f"stopped by {facts['stopped_by']} after step {done}: --resume goes on from there")
+        there = facts["latest_checkpoint"]
+        left = f"--resume goes on from {there}" if there else "nothing is saved"
+        lines.append(f"stopped by {facts['stopped_by']} after step {done}: {left}")
     if "num_held_out" in facts:
         lines.append(f"held out: {judged(facts['evaluations'][-1])}")
     lines += [f"{what}: {path}" for what, path in facts["files"].items()]

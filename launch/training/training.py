@@ -132,6 +132,7 @@ class Training:
             if course.saver is not None:
                 self._save_last(done, course.saver)
                 course.saver.close()
+                self.progress.latest = str(course.saver.latest or "")
             elif self.progress.num_steps:
                 self._check_finite(course.execution.saved(), done)
 
