@@ -378,7 +378,8 @@ def _log(command: Train, job: Job, course: Course, say: Speaker) -> metrics.Metr
     if not job.leads:
         return metrics.Metrics()
     log = metrics.start(command.metrics, command.tensorboard, command.resume, say.warn)
-    beside = [Path(command.metrics).with_suffix(f".{RESOLVED}")] if command.metrics else []
+    has_place = command.metrics and not files.is_stream(Path(command.metrics))
+    beside = [Path(command.metrics).with_suffix(f".{RESOLVED}")] if has_place else []
     beside += [Path(command.checkpoint) / RESOLVED] if command.checkpoint else []
     runfile.write(beside, command, HOW_SHOWN, say.warn)
     log.record(

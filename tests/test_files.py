@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +104,13 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
         assert os.read(reader, 100) == b"all" and path.is_fifo()
     finally:
         os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_one"), [("/dev/stderr", True), ("/dev/fd/1", True), ("/dev/shm/a.jsonl", False), ("a.jsonl", False)]
+)
+def test_what_lies_among_devices_is_a_stream_but_for_files_in_memory(path, is_one):
+    assert files.is_stream(Path(path)) == is_one
 
 
 PLAN = "plan mlp --machine local:procs=2 --search data_parallel"

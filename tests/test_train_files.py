@@ -54,6 +54,20 @@ def test_a_run_goes_on_without_the_run_files_that_cannot_be_written(alone, capsy
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+def test_records_go_where_streams_go_and_nothing_lies_beside_them(resume, alone):
+    pipe = alone / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert main([*MLP, "--steps", "3", "--checkpoint", "run", "--metrics", "pipe", *resume]) == 0
+        kinds = [json.loads(line)["kind"] for line in os.read(reader, 1 << 16).splitlines()]
+    finally:
+        os.close(reader)
+    assert kinds == ["run", "step", "step", "step", "checkpoint", "evaluation", "end"]
+    assert (alone / "run/resolved.toml").exists() and not list(alone.glob("pipe.*"))
+
+
 def measured(path):
     return set(sqlite3.connect(path).execute("SELECT * FROM measurement"))
 

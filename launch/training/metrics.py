@@ -9,6 +9,7 @@ import json
 import math
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -72,12 +73,14 @@ class Lines(Sink):
     def __init__(self, path: str, resume: bool) -> None:
         """After those lines that are there when resuming, in place of them otherwise."""
         super().__init__(Path(path), f"--metrics {path}")
+        # What is no file on a disk has nothing to mend or to cut.
+        if not stat.S_ISREG(os.fstat(self._file).st_mode):
+            return
         if resume:
             mend(path)
-            return
-        # What is no file on a disk has nothing to cut.
-        with suppress(OSError):
-            os.ftruncate(self._file, 0)
+        else:
+            with suppress(OSError):
+                os.ftruncate(self._file, 0)
 
     def record(self, record: Mapping[str, Any]) -> None:
         self.write(json.dumps(_without_nan(record), allow_nan=False).encode() + b"\n")

@@ -144,4 +144,6 @@ def _remove_left(file: Path) -> None:
 def is_stream(path: Path) -> bool:
     """Whether a path is a device, a pipe or the like: what is written there takes no file's place."""
     # /dev/stdout may lead to a file, which is not this command's to replace while others write to it
-    return Path("/dev") in path.absolute().parents or (path.exists() and not path.is_file())
+    folders = path.absolute().parents
+    is_device = Path("/dev") in folders and Path("/dev/shm") not in folders
+    return is_device or (path.exists() and not path.is_file())
