@@ -20,9 +20,10 @@ from castile.launch import launch
 from castile.launch.__main__ import main
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints.folder import checkpoints, latest
-from castile.launch.jobs.execution import initial
+from castile.launch.jobs.execution import Execution, initial
 from castile.launch.models import parse
 from castile.launch.processes.stopping import Stopping
+from castile.launch.reports import report
 from castile.launch.training import evaluate
 from castile.planner import strategy as strategies
 from castile.planner.families.updates import Updates
@@ -365,6 +366,20 @@ def test_records_are_what_the_screen_says(alone, capsys):
     assert [r["step"] for r in records(alone / "a.jsonl", "checkpoint")] == [4, 8]
     assert records(alone / "a.jsonl", "end") == [{"kind": "end", "step": 8, "reason": "done"}]
     assert facts["held_out_loss"] == ends[-1]["loss"]
+
+
+def test_lines_tell_the_pace_with_what_samples_take_to_load(alone, capsys, monkeypatch):
+    feed = Execution.feed
+
+    def slow(*args):
+        time.sleep(0.05)
+        feed(*args)
+
+    monkeypatch.setattr(Execution, "feed", slow)
+    assert main([*MLP, "--steps", "3", "--metrics", "a.jsonl"]) == 0
+    lines = re.findall(r"^step .* \| ([\d.]+k? samples/s) \|", capsys.readouterr().out, re.MULTILINE)
+    paces = [r["samples_per_second"] for r in records(alone / "a.jsonl", "step")]
+    assert lines == [report.pace(pace) for pace in paces] and max(paces) <= 64 / 0.05
 
 
 def test_rates_go_as_the_schedule_says(alone, capsys):

@@ -31,11 +31,11 @@ class Progress:
     """What training has gone through so far, by step.
 
     losses, seconds, waited   of each step: the loss, wall seconds of running it, and of waiting for its samples
+    paces                     of each step: samples a second, its samples' loading included
     num_skipped               how many were skipped, as their gradients were too large for 16 bits (rank 0)
     num_sampled, sampled      how many steps were measured whole, and their timelines (rank 0)
     evaluations, checkpoints  the facts of each
     copied_seconds            how long steps waited for the state to be copied before it is saved
-    pace                      samples a second in the last step, its samples' loading included
     latest                    the checkpoint that a run would go on from, "" for none
     stopped_by                the signal that ended training early, "" for none
     unsaved                   why what was trained last could not be saved (rank 0), "" where nothing is to be told
@@ -46,13 +46,13 @@ class Progress:
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     waited: list[float] = field(default_factory=list)
+    paces: list[float] = field(default_factory=list)
     num_skipped: int = 0
     num_sampled: int = 0
     sampled: list[Timeline] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     copied_seconds: float = 0.0
-    pace: float = 0.0
     latest: str = ""
     stopped_by: str = ""
     unsaved: str = ""
@@ -63,11 +63,12 @@ class Progress:
     def num_steps(self) -> int:
         return len(self.losses)
 
-    def add(self, loss: float, seconds: float, waited: float) -> None:
+    def add(self, loss: float, seconds: float, waited: float, pace: float) -> None:
         """A step is done."""
         self.losses.append(loss)
         self.seconds.append(seconds)
         self.waited.append(waited)
+        self.paces.append(pace)
 
 
 def plan_text(job: Job, chosen: Chosen) -> str:
@@ -114,7 +115,7 @@ def step_line(job: Job, step: int, progress: Progress, prepared: Prepared, last:
     """step 120  loss 2.3140 | 41.200 ms (sim 39.800, +3.5 %) | 12.4k samples/s | mem 3.1 GiB/139.0 GiB"""
     seconds, simulated_seconds = float(np.median(progress.seconds[-last:])), prepared.simulated.seconds
     off = 100 * (seconds / simulated_seconds - 1)
-    rate = job.graph.batch / seconds
+    rate = float(np.median(progress.paces[-last:]))
     fullest = int(prepared.packing.peak_bytes.argmax())
     processor = job.machine.processors[fullest]
     used, there = int(prepared.packing.peak_bytes[fullest]), processor.memory_bytes - processor.reserved_bytes

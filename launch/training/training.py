@@ -122,7 +122,7 @@ class Training:
             bar = stack.enter_context(self.say.bar(first, last))
             for step in range(first, last):
                 self._step(step, feeder)
-                bar.step(step + 1, self.progress.losses[-1], self.progress.pace)
+                bar.step(step + 1, self.progress.losses[-1], self.progress.paces[-1])
                 self._after(step + 1)
                 if course.saver is not None and not self.progress.stopped_by and self._is_asked_to_stop(step):
                     self.progress.stopped_by = self._stopping.name
@@ -171,8 +171,8 @@ class Training:
             execution.run(meanwhile)
         self._ended_at = done = time.perf_counter()
         loss = execution.output(self.job.graph.loss)
-        progress.add(float(loss) if loss is not None else math.nan, done - ready, feeder.waited_seconds - waited)
-        progress.pace = self.job.graph.batch / (done - begun)
+        lost, pace = feeder.waited_seconds - waited, self.job.graph.batch / (done - begun)
+        progress.add(float(loss) if loss is not None else math.nan, done - ready, lost, pace)
         self._record(step + 1, rate)
         if loss is not None and not math.isfinite(progress.losses[-1]):
             self.log.record("end", step=step + 1, reason="the loss is not a finite number")
@@ -243,7 +243,7 @@ class Training:
         self.log.record(
             "step", step=step, samples=step * batch, loss=progress.losses[-1], rate=rate,
             step_seconds=progress.seconds[-1], simulated_seconds=prepared.simulated.seconds,
-            samples_per_second=progress.pace, peak_bytes=int(prepared.packing.peak_bytes.max()),
+            samples_per_second=progress.paces[-1], peak_bytes=int(prepared.packing.peak_bytes.max()),
             waited_seconds=progress.waited[-1], **clipped,
         )  # fmt: skip
 
