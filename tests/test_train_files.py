@@ -14,6 +14,7 @@ import pytest
 from castile.launch.__main__ import main
 from castile.launch.checkpoints.disk import Disk
 from castile.launch.checkpoints.folder import latest
+from castile.launch.processes.ranks import UserError
 from castile.launch.training.training import Training
 from tests.runs import MLP, losses, records, told
 
@@ -124,6 +125,28 @@ def test_who_is_stopped_is_told_which_checkpoint_there_is(has_room, before, alon
     there = 4 if has_room else before
     left = f"--resume goes on from run/step-{there:08}" if there else "nothing is saved"
     assert f"stopped by SIGTERM after step 4: {left}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (UserError("mend this"), 2)])
+def test_what_breaks_a_run_off_leaves_the_save_that_is_under_way(end, status, alone, capsys, monkeypatch):
+    write, step_once = Disk.write, Training._step
+
+    def slowly(*args):
+        time.sleep(0.2)
+        return write(*args)
+
+    def step_or_end(training, step, feeder):
+        if step == 5:
+            raise end
+        step_once(training, step, feeder)
+
+    monkeypatch.setattr(Disk, "write", slowly)
+    monkeypatch.setattr(Training, "_step", step_or_end)
+    assert main([*MLP, "--steps", "8", "--checkpoint", "run", "--checkpoint-every", "5"]) == status
+    out, err = capsys.readouterr()
+    assert latest("run").step == 5 and "step     5  saved in run/step-00000005: " in out
+    told = "ended after step 5: with --resume the same command goes on from run/step-00000005"
+    assert err.endswith(f"castile: {told if status == 130 else 'mend this'}\n")
 
 
 def test_a_folder_that_is_gone_ends_no_training(alone, capsys, monkeypatch):

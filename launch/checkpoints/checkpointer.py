@@ -109,6 +109,11 @@ class Checkpointer:
         """The checkpoint that the run would go on from now, None where it has none."""
         return self.folder / folders.name_of(self._saved_step) if self._saved_step else None
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is under way."""
+        return self._save is not None
+
     def due(self, step: int) -> bool:
         """Whether the state after that many steps is to be saved."""
         return step % self.every_steps == 0 and step > self._saved_step

@@ -91,7 +91,11 @@ class Training:
         """Train. Raises UserError where the loss is no finite number, and Ended for Ctrl-C."""
         try:
             return self._run()
+        except Exception:
+            self._end_save()
+            raise
         except KeyboardInterrupt:
+            self._end_save()
             done = self.course.first_step + self.progress.num_steps
             raise Ended(signal.SIGINT, f"ended after step {done}: {self._left}") from None
 
@@ -107,6 +111,15 @@ class Training:
                 with self.say.under_way(f"evaluating on {many}") as advance:
                     self._evaluate(self._last, advance)
         return progress
+
+    def _end_save(self) -> None:
+        """Before the run breaks off let the save that is under way become a checkpoint. Of several ranks others may be
+        elsewhere, and none waits for them.
+        """
+        saver = self.course.saver
+        if saver is not None and saver.is_saving and self.job.comm.size == 1:
+            self.say.note("ending the save that is under way")
+            self._told(saver.wait(), "")
 
     @property
     def _last(self) -> int:
