@@ -60,6 +60,22 @@ def test_an_epoch_is_gone_through_once(tmp_path):
     assert np.concatenate(taken).tolist() == [n % 30 for n in range(84)] and begun == [0, 1, 2]
 
 
+@given(st.lists(st.integers(0, 89), min_size=1, max_size=20, unique=True))
+def test_a_function_that_begins_anywhere_makes_no_sample_that_nobody_asked_for(numbers):
+    made = []
+
+    def samples(seed, epoch, start):
+        for n in range(start, 30):
+            made.append(30 * epoch + n)
+            yield {"x": 30 * epoch + n}
+
+    stream = Stream("mine.py", samples, 0, 30)
+    made.clear()
+    for number in sorted(numbers):
+        assert stream.take({"x": np.array([number])})["x"].tolist() == [number]
+    assert made == sorted(numbers)
+
+
 def test_inputs_may_want_different_samples(shuffled):
     found = shuffled.take(1, 10, {"x": np.array([0, 1]), "id": np.array([4, 9])})
     ids = expected(10, 20)

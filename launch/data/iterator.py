@@ -11,7 +11,7 @@ What the file gives:
 Training position is a count of samples: position p is sample p modulo `length` of epoch p divided by `length`. To
 resume there, samples(seed, epoch) is begun and what comes before is passed over; a function that takes a third
 parameter, samples(seed, epoch, start), begins at that sample itself. Every rank goes through all samples and keeps its
-own.
+own; a function that begins anywhere is begun at these.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def load(seed: int, *, file: str = "", length: int = 0) -> Dataset:
 class Stream:
     """Samples in the order in which a function yields them; number n is sample n modulo the length of its epoch.
 
-    Going on is cheap, going back begins the epoch anew.
+    Going on is cheap, going back begins the epoch anew, and so does passing samples over where it can begin at any.
     """
 
     def __init__(self, file: str, function: Callable[..., Any], seed: int, length: int) -> None:
@@ -98,9 +98,11 @@ class Stream:
         return "sample {1} of epoch {0}".format(*divmod(number, self._length))
 
     def _sample(self, number: int) -> Sample:
-        """Sample `number`, reached from the last one where that lies before it in the same epoch."""
+        """Sample `number`, reached from the last one where that lies before it in the same epoch and none between is
+        made in vain.
+        """
         epoch, within = divmod(number, self._length)
-        if epoch != self._epoch or within < self._within:
+        if epoch != self._epoch or within < self._within or (self._seeks and within > self._within):
             self._begin(epoch, within if self._seeks else 0)
         while self._within < within:
             self._advance()
