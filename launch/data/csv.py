@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
@@ -33,7 +34,12 @@ MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "NULL"})
 READS = (".csv", ".csv.gz", ".csv.zip")
 # cells become numbers so many rows at a time: whole columns of text would fill the memory
 ROWS_AT_ONCE = 2**14
-COMPARISONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
+# so many of a column's cells are told where none is what was meant
+MOST_TOLD = 8
+# and so many are looked at for one like it: of millions that takes long
+MOST_LIKE = 1000
+Comparison = Callable[[np.ndarray, float], np.ndarray]
+COMPARISONS: dict[str, Comparison] = {
     ">": operator.gt,
     ">=": operator.ge,
     "<": operator.lt,
@@ -57,7 +63,8 @@ def load(
 
     file         .csv, .csv.gz or .csv.zip, with the columns' names in its first row
     label        a column: its number; with `positive` 1 or 0; with `classes` its value's number among all, in order
-    positive     what makes the label 1: >15, >=15, <15, <=15 for a column of numbers, or the very text of the cell
+    positive     what makes the label 1: >15, >=15, <15, <=15 for a column of numbers, or the very text of the cell; one
+                 that no row has is refused
     categories   columns joined by +; a value's number is its rank by frequency among the rows to train on, from 1 on.
                  0 is for values seen there in fewer than `rare` rows, or never
     numbers      columns joined by +; each has mean 0 and deviation 1 over the rows to train on. Where neither is given
@@ -147,8 +154,12 @@ class Texts:
         return np.array([ranks[text] for text in self.seen], np.int32)[np.concatenate(self.parts)]
 
     def equal(self, text: str) -> np.ndarray:
-        """Where the cell is this very text."""
-        return np.concatenate(self.parts) == self.seen.get(text, -1)
+        """Where the cell is this very text. Raises ValueError, in words that say what cells there are, for none."""
+        if text not in self.seen:
+            some = ", ".join(map(repr, islice(self.seen, MOST_TOLD))) + (", ..." if len(self.seen) > MOST_TOLD else "")
+            near = suggestion(text, list(islice(self.seen, MOST_LIKE)))
+            raise ValueError(f"no cell is {text!r}{near or f': there are {some}'}")
+        return np.concatenate(self.parts) == self.seen[text]
 
 
 @dataclass
@@ -166,6 +177,14 @@ class Figures:
 
     def values(self) -> np.ndarray:
         return np.concatenate(self.parts)
+
+    def compared(self, compare: Comparison, bound: float) -> np.ndarray:
+        """Where a comparison with this holds. Raises ValueError, in words that say how far cells go, for nowhere."""
+        values = self.values()
+        found = compare(values, bound)
+        if not found.any():
+            raise ValueError(f"no cell is: they go from {values.min():g} to {values.max():g}")
+        return found
 
     def standardised(self, train: np.ndarray) -> np.ndarray:
         """The numbers with mean 0 and deviation 1 over the rows `train`, 0 where those are all the same; float32."""
@@ -189,12 +208,20 @@ class _Label:
         compared = re.fullmatch(r"([<>]=?)(.*)", positive)
         if positive and not compared:
             texts = Texts()
-            return cls(texts, lambda: _as_label(texts.equal(positive)))
+            return cls(texts, lambda: _as_label(_some(name, positive, lambda: texts.equal(positive))))
         figures = Figures()
         if not compared:
             return cls(figures, lambda: _as_label(figures.values()))
         compare, bound = COMPARISONS[compared[1]], _bound(compared[2], positive)
-        return cls(figures, lambda: _as_label(compare(figures.values(), bound)))
+        return cls(figures, lambda: _as_label(_some(name, positive, lambda: figures.compared(compare, bound))))
+
+
+def _some(name: str, positive: str, found: Callable[[], np.ndarray]) -> np.ndarray:
+    """Where labels are 1. Raises ValueError where none is, which any model would learn at once."""
+    try:
+        return found()
+    except ValueError as error:
+        raise ValueError(f"data set csv: positive={positive}: in column {name!r} {error}") from error
 
 
 def _as_label(values: np.ndarray) -> np.ndarray:
