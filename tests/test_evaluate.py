@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from functools import cache
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from castile.launch import models
 from castile.launch.jobs.execution import Execution, feed_from, prepare
+from castile.launch.training import telling
 from castile.launch.training.evaluate import HeldOut, adapted, auc, judge, labels_of
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
@@ -162,6 +164,37 @@ def test_batches_are_judged_as_all_of_their_samples_together(sizes: list[int], s
             whole.accuracy,
             whole.auc,
         )
+
+
+@given(st.lists(st.sampled_from([1.0, -1.0, np.nan, np.inf]), min_size=1, max_size=9), st.integers(0, 4), st.booleans())
+def test_what_is_no_number_is_never_right(drawn: list[float], label: int, is_masked: bool) -> None:
+    """A class that is masked by an infinitely low score is."""
+    two, unreal = Graph("two", "float64"), sum(not np.isfinite(score) for score in drawn)
+    x, y = two.input("x", (1, 1), "b i"), two.input("y", (1, 1), "b i")
+    two.minimise(two.bce("loss", two.linear("fc", x, features=1), y))
+    classes = np.zeros((len(drawn), 5))
+    classes[:, label], classes[:, label - 1] = np.abs(drawn), -np.inf if is_masked else -1
+    binary = np.array(drawn)[:, None], np.isnan(drawn)[:, None] | (np.array(drawn) > 0)[:, None]
+    for graph, scores, truth in (
+        (build(False), classes, np.full(len(drawn), label)),
+        (two, binary[0], binary[1].astype(float)),
+    ):
+        judged = judge(graph, [(scores, truth)], len(drawn))
+        assert judged is not None and judged.num_not_finite == unreal
+        assert judged.accuracy == pytest.approx(1 - unreal / len(drawn))
+        facts = telling.quality(judged)
+        json.dumps(facts, allow_nan=False)
+        assert ("without a finite loss" in telling.judged(facts | {"num_samples": len(drawn)})) == bool(unreal)
+
+
+def test_a_probability_that_came_out_as_one_has_a_loss() -> None:
+    g = Graph("ends in a sigmoid", "float64")
+    x, y = g.input("x", (2, 1), "b i"), g.input("y", (2, 1), "b i")
+    made = g.sigmoid("p", g.linear("fc", x, features=1))
+    g.minimise(g.mse("loss", made, y))
+    g.outputs = [made.name]
+    judged = judge(g, [(np.array([[1.0], [0.0]]), np.array([[1.0], [0.0]]))], 2)
+    assert judged is not None and judged.num_not_finite == 0 and np.isfinite(judged.loss)
 
 
 def test_scores_of_one_batch_at_a_time_are_held() -> None:

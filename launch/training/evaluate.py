@@ -28,15 +28,18 @@ from castile.runtime.backends.base import State
 class HeldOut:
     """How the model does on samples that it was not trained on.
 
-    loss       a prediction's, in nats where it is a cross-entropy, else its squared error
-    accuracy   share of right predictions, None where there is no right and wrong
-    auc        area under the receiver's operating curve, of models that tell two classes apart
+    loss             a prediction's, in nats where it is a cross-entropy, else its squared error
+    accuracy         share of right predictions, None where there is no right and wrong
+    auc              area under the receiver's operating curve, of models that tell two classes apart; None where some
+                     scores are in no order
+    num_not_finite   predictions whose loss is no finite number: they are not right
     """
 
     loss: float
     num_samples: int
     accuracy: float | None = None
     auc: float | None = None
+    num_not_finite: int = 0
 
 
 def truth(job: Job, samples: Samples) -> str | None:
@@ -199,6 +202,8 @@ def _fits(output: Tensor, truth: Tensor) -> bool:
     return prod(output.shape) % prod(truth.shape) == 0
 
 
+# What is no finite number is counted and told, and not warned of by what met it.
+@np.errstate(over="ignore", invalid="ignore")
 def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_samples: int) -> HeldOut | None:
     """What outputs are worth beside the truth, batch by batch; None where there are none.
 
@@ -207,7 +212,7 @@ def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_sam
     that is no class.
     """
     is_binary = any(node.op.name == "bce" for node in graph.nodes.values())
-    total, right, count = 0.0, 0, 0
+    total, right, count, unreal = 0.0, 0, 0, 0
     logits: list[tuple[np.ndarray, np.ndarray]] = []
     is_told = is_binary
     for batch, truth in pieces:
@@ -228,11 +233,14 @@ def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_sam
             hits = (expit(scores) > 0.5) == (truth > 0.5)
             if is_binary:
                 logits.append((scores, truth > 0.5))
-        total, right, count = total + float(losses.sum()), right + int(hits.sum()), count + losses.size
+        # not scores: one that is infinitely low may be a mask's
+        real = np.isfinite(losses)
+        total, right = total + float(losses.sum()), right + int((hits & real).sum())
+        count, unreal = count + losses.size, unreal + int((~real).sum())
     if not count:
         return None
     area = auc(*map(np.concatenate, zip(*logits, strict=True))) if logits else None
-    return HeldOut(total / count, num_samples, right / count if is_told else None, area)
+    return HeldOut(total / count, num_samples, right / count if is_told else None, area, unreal)
 
 
 def _logits(graph: Graph, outputs: np.ndarray) -> np.ndarray:
@@ -241,19 +249,25 @@ def _logits(graph: Graph, outputs: np.ndarray) -> np.ndarray:
     last = next(iter(graph.outputs), "")
     while ends.get(last) == "reshape":
         last = graph.nodes[last].inputs[0]
-    with np.errstate(divide="ignore"):
-        if ends.get(last) == "softmax":
-            return np.log(np.maximum(outputs, np.finfo(np.float32).tiny))
-        return np.log(outputs) - np.log1p(-outputs) if ends.get(last) == "sigmoid" else outputs
+    if ends.get(last) == "softmax":
+        return np.log(np.maximum(outputs, np.finfo(np.float32).tiny))
+    if ends.get(last) == "sigmoid":
+        # what came out as 0 or 1 was near it
+        outputs = np.clip(outputs, np.finfo(np.float32).tiny, 1 - np.finfo(np.float64).epsneg)
+        return np.log(outputs) - np.log1p(-outputs)
+    return outputs
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
-    """How often a positive sample scores above a negative one, ties counting half (Hanley and McNeil, 1982)."""
+    """How often a positive sample scores above a negative one, ties counting half (Hanley and McNeil, 1982).
+
+    None where there are not both, or a score is NaN, which is in no order.
+    """
     # slow to import, and few models tell two classes apart
     from scipy.stats import rankdata
 
     ranks, chosen = rankdata(scores.ravel()), positive.ravel()
     num_positive, num_negative = int(chosen.sum()), int((~chosen).sum())
-    if not num_positive or not num_negative:
+    if not num_positive or not num_negative or np.isnan(ranks).any():
         return None
     return float((ranks[chosen].sum() - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative))

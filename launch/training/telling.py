@@ -132,8 +132,11 @@ def evaluation(step: int, judged: HeldOut) -> dict[str, Any]:
 
 
 def quality(judged: HeldOut) -> dict[str, Any]:
-    """The figures that the model has of these: its loss, None where that is no number, accuracy, area."""
-    facts = {"loss": finite(judged.loss), "accuracy": judged.accuracy, "auc": judged.auc}
+    """The figures that the model has of these: its loss, None where that is no number, accuracy, area, and of how many
+    predictions the loss is no number.
+    """
+    unreal = judged.num_not_finite or None
+    facts = {"loss": finite(judged.loss), "accuracy": judged.accuracy, "auc": judged.auc, "num_not_finite": unreal}
     return {name: value for name, value in facts.items() if value is not None or name == "loss"}
 
 
@@ -266,4 +269,6 @@ def judged(facts: dict[str, Any]) -> str:
         words.append(f"area under the curve {facts['auc']:.4f}")
     if facts["loss"] is not None:
         words.append(f"loss {facts['loss']:.4f}")
+    if "num_not_finite" in facts:
+        words.append(f"{report.counted(facts['num_not_finite'], 'prediction')} without a finite loss")
     return ", ".join(words)
