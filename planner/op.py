@@ -82,6 +82,8 @@ class Op:
     told: ClassVar[bool] = False
     # Operands of whole numbers that stand for places along axes: which operand, and the names of the axes.
     numbering: ClassVar[tuple[tuple[int, str], ...]] = ()
+    # Operands whose numbers lie from 0 to 1.
+    shares: ClassVar[tuple[int, ...]] = ()
 
     def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
         """The axis line for these inputs; override it where it depends on their shapes (broadcasting)."""

@@ -91,6 +91,26 @@ def test_the_batch_that_has_it_is_told(where: int, number: int, held_out: bool, 
         numbers.check(graph, data)
 
 
+@given(st.integers(0, 9), st.sampled_from([-1.0, 1.5, 2.0, np.inf]), st.booleans(), st.booleans())
+def test_what_is_no_share_is_told_where_the_loss_takes_shares(
+    where: int, number: float, held_out: bool, trained: bool
+) -> None:
+    """Labels 1 and 2 of a binary cross-entropy would all be right, at a loss below any bound."""
+    graph = Graph("two")
+    x, y = graph.input("x", (2, 3), "b i"), graph.input("y", (2, 1), "b o")
+    graph.minimise(graph.bce("loss", graph.linear("fc", x, features=1), graph.reshape("same", y, "b o -> b (o)")))
+    fine = np.linspace(0, 1, 10, dtype=np.float32)[:, None]
+    wrong = fine.copy()
+    wrong[where] = number
+    xs = np.zeros((10, 3), np.float32)
+    parts = [Arrays({"x": xs, "y": label}) for label in ((fine, wrong) if held_out else (wrong, fine))]
+    numbers.check(graph, Dataset("mine", 0, *[parts[not held_out]] * 2), trained)
+    kind = "held-out " if held_out else ""
+    told = f"{kind}sample {where}, counted from 0, has {number} in 'y', where loss takes 0 to 1: number two classes"
+    with pytest.raises(UserError, match=re.escape(told)):
+        numbers.check(graph, Dataset("mine", 0, *parts), trained)
+
+
 def test_labels_are_looked_at_before_this_host_is_measured(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hosts, "measured", None)

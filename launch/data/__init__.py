@@ -45,13 +45,14 @@ class Samples(Protocol):
 class Taken(NamedTuple):
     """What is to be taken of one input of a sample: its shape, and below what each of its whole numbers is to be.
 
-    whole   whether its numbers are whole
+    whole   whether its numbers are whole. share: whether they lie from 0 to 1
     below   in the shape of a sample; None where they are not, or some of them number nothing
     """
 
     shape: tuple[int, ...]
     whole: bool = False
     below: np.ndarray | None = None
+    share: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,8 @@ TRUTHS = 2
 
 
 def load(seed: int, *, takes: Mapping[str, Taken], samples: int = 10_000, held_out: float = 0.05) -> Dataset:
-    """each input of the model in its shape: float32 of mean 0 and deviation 1, or int32 below what it may be.
+    """each input of the model in its shape: float32 of mean 0 and deviation 1, or from 0 to 1 where it has to lie
+    there, or int32 below what it may be.
 
     held_out   the share of the samples, at least one
     Raises ValueError where there are fewer than two samples.
@@ -32,7 +33,7 @@ def load(seed: int, *, takes: Mapping[str, Taken], samples: int = 10_000, held_o
 
 def _line(seed: int, name: str, taken: Taken, samples: int) -> np.ndarray:
     length = (prod(taken.shape) + samples,)
-    if not taken.whole:
+    if not taken.whole and not taken.share:
         return rng.normal(seed, f"synthetic {name}", length).astype(np.float32)
     return rng.uniform(seed, f"synthetic {name}", length)
 
@@ -65,5 +66,5 @@ class Drawn:
         taken = self.takes[name]
         shown = windows(self.lines[name], taken.shape, places)
         if not taken.whole:
-            return shown
+            return shown.astype(np.float32, copy=False)
         return np.floor(shown * (TRUTHS if taken.below is None else taken.below)).astype(np.int32)

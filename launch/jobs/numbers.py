@@ -7,7 +7,7 @@ It does not know where samples come from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -25,12 +25,15 @@ MOST_BATCHES = 1000
 # Of numbers that are not whole so many bytes are: a few hundredths of a second, too.
 MOST_BYTES = 2**26
 MEND = "mend such samples or leave them out"
+WITHIN = "number two classes 0 and 1, as positive= of a csv does, or name the share of one"
 NONE_IGNORED = (
     "no number is ignored, as -100 is elsewhere: leave such samples out, or number such places as a class or token of "
     "their own"
 )
 # More than anything has numbers for.
 UNKNOWN = 2**62
+# Operators that leave each number as it is.
+MOVED = ("reshape", "transpose")
 
 
 def taken(graph: Graph) -> dict[str, Taken]:
@@ -41,7 +44,19 @@ def taken(graph: Graph) -> dict[str, Taken]:
 def _taken(graph: Graph, name: str) -> Taken:
     tensor = graph.tensors[name]
     whole = np.issubdtype(tensor.dtype, np.integer)
-    return Taken(tensor.shape[1:], whole, _below(graph, name) if whole else None)
+    return Taken(tensor.shape[1:], whole, _below(graph, name) if whole else None, name in _shares(graph))
+
+
+def _shares(graph: Graph) -> dict[str, Node]:
+    """The inputs whose numbers have to lie from 0 to 1, and the node for which they do."""
+    found = {}
+    for node in graph.nodes.values():
+        for name in (node.inputs[operand] for operand in node.op.shares):
+            while (made := graph.nodes.get(name)) is not None and made.op.name in MOVED:
+                name = made.inputs[0]
+            if name in graph.inputs:
+                found[name] = node
+    return found
 
 
 def _below(graph: Graph, name: str) -> np.ndarray | None:
@@ -60,8 +75,8 @@ def _below(graph: Graph, name: str) -> np.ndarray | None:
 
 
 def check(graph: Graph, dataset: Dataset, trained: bool = True) -> None:
-    """Raises UserError, with what the model takes, for a sample with a number that stands for nothing there, or where
-    the model is trained, with what is no number at all.
+    """Raises UserError, with what the model takes, for a sample with a number that stands for nothing there, with one
+    beyond 0 and 1 where the model takes shares, or where it is trained, with what is no number at all.
 
     Looked at are the first samples for training and of those held out; of samples that come one after another, the
     first batch.
@@ -69,7 +84,10 @@ def check(graph: Graph, dataset: Dataset, trained: bool = True) -> None:
     known = [name for name in graph.inputs if name in dataset.shapes]
     whole = [name for name in known if np.issubdtype(graph.tensors[name].dtype, np.integer)]
     real = [name for name in known if trained and name not in whole]
-    nodes, most = _nodes(graph, whole), MOST_BYTES // max(sum(4 * prod(graph.tensors[name].shape) for name in real), 1)
+    shares = {name: node for name, node in _shares(graph).items() if name in known and name not in whole}
+    looked_at = {*real, *shares}
+    nodes, size = _nodes(graph, whole), sum(4 * prod(graph.tensors[name].shape) for name in looked_at)
+    most = MOST_BYTES // max(size, 1)
     parts: list[tuple[str, Samples]] = [("", dataset.train), ("held-out ", dataset.held_out)]
     for which, samples in parts:
         any_order = bool(which) or dataset.shuffled
@@ -77,15 +95,20 @@ def check(graph: Graph, dataset: Dataset, trained: bool = True) -> None:
             numbers = np.arange(n * graph.batch, (n + 1) * graph.batch)
             if any_order:
                 numbers = np.minimum(numbers, len(samples) - 1)
-            arrays = samples.take(dict.fromkeys([*whole, *(real if n <= most else [])], numbers))
+            arrays = samples.take(dict.fromkeys([*whole, *(looked_at if n <= most else [])], numbers))
             try:
                 look(nodes, arrays)
             except OutOfPlace as error:
                 told = f"data set {dataset.name}: {which}samples {numbers[0] + 1} to {numbers[-1] + 1}"
                 raise UserError(f"{told} have {error}: {error.mend}") from None
-            if found := unreal(arrays, (np.isnan,)):
-                place = f"{which}sample {rows_of(samples)[numbers[found.row] % len(samples)]}"
-                raise UserError(f"data set {dataset.name}: {place}, counted from 0, has {found.words}: {MEND}")
+            place = f"data set {dataset.name}: {which}sample {{}}, counted from 0, has {{}}"
+            row = rows_of(samples)[numbers % len(samples)]
+            if found := unreal({name: arrays[name] for name in real if name in arrays}, (np.isnan,)):
+                raise UserError(f"{place.format(row[found.row], found.words)}: {MEND}")
+            for name, node in shares.items() if n <= most else ():
+                if found := _first(name, arrays[name], lambda rows: (rows < 0) | (rows > 1)):
+                    words = f"{found.words}, where {node.told} takes 0 to 1"
+                    raise UserError(f"{place.format(row[found.row], words)}: {WITHIN}")
 
 
 class OutOfPlace(ValueError):
@@ -96,8 +119,8 @@ class OutOfPlace(ValueError):
         self.mend = "number them so, or let the model have more" if number >= 0 else NONE_IGNORED
 
 
-class Unreal(NamedTuple):
-    """What is no finite number in a batch: of which input, in which row, and what."""
+class Odd(NamedTuple):
+    """What should not be in a batch: of which input, in which row, and what."""
 
     name: str
     row: int
@@ -108,14 +131,20 @@ class Unreal(NamedTuple):
         return f"{self.value} in {self.name!r}"
 
 
-def unreal(arrays: Mapping[str, np.ndarray], kinds: Sequence[np.ufunc] = (np.isnan, np.isinf)) -> Unreal | None:
+def unreal(arrays: Mapping[str, np.ndarray], kinds: Sequence[np.ufunc] = (np.isnan, np.isinf)) -> Odd | None:
     """The first of a batch that is of one of these kinds, of the first kind if there are any; None where none is."""
     strange = {name: rows for name, rows in arrays.items() if not is_finite(rows)}
     for kind in kinds:
         for name, rows in strange.items():
-            if (found := np.argwhere(kind(rows))).size:
-                return Unreal(name, int(found[0][0]), float(rows[tuple(found[0])]))
+            if found := _first(name, rows, kind):
+                return found
     return None
+
+
+def _first(name: str, rows: np.ndarray, is_odd: Callable[[np.ndarray], np.ndarray]) -> Odd | None:
+    """The first number that is odd among an input's; None where none is."""
+    found = np.argwhere(is_odd(rows))
+    return Odd(name, int(found[0][0]), float(rows[tuple(found[0])])) if found.size else None
 
 
 def is_finite(array: np.ndarray) -> bool:

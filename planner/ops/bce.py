@@ -17,6 +17,9 @@ class Bce(Op):
     The losses of pieces add up.
     """
 
+    # beyond these the loss has no lower bound
+    shares = (1,)
+
     def _count(self, at: Part) -> float:
         return float(prod(at.whole(0)))
 
