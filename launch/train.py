@@ -167,7 +167,8 @@ def run(command: Train) -> int:
     alike.check_data(job.comm, dataset)
     alike.check_file(job.comm, "--weights", command.weights)
     values = weights.load(command.weights, job.model, job.graph) if command.weights else None
-    saved = _saved(command, job, say)
+    here = _facts(command, job, dataset)
+    saved = _saved(command, job, here, say)
     given, num_steps, told = _given(command, job, saved), _num_steps(command, job, dataset), _told(command)
     job.measure()
     if saved is not None and saved.step >= num_steps:
@@ -192,7 +193,7 @@ def run(command: Train) -> int:
         )
         files.write(command.out, strategies.encode(signed))
     execution = _begin(command, job, chosen, values)
-    course = _course(command, job, dataset, chosen, execution, saved, num_steps)
+    course = _course(command, job, dataset, chosen, execution, saved, num_steps, here)
     with _log(command, job, course, say) as log:
         progress = Training(job, course, log, say).run()
         log.record("end", **telling.end(progress, course.first_step))
@@ -200,6 +201,7 @@ def run(command: Train) -> int:
     outputs = Outputs()
     if job.leads and progress.sampled:
         _show(command, job, chosen, progress.sampled[-1], outputs)
+    facts["changed"] = resume.changes(saved.facts, here) if saved is not None else {}
     facts["files"] = _files(command, job) | outputs.paths
     facts["total_seconds"] = time.perf_counter() - begun
     say.close(telling.text, facts)
@@ -294,7 +296,7 @@ def _print(command: Train) -> int:
     return 0
 
 
-def _saved(command: Train, job: Job, say: Speaker) -> Reader | None:
+def _saved(command: Train, job: Job, here: Facts, say: Speaker) -> Reader | None:
     """The checkpoint to go on from, if any.
 
     Raises UserError where it is of another training, and where a run would write over it or into another run's folder.
@@ -303,7 +305,7 @@ def _saved(command: Train, job: Job, say: Speaker) -> Reader | None:
         folders.check_free(Path(command.checkpoint), not command.resume)
     if not command.resume:
         return None
-    return resume.begin(job, command.checkpoint, _facts(command, job), say)
+    return resume.begin(job, command.checkpoint, here, say)
 
 
 def _given(command: Train, job: Job, saved: Reader | None) -> tuple[Strategy, str] | None:
@@ -338,24 +340,21 @@ def _begin(command: Train, job: Job, chosen: Chosen, values: Mapping[str, np.nda
     return execution
 
 
-def _facts(command: Train, job: Job) -> Facts:
-    """What a checkpoint says of this training: its graph as it is built and parameters are kept, whatever is computed
-    with, and by which rewrites.
-    """
-    model, kept = job.model.as_built, job.lowering.updates.kept(job.graph.dtype)
-    graph = model.graph(job.graph.batch, kept)
-    return Facts(model.text, command.data, graph.batch, command.seed, graph.fingerprint, graph.dtype)
+def _facts(command: Train, job: Job, dataset: Dataset) -> Facts:
+    """What a checkpoint says of this training."""
+    told = {name: getattr(command, name) for name in resume.OPTIONS}
+    return resume.facts(job, command.data, command.seed, told, dataset if command.checkpoint else None)
 
 
 def _course(
     command: Train, job: Job, dataset: Dataset, chosen: Chosen, execution: Execution, saved: Reader | None,
-    num_steps: int,
+    num_steps: int, here: Facts,
 ) -> Course:  # fmt: skip
     first = saved.step if saved is not None else 0
     saver = None
     if command.checkpoint:
         every = command.checkpoint_every or max(num_steps, 1)
-        saver = Checkpointer(command.checkpoint, job.comm, every, command.keep or NUM_KEPT, _facts(command, job), first)
+        saver = Checkpointer(command.checkpoint, job.comm, every, command.keep or NUM_KEPT, here, first)
         saver.prepare(execution.carried, strategies.encode(chosen.plan))
     if saved is not None:
         saved.check_regions(layouts.agree(job.comm, execution.carried).regions.values())

@@ -12,6 +12,7 @@ import time
 import warnings
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -20,11 +21,13 @@ from castile.launch import launch
 from castile.launch.__main__ import main
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints.folder import checkpoints, latest
+from castile.launch.checkpoints.manifest import Facts
+from castile.launch.checkpoints.reader import open_checkpoint
 from castile.launch.jobs.execution import Execution, initial
 from castile.launch.models import parse
 from castile.launch.processes.stopping import Stopping
 from castile.launch.reports import report
-from castile.launch.training import evaluate
+from castile.launch.training import evaluate, resume
 from castile.planner import strategy as strategies
 from castile.planner.families.updates import Updates
 from castile.planner.known.seeds import seeds
@@ -335,6 +338,41 @@ def test_another_training_is_not_resumed(words, reason, alone, capsys):
     assert main([*words.split(), "--steps", "4", "--checkpoint", "run", "--resume"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("castile: --resume: ") and reason in err and err.count("\n") == 1
+
+
+def test_data_that_changed_are_not_gone_on_with(alone, capsys):
+    rng = np.random.default_rng(0)
+    images = {"image": rng.normal(size=(200, 1, 8, 8)).astype(np.float32), "label": np.arange(200) % 10}
+    np.savez("mine.npz", **images)
+    words = [*MLP, "--batch", "16", "--data", "numpy:file=mine.npz", "--checkpoint", "run"]
+    assert main([*words, "--steps", "2"]) == 0
+    assert main([*words, "--steps", "3", "--resume"]) == 0
+    capsys.readouterr()
+    np.savez("mine.npz", **{name: array[:150] for name, array in images.items()})
+    assert main([*words, "--steps", "4", "--resume"]) == 2
+    err = capsys.readouterr().err
+    assert re.search(r"^castile: --resume: .* 180 samples and 20 held out \(.*has 135 samples and 15 held out", err)
+    saved = open_checkpoint(latest("run").path).facts
+    # what an earlier castile has saved tells nothing of its samples, nor of its options
+    older = msgspec.json.decode(msgspec.json.encode(saved), type=dict)
+    del older["samples"], older["options"]
+    resume.check_same(msgspec.convert(older, Facts), saved, Path("run"))
+
+
+def test_options_that_changed_are_told(alone, capsys):
+    words = ("--checkpoint", "run", "--steps")
+    given = ("--optimizer", "adam", "--lr", "0.001", "--schedule", "cosine", "--clip", "1")
+    told(capsys, *given, *words, "2")
+    assert told(capsys, *given, *words, "3", "--resume")["changed"] == {}
+    again = ("--optimizer", "adam:beta1=0.9", "--lr", "0.3", *words)
+    assert told(capsys, *again, "4", "--resume")["changed"] == {
+        "lr": [0.001, 0.3], "schedule": ["cosine", "constant"], "clip": [1.0, None],
+    }  # fmt: skip
+    assert main([*MLP, *given, *words, "5", "--resume"]) == 0
+    out = capsys.readouterr().out
+    assert "--lr was 0.3 until step 4, and is 0.001 from there on\n" in out and "--clip was none until step 4" in out
+    assert main([*MLP, "--optimizer", "adamw", *words, "6", "--resume"]) == 2
+    assert "was trained with --optimizer adam, whose state is none of --optimizer adamw" in capsys.readouterr().err
 
 
 def test_to_resume_where_nothing_is_yet_is_to_begin(alone, capsys):

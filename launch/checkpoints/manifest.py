@@ -40,6 +40,8 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a training is, so that it can go on: the same from its first step to its last.
 
     model, data   as the user wrote them. batch: samples a step. graph: the fingerprint. dtype: of the graph's numbers
+    samples       how many there are and a hash of some, "" where an earlier castile did not tell
+    options       what may be another from some step on, such as the rate; empty where an earlier castile did not tell
     """
 
     model: str
@@ -48,6 +50,8 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int
     graph: str
     dtype: str
+    samples: str = ""
+    options: dict[str, str | float | None] = {}
 
 
 class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

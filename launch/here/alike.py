@@ -75,7 +75,7 @@ def check_model(comm: Communicator, model: Model, graph: Graph) -> None:
 
 def check_data(comm: Communicator, dataset: Dataset) -> None:
     """Raises UserError, on all ranks, where hosts read other samples, as far as some of them tell."""
-    check(comm, f"data set {dataset.name}", lambda: _data(dataset))
+    check(comm, f"data set {dataset.name}", lambda: samples(dataset))
 
 
 def check_file(comm: Communicator, option: str, path: str) -> None:
@@ -93,7 +93,7 @@ def software() -> str:
     return ", ".join(found)
 
 
-def _data(dataset: Dataset) -> str:
+def samples(dataset: Dataset) -> str:
     """How many samples there are, and a hash of some of them; of those that come one after another, of the first."""
     parts = [_some(dataset.train, dataset.shuffled), _some(dataset.held_out, True)]
     held_out = f" and {dataset.num_held_out} held out"

@@ -5,7 +5,7 @@ It does not know how steps are run, nor how checkpoints lie on the disk.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -14,12 +14,33 @@ from castile.launch import models
 from castile.launch.checkpoints.folder import latest
 from castile.launch.checkpoints.manifest import Facts
 from castile.launch.checkpoints.reader import Reader, open_checkpoint
+from castile.launch.data import Dataset
+from castile.launch.here import alike
 from castile.launch.jobs.jobs import Job, from_leader
 from castile.launch.processes.ranks import UserError
 from castile.launch.reports.screen import Speaker
+from castile.launch.typed import optimizers, settings
 from castile.planner import strategy as strategies
 from castile.planner.strategy import Strategy
 from castile.runtime.comm.base import Communicator
+
+# Options that are part of a training and may change on the way: as told, and as it is when it goes on.
+OPTIONS = ("optimizer", "lr", "schedule", "clip", "undecayed")
+Changes = dict[str, list[str | float | None]]
+
+
+def facts(job: Job, data: str, seed: int, options: Mapping[str, str | float | None], dataset: Dataset | None) -> Facts:
+    """What a checkpoint says of this training: its graph as it is built and parameters are kept, whatever is computed
+    with, and by which rewrites; all ranks call it.
+
+    dataset   its samples are looked at; None where nothing is to be saved, as samples that come one after another begin
+              anew for that
+    """
+    model, kept = job.model.as_built, job.lowering.updates.kept(job.graph.dtype)
+    graph = model.graph(job.graph.batch, kept)
+    # what is read again may have changed meanwhile: all ranks go by what one has seen
+    samples = from_leader(job.comm, lambda: alike.samples(dataset).encode()).decode() if dataset is not None else ""
+    return Facts(model.text, data, graph.batch, seed, graph.fingerprint, graph.dtype, samples, dict(options))
 
 
 class _Told(msgspec.Struct):
@@ -40,6 +61,8 @@ def begin(job: Job, folder: str, here: Facts, say: Speaker) -> Reader | None:
     if saved is not None:
         check_same(as_built(saved.facts), here, saved.path)
         say.line(f"going on from {saved.path}: {saved.step} steps are done")
+        for name, (then, now) in changes(saved.facts, here).items():
+            say.line(f"--{name} was {_word(then)} until step {saved.step}, and is {_word(now)} from there on")
     return saved
 
 
@@ -78,6 +101,18 @@ def check_same(saved: Facts, here: Facts, path: Path) -> None:
                 f"--resume: {path} was trained with --{name} {then}, and this run has --{name} {now}, so the samples "
                 f"would not go on as they were: give --{name} {then}"
             )
+    if saved.samples not in ("", here.samples):
+        raise UserError(
+            f"--resume: {path} was trained with {saved.samples}, and --data {here.data} has {here.samples} now, so the "
+            "samples would not go on as they were: bring those back, or begin anew with --weights from `castile "
+            "checkpoint export`"
+        )
+    if "optimizer" in changes(saved, here) and _name(saved) != _name(here):
+        then, now = saved.options["optimizer"], here.options["optimizer"]
+        raise UserError(
+            f"--resume: {path} was trained with --optimizer {then}, whose state is none of --optimizer {now}: give "
+            f"--optimizer {then}, or begin anew with --weights from `castile checkpoint export`"
+        )
     if saved.dtype != here.dtype:
         raise UserError(
             f"--resume: {path} keeps its parameters in {saved.dtype}, and this run in {here.dtype}: give a --dtype "
@@ -85,6 +120,30 @@ def check_same(saved: Facts, here: Facts, path: Path) -> None:
         )
     if saved.graph != here.graph:
         raise UserError(f"--resume: {path} is of {saved.model} as it was, and the model has changed since: begin anew")
+
+
+def changes(saved: Facts, here: Facts) -> Changes:
+    """Options that are not what the checkpoint was trained with: what they were, and what they are."""
+    pairs = {name: [then, here.options[name]] for name, then in saved.options.items() if name in here.options}
+    return {name: [then, now] for name, (then, now) in pairs.items() if _meant(name, then) != _meant(name, now)}
+
+
+def _meant(name: str, value: str | float | None) -> object:
+    """What an option says, however it is written."""
+    if name != "optimizer":
+        return value or None
+    try:
+        return optimizers.parse(str(value))
+    except ValueError:  # there is no such optimizer any more
+        return value
+
+
+def _name(facts: Facts) -> str:
+    return settings.split(str(facts.options["optimizer"]))[0]
+
+
+def _word(value: str | float | None) -> str:
+    return str(value) if value else "none"
 
 
 def plan_of(job: Job, saved: Reader, microbatches: int | None, recompute: Collection[str] | None) -> Strategy | None:
