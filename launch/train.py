@@ -132,6 +132,9 @@ class Train:
     json: bool = False
     """Print one JSON object."""
 
+    # of these the one that is typed stands instead of the other in a run file
+    INSTEAD = (("epochs", "steps"),)
+
 
 COMMAND = Train
 

@@ -70,6 +70,16 @@ def test_the_command_line_goes_before_the_file(run_file):
     assert parsed(run_file, "--resume") == parsed(run_file)
 
 
+def test_what_is_typed_stands_instead_of_what_the_file_says_of_the_other(tmp_path):
+    path = tmp_path / "run.toml"
+    for name, other in (("steps", "epochs"), ("epochs", "steps")):
+        path.write_text(f'model = "mlp"\n{other} = 3\n')
+        found = runfile.parse(Train, "castile train", [str(path), f"--{name}", "40"])
+        assert (getattr(found, name), getattr(found, other)) == (40, None)
+        both = runfile.parse(Train, "castile train", [str(path), "--steps", "40", "--epochs", "1"])
+        assert (both.steps, both.epochs) == (40, 1)
+
+
 def test_without_a_file_words_are_all_there_is():
     assert parsed("mlp", "--batch", "4") == Command("mlp", batch=4)
 

@@ -41,9 +41,18 @@ def parse(form: type[T], prog: str, args: Sequence[str], of: type[Any] | None = 
     given: Any = read(told, of or form, f"run file {path}")
     if of is not None:
         given = form(**{key: getattr(given, key) for key in keys})
+    given = replace(given, **_given_way(form, typed))
     # what the file says takes the place of the defaults, so that any word of the command line goes before it
     again = options.read(form, prog, args, default=given, can_deny=True)
     return replace(again, model=given.model)
+
+
+def _given_way(form: type[T], typed: T) -> dict[str, Any]:
+    """What the file says of options that the typed ones stand instead of, as if it did not."""
+    defaults = {f.name: f.default for f in fields(form)}  # type: ignore[arg-type]
+    pairs: Iterable[tuple[str, str]] = getattr(form, "INSTEAD", ())
+    both = (names for pair in pairs for names in (pair, pair[::-1]))
+    return {other: defaults[other] for name, other in both if getattr(typed, name) != defaults[name]}
 
 
 def read(data: bytes, form: type[T], source: str) -> T:
