@@ -144,6 +144,10 @@ def test_what_is_told_follows_from_what_the_model_says() -> None:
     scores, truth = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]), np.array([0, 1, 1])
     judged = judge(classes, [(scores, truth)], 3)
     assert judged.accuracy == pytest.approx(2 / 3) and judged.auc is None
+    assert telling.judged(telling.quality(judged) | {"num_samples": 3}).startswith("66.67 % of 3 samples right")
+    tokens = judge(classes, [(np.stack([scores, scores]), np.stack([truth, truth]))], 2)
+    told = telling.judged(telling.quality(tokens) | {"num_samples": 2})
+    assert told.startswith("66.67 % of 6 predictions in 2 samples right")
     x, y = g.input("x", (3, 1), "b i"), g.input("y", (3, 1), "b i")
     g.minimise(g.mse("loss", g.linear("fc", x, features=1), y))
     assert judge(g, [(np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [2.0], [5.0]]))], 3) == HeldOut(4 / 3, 3)

@@ -28,11 +28,12 @@ from castile.runtime.backends.base import State
 class HeldOut:
     """How the model does on samples that it was not trained on.
 
-    loss             a prediction's, in nats where it is a cross-entropy, else its squared error
-    accuracy         share of right predictions, None where there is no right and wrong
-    auc              area under the receiver's operating curve, of models that tell two classes apart; None where some
-                     scores are in no order
-    num_not_finite   predictions whose loss is no finite number: they are not right
+    loss              a prediction's, in nats where it is a cross-entropy, else its squared error
+    accuracy          share of right predictions, None where there is no right and wrong
+    auc               area under the receiver's operating curve, of models that tell two classes apart; None where some
+                      scores are in no order
+    num_not_finite    predictions whose loss is no finite number: they are not right
+    num_predictions   how many were judged, None where that is one of each sample
     """
 
     loss: float
@@ -40,6 +41,7 @@ class HeldOut:
     accuracy: float | None = None
     auc: float | None = None
     num_not_finite: int = 0
+    num_predictions: int | None = None
 
 
 def truth(job: Job, samples: Samples) -> str | None:
@@ -240,7 +242,8 @@ def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_sam
     if not count:
         return None
     area = auc(*map(np.concatenate, zip(*logits, strict=True))) if logits else None
-    return HeldOut(total / count, num_samples, right / count if is_told else None, area, unreal)
+    many = count if count != num_samples else None
+    return HeldOut(total / count, num_samples, right / count if is_told else None, area, unreal, many)
 
 
 def _logits(graph: Graph, outputs: np.ndarray) -> np.ndarray:

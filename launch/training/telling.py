@@ -132,11 +132,13 @@ def evaluation(step: int, judged: HeldOut) -> dict[str, Any]:
 
 
 def quality(judged: HeldOut) -> dict[str, Any]:
-    """The figures that the model has of these: its loss, None where that is no number, accuracy, area, and of how many
-    predictions the loss is no number.
+    """The figures that the model has of these: its loss, None where that is no number, accuracy, area, of how many
+    predictions the loss is no number, and how many there are where that is not one of each sample.
     """
-    unreal = judged.num_not_finite or None
-    facts = {"loss": finite(judged.loss), "accuracy": judged.accuracy, "auc": judged.auc, "num_not_finite": unreal}
+    facts = {
+        "loss": finite(judged.loss), "accuracy": judged.accuracy, "auc": judged.auc,
+        "num_not_finite": judged.num_not_finite or None, "num_predictions": judged.num_predictions,
+    }  # fmt: skip
     return {name: value for name, value in facts.items() if value is not None or name == "loss"}
 
 
@@ -261,10 +263,12 @@ def text(facts: dict[str, Any]) -> str:
 
 
 def judged(facts: dict[str, Any]) -> str:
-    """91.20 % of 360 samples right, loss 0.2931"""
-    words = []
+    """91.20 % of 360 samples right, loss 0.2931; or of 3968 predictions in 31 samples"""
+    words, what = [], f"{facts['num_samples']} samples"
+    if "num_predictions" in facts:
+        what = f"{facts['num_predictions']} predictions in {what}"
     if "accuracy" in facts:
-        words.append(f"{100 * facts['accuracy']:.2f} % of {facts['num_samples']} samples right")
+        words.append(f"{100 * facts['accuracy']:.2f} % of {what} right")
     if "auc" in facts:
         words.append(f"area under the curve {facts['auc']:.4f}")
     if facts["loss"] is not None:
