@@ -78,7 +78,7 @@ class Train:
     batch: options.Count = None
     """Samples a step; the model's own by default."""
     epochs: options.Count = None
-    """Passes over the training samples; the model's own by default."""
+    """Passes over the training samples, to the last whole batch; the model's own by default."""
     steps: options.Count = None
     """Train so many steps in all, instead of whole passes over the samples."""
     optimizer: options.Optimizer = ""
@@ -372,7 +372,7 @@ def _course(
 
 def _num_steps(command: Train, job: Job, dataset: Dataset) -> int:
     """How many steps the run has from its beginning to its end."""
-    return command.steps or (command.epochs or 1) * dataset.steps_per_epoch(job.graph.batch)
+    return command.steps or dataset.num_steps(job.graph.batch, command.epochs or 1)
 
 
 def _log(command: Train, job: Job, course: Course, say: Speaker) -> metrics.Metrics:

@@ -95,6 +95,16 @@ def test_pieces_of_a_batch_are_slices_of_it(step, size, draws):
         np.testing.assert_array_equal(array, np.concatenate([piece[key] for piece in pieces]))
 
 
+@given(st.integers(2, 30), st.integers(1, 30), st.integers(1, 5))
+def test_so_many_epochs_are_as_many_passes_over_the_samples(count, size, epochs):
+    samples = Arrays({"x": np.arange(count)})
+    d, size = Dataset("mine", 0, samples, samples), min(size, count)
+    steps = d.num_steps(size, epochs)
+    assert 0 <= epochs * count - steps * size < size
+    seen = np.concatenate([d.batch(step, size)["x"] for step in range(steps)])
+    assert set(np.bincount(seen, minlength=count)) <= {epochs, epochs - 1}
+
+
 def test_only_rows_that_are_taken_are_converted():
     seen = []
 

@@ -98,7 +98,7 @@ def test_people_are_told_the_plan_the_steps_and_where_things_are(alone, capsys):
 def test_training_learns_the_digits(alone, capsys):
     facts = told(capsys, "mlp", "--epochs", "8")
     assert facts["held_out_accuracy"] > 0.9
-    assert facts["num_steps"] == 8 * (1437 // 64)
+    assert facts["num_steps"] == 8 * 1437 // 64
 
 
 @pytest.mark.mpi

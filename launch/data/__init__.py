@@ -200,19 +200,21 @@ class Dataset:
         """The shape of one sample of each input."""
         return self.train.shapes
 
-    def steps_per_epoch(self, size: int) -> int:
-        """Steps of `size` samples that an epoch fills; what is left of it begins the next step."""
-        steps = self.num_samples // size
-        if steps == 0:
+    def num_steps(self, size: int, epochs: int = 1) -> int:
+        """Steps of `size` samples that so many epochs fill together: what is left of one begins the next one's first.
+
+        Raises ValueError where one epoch fills none.
+        """
+        if self.num_samples < size:
             raise ValueError(f"data set {self.name} has {self.num_samples} samples, too few for a batch of {size}")
-        return steps
+        return epochs * self.num_samples // size
 
     def indices(self, step: int, size: int) -> np.ndarray:
         """The numbers of the `size` samples of a step [size]: samples step * size and on of all that training sees.
 
         The order depends on the seed alone, so that it goes on unbroken at any position; each epoch has its own.
         """
-        self.steps_per_epoch(size)
+        self.num_steps(size)
         positions = np.arange(step * size, (step + 1) * size)
         if not self.shuffled:
             return positions

@@ -93,7 +93,7 @@ class Job:
         found = data.load(text or self.model.recipe.data, seed, numbers.taken(self.graph))
         fitting.check(self.model, self.graph, found, needed)
         if needed is None:
-            found.steps_per_epoch(self.graph.batch)
+            found.num_steps(self.graph.batch)
         numbers.check(self.graph, found, trained=needed is None)
         return found
 
