@@ -151,6 +151,8 @@ def run(command: Predict) -> int:
         execution.initialise(0, values)
     source = str(saved.path) if saved is not None else command.weights
     say.line(f"{command.model} on {job.machine.name}: parameters of {source}, {job.graph.batch} samples at a time")
+    if line := telling.left_out(dataset):
+        say.line(line)
     say.line(f"the plan, {planned.whose}:")
     say.line("\n".join(f"  {line}" for line in report.plan_lines(planned.plan)))
     started = time.perf_counter()
@@ -160,6 +162,7 @@ def run(command: Predict) -> int:
     facts: dict[str, Any] = {
         "model": command.model, "machine": job.machine.name, "num_ranks": job.comm.size, "parameters": source,
         "data": command.data, "which": command.samples, "samples": count, "batch": job.graph.batch,
+        "num_dropped": dataset.num_dropped,
         "seconds": seconds, "samples_per_second": count / seconds, "plan": planned.whose,
         "num_proposals": planned.num_proposals,
         "simulated_seconds": planned.prepared.simulated.seconds,

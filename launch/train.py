@@ -164,9 +164,9 @@ def run(command: Train) -> int:
     searches.find(command.search, job.lowering)
     checks.some_match("undecayed", undecayed, [param.name for param in job.graph.params])
     say = Speaker(job.leads, command.json)
-    if line := job.model.remark(job.graph):
-        say.line(line)
     dataset = job.dataset(command.data, command.seed)
+    for line in filter(None, (job.model.remark(job.graph), telling.left_out(dataset))):
+        say.line(line)
     alike.check_data(job.comm, dataset)
     alike.check_file(job.comm, "--weights", command.weights)
     values = weights.load(command.weights, job.model, job.graph) if command.weights else None
@@ -204,8 +204,8 @@ def run(command: Train) -> int:
     outputs = Outputs()
     if job.leads and progress.sampled:
         _show(command, job, chosen, progress.sampled[-1], outputs)
-    facts["changed"] = resume.changes(saved.facts, here) if saved is not None else {}
-    facts["files"] = _files(command, job) | outputs.paths
+    changed = resume.changes(saved.facts, here) if saved is not None else {}
+    facts |= {"changed": changed, "samples": telling.samples(dataset), "files": _files(command, job) | outputs.paths}
     facts["total_seconds"] = time.perf_counter() - begun
     say.close(telling.text, facts)
     # whatever becomes of these, the training is told

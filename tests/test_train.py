@@ -95,6 +95,19 @@ def test_people_are_told_the_plan_the_steps_and_where_things_are(alone, capsys):
         assert f"\n{name}" in out
 
 
+def test_what_of_the_data_is_left_out_is_told(alone, capsys):
+    (alone / "a.csv").write_text("x,n,y\n" + "1,5,0\n2,7,1\n" * 20 + "NA,5,1\n3,,1\n")
+    words = ["dlrm", "--batch", "4", "--steps", "1", "--search", "data_parallel", "--data"]
+    assert main(["train", *words, "csv:file=a.csv,label=y,categories=x,numbers=n"]) == 0
+    assert "36 samples to train on and 4 held out, 2 samples left out, of which" in capsys.readouterr().out
+    (alone / "a.txt").write_bytes(b"ab" * 5000)
+    words = ["gpt:layers=1,width=8,heads=1,seq=16", "--batch", "4", "--steps", "1", "--search", "data_parallel"]
+    for most, read in ((",most_bytes=6000", {"bytes_read": 6000, "bytes_there": 10000}), ("", {})):
+        assert main(["train", *words, "--data", f"text:file=a.txt{most}", "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert facts["samples"].items() >= read.items() and len(facts["samples"]) == 3 + len(read)
+
+
 def test_training_learns_the_digits(alone, capsys):
     facts = told(capsys, "mlp", "--epochs", "8")
     assert facts["held_out_accuracy"] > 0.9

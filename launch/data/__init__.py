@@ -175,6 +175,7 @@ class Dataset:
                   since the start, and the samples themselves decide what an epoch brings
     sizes         how many different values an input has that counts them, by column: the rows of embedding tables
     num_dropped   samples that were left out because something of them is missing
+    read          of a file that was not read to its end: how many bytes were, and how many there are
     """
 
     name: str
@@ -184,6 +185,7 @@ class Dataset:
     shuffled: bool = True
     sizes: Mapping[str, int] = field(default_factory=dict)
     num_dropped: int = 0
+    read: tuple[int, int] | None = None
 
     @property
     def num_samples(self) -> int:

@@ -27,7 +27,8 @@ def load(seed: int, *, file: str = "", seq: int = 512, most_bytes: int = 2**21, 
     if seq < 2:
         raise ValueError(f"data set masked: seq {seq} should be at least 2, for a window has two halves")
     plain = text.load(seed, file=file, seq=seq, most_bytes=most_bytes, held_out=held_out)
-    return Dataset("masked", seed, _masked(seed, "train", plain.train), _masked(seed, "held_out", plain.held_out))
+    parts = (_masked(seed, "train", plain.train), _masked(seed, "held_out", plain.held_out))
+    return Dataset("masked", seed, *parts, read=plain.read)
 
 
 def _masked(seed: int, name: str, plain: Samples) -> Arrays:

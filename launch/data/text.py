@@ -40,7 +40,9 @@ def load(seed: int, *, file: str = "", seq: int = 128, most_bytes: int = 4 * 2**
         )
     arrays = {name: data[n : n + windows * seq].reshape(windows, seq) for n, name in enumerate(("tokens", "targets"))}
     split = windows - max(1, round(windows * held_out))
-    return Dataset("text", seed, Arrays(arrays, np.arange(split)), Arrays(arrays, np.arange(split, windows)))
+    there = Path(file).stat().st_size if file else 0
+    parts = (Arrays(arrays, np.arange(split)), Arrays(arrays, np.arange(split, windows)))
+    return Dataset("text", seed, *parts, read=(len(data), there) if there > len(data) else None)
 
 
 def _file(path: Path, most_bytes: int) -> bytes:

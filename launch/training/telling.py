@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.table import Table
+from castile.launch.data import Dataset
 from castile.launch.jobs.execution import Prepared
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring.explore import Chosen, simulated
@@ -69,6 +70,23 @@ class Progress:
         self.seconds.append(seconds)
         self.waited.append(waited)
         self.paces.append(pace)
+
+
+def samples(dataset: Dataset) -> dict[str, int]:
+    """How many samples there are of the data, and what of the data is none."""
+    found = {"train": dataset.num_samples, "held_out": dataset.num_held_out, "dropped": dataset.num_dropped}
+    return found | dict(zip(("bytes_read", "bytes_there"), dataset.read or (), strict=False))
+
+
+def left_out(dataset: Dataset) -> str:
+    """What of the data no sample shows, "" where all is used."""
+    words = []
+    if dataset.num_dropped:
+        words.append(f"{report.counted(dataset.num_dropped, 'sample')} left out, of which something is missing")
+    if dataset.read is not None:
+        words.append("{} of {} bytes read: give most_bytes for more".format(*dataset.read))
+    used = f"{report.counted(dataset.num_samples, 'sample')} to train on and {dataset.num_held_out} held out"
+    return f"data set {dataset.name}: {used}, {', '.join(words)}" if words else ""
 
 
 def plan_text(job: Job, chosen: Chosen) -> str:
