@@ -18,7 +18,7 @@ from castile.launch import importers, models
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints import writer
 from castile.launch.checkpoints.disk import Disk
-from castile.launch.checkpoints.reader import Damaged, Reader, open_checkpoint
+from castile.launch.checkpoints.reader import Damaged, Gone, Reader, open_checkpoint
 from castile.launch.importers import Stored, moved
 from castile.launch.jobs import checks
 from castile.launch.processes import ranks
@@ -154,6 +154,10 @@ def _export(command: Checkpoint) -> Told:
         nbytes = _write(found, names, _stored(found), Path(command.out))
     except Damaged as error:
         raise UserError(_offer(str(error), path)) from error
+    except Gone as error:
+        if error.is_taken_away and Path(command.path) != path:
+            return _export(command)
+        raise
     facts = {"checkpoint": str(path), "step": found.step, "num_tensors": len(names), "size_bytes": nbytes,
              "files": {"out": command.out}}  # fmt: skip
     return facts, f"{len(names)} tensors of {path}, {written(nbytes)}, written to {command.out}"

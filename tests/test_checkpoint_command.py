@@ -12,6 +12,8 @@ import safetensors.numpy
 
 from castile.launch.__main__ import main
 from castile.launch.checkpoints import manifest
+from castile.launch.checkpoints.folder import latest
+from castile.launch.checkpoints.reader import Reader
 from tests.checkpoints import save, state
 
 
@@ -61,6 +63,24 @@ def test_ls_tells_why_one_cannot_be_loaded(folder, capsys):
     lines = run(capsys, "ls", folder).splitlines()
     assert "step-00000010 is damaged: manifest.json" in lines[1] and "samples" in lines[2]
     assert "why" in json.loads(run(capsys, "ls", folder, "--json"))["checkpoints"][1]
+
+
+@pytest.mark.parametrize("at", ["open", "read"])
+def test_what_a_run_takes_away_meanwhile_is_looked_for_again(at, folder, tmp_path, capsys, monkeypatch):
+    """A run that saves there keeps its latest alone: what is gone is not damaged."""
+    taken, name = folder / "step-00000015", "_check_head" if at == "open" else "_load"
+    real = getattr(Reader, name)
+
+    def meanwhile(self, *args):
+        if self.path == taken and taken.is_dir():
+            shutil.rmtree(taken)
+        return real(self, *args)
+
+    monkeypatch.setattr(Reader, name, meanwhile)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    assert latest(folder).step == 10
+    taken = copy / "step-00000015"
+    assert "step-00000010" in run(capsys, "export", copy, "--out", tmp_path / "w.safetensors")
 
 
 @pytest.mark.parametrize("one", [False, True])

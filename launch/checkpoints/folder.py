@@ -13,7 +13,7 @@ from pathlib import Path
 
 from castile.launch.checkpoints import manifest, writer
 from castile.launch.checkpoints.disk import Disk
-from castile.launch.checkpoints.reader import Damaged, Reader, open_checkpoint
+from castile.launch.checkpoints.reader import Damaged, Gone, Reader, open_checkpoint
 from castile.launch.checkpoints.writer import PART
 from castile.launch.processes.ranks import UserError
 from castile.launch.typed import files
@@ -60,6 +60,16 @@ def latest(folder: str | Path) -> Found | None:
 
     Raises UserError where there are checkpoints and not one of them is whole, or another castile wrote the latest.
     """
+    while True:
+        try:
+            return _latest(folder)
+        except Gone as error:
+            # a run that saves there took it away, and has a later one
+            if not error.is_taken_away:
+                raise
+
+
+def _latest(folder: str | Path) -> Found | None:
     failures: list[Damaged] = []
     for step, path in reversed(checkpoints(folder).items()):
         try:

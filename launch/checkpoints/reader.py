@@ -33,6 +33,19 @@ class Damaged(ValueError):
         self.path, self.file, self.tensor = path, file, tensor
 
 
+class Gone(UserError):
+    """A checkpoint's folder is not there: the run that wrote it keeps its latest alone, and may have taken it away."""
+
+    def __init__(self, path: Path, words: str) -> None:
+        super().__init__(f"checkpoint {path}{words}")
+        self.path = path
+
+    @property
+    def is_taken_away(self) -> bool:
+        """Whether nothing is left of it, so that who lists checkpoints anew does not meet it again."""
+        return not os.path.lexists(self.path)
+
+
 class Reader:
     """A checkpoint whose manifest and files' heads are whole. Its tensors are checked when they are read.
 
@@ -160,7 +173,7 @@ class Reader:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise Damaged(self.path, file.name, _first(file), f"it cannot be read ({error.strerror})") from error
+            raise _unread(self.path, file.name, _first(file), error) from error
 
     def _load(self, file: File, piece: Piece) -> np.ndarray:
         """A whole piece, its hash checked."""
@@ -170,10 +183,18 @@ class Reader:
                 self.path / file.name, region.dtype, piece.box.volume, offset=self._offsets[file.name][piece.name]
             )
         except OSError as error:
-            raise Damaged(self.path, file.name, piece.name, f"it cannot be read ({error.strerror})") from error
+            raise _unread(self.path, file.name, piece.name, error) from error
         if manifest.digest(array.view(np.uint8).data) != piece.hash:
             raise Damaged(self.path, file.name, piece.name, "its bytes are not those that were written")
         return array.reshape(piece.box.shape)
+
+
+def _unread(path: Path, file: str, tensor: str, error: OSError) -> Damaged | Gone:
+    """What a file that cannot be read tells: where its folder is gone, nothing of damage."""
+    is_gone = isinstance(error, FileNotFoundError) and not path.is_dir()
+    if is_gone:
+        return Gone(path, " was taken away while it was read: read again, or let the run that saves there --keep more")
+    return Damaged(path, file, tensor, f"it cannot be read ({error.strerror})")
 
 
 def open_checkpoint(path: str | Path) -> Reader:
@@ -186,7 +207,7 @@ def open_checkpoint(path: str | Path) -> Reader:
         data = source.read_bytes()
     except OSError as error:
         if not path.is_dir():
-            raise UserError(f"checkpoint {path}: there is no such folder") from error
+            raise Gone(path, ": there is no such folder") from error
         raise Damaged(path, manifest.NAME, "", f"it cannot be read ({error.strerror})") from error
     try:
         found = manifest.decode(data)
