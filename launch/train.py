@@ -191,9 +191,8 @@ def run(command: Train) -> int:
         say.line(line)
     telling.show_plan(job, chosen)
     if job.leads and command.out:
-        signed = strategies.signed(
-            chosen.plan, command.model, job.graph, job.machine, command.optimizer, command.clip
-        )
+        meant = command.optimizer, command.clip
+        signed = strategies.signed(chosen.plan, command.model, job.graph, job.machine, *meant)
         files.write(command.out, strategies.encode(signed))
     execution = _begin(command, job, chosen, values)
     course = _course(command, job, dataset, chosen, execution, saved, num_steps, here)
