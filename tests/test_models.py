@@ -405,3 +405,50 @@ def test_a_users_model_that_cannot_be_run_is_told_with_its_line(tmp_path, monkey
         (tmp_path / "mine.py").write_text(source)
         with pytest.raises(ValueError, match=rf"model file mine\.py: .*{told}"):
             models.parse("mine.py")
+
+
+@pytest.mark.parametrize("place", ["top", "in build"])
+def test_a_users_model_that_ends_the_program_is_told(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    build = "def build(batch=None, dtype='float32'):\n    sys.exit()\n"
+    (tmp_path / "mine.py").write_text(f"import sys\n{build if place == 'in build' else 'sys.exit()'}\n")
+    with pytest.raises(ValueError, match=r"^model file mine\.py: .*it calls sys\.exit \(line \d\): leave that to `if __n"):
+        models.parse("mine.py").graph()
+
+
+ANNOTATED = """
+from __future__ import annotations
+from dataclasses import dataclass
+from castile.planner.graph import Graph
+from castile.planner.ops.relu import Relu
+from castile.planner.op import op
+Own = int
+
+@op("... -> ...")
+class Mine(Relu):
+    times: {kind} = 1
+
+def build(batch=None, dtype="float32"):
+    @dataclass
+    class Size:
+        width: Own = {width}
+    g = Graph("mine", dtype)
+    x = g.apply(Mine(), "own", g.input("x", (batch or 4, Size().width), "b c"))
+    g.minimise(g.sum("loss", x))
+    return g
+"""
+
+
+def test_files_of_one_name_may_postpone_their_annotations_and_stay_apart(tmp_path):
+    found = []
+    for width in (3, 5):
+        path = tmp_path / str(width) / "random.py"
+        path.parent.mkdir()
+        path.write_text(ANNOTATED.replace("{width}", str(width)).replace("{kind}", "Own"))
+        found.append(models.parse(str(path)))
+    graphs = [model.graph() for model in found]
+    assert [graph.tensors["x"].shape for graph in graphs] == [(4, 3), (4, 5)]
+    assert {graph.nodes["own"].op.name for graph in graphs} == {"random.Mine"}
+    assert importlib.import_module("random").__file__ != found[0].file
+    kinds = [type(graph.nodes["own"].op) for graph in graphs]
+    assert kinds[0] is not kinds[1] and kinds[0].__module__ != kinds[1].__module__

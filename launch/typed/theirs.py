@@ -19,7 +19,7 @@ def running(path: str | Path, doing: str) -> Iterator[None]:
     """What fails within is the user's code: raises ValueError in one sentence that begins with `doing`."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{doing} failed: {told(path, error)}") from error
 
 
@@ -29,25 +29,35 @@ def told(path: str | Path, error: BaseException) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == _full(path)]
     # Python's own text of a fault of syntax says the line
     at = f" (line {lines[-1]})" if lines and not isinstance(error, SyntaxError) else ""
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit{at}: leave that to `if __name__ == '__main__'`"
     return f"{type(error).__name__}{': ' * bool(said)}{said}{at}"
 
 
 def module(path: str | Path, what: str) -> ModuleType:
     """The file, run. Raises ValueError in one sentence that begins with `what` and the path where it cannot be."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, _full(path))
+    spec = importlib.util.spec_from_file_location(_name(path), _full(path))
     if spec is None or spec.loader is None:
         raise ValueError(f"{what} {path} is no Python file: its name should end in .py")
     found = importlib.util.module_from_spec(spec)
     # What lies beside it can be imported, behind all that is installed.
     if (folder := str(_full(path).parent)) not in sys.path:
         sys.path.append(folder)
+    # Python looks a class's annotations up where its module is listed.
+    sys.modules[found.__name__] = found
     try:
         spec.loader.exec_module(found)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        del sys.modules[found.__name__]
         is_its_own = isinstance(error, OSError) and error.filename == str(_full(path))
         why = error.strerror if isinstance(error, OSError) and is_its_own else told(path, error)
         raise ValueError(f"{what} {path}: {why}") from error
     return found
+
+
+def _name(path: str | Path) -> str:
+    """The name of its module: its own behind its folder, as others elsewhere, or what is installed, may share that."""
+    return f"{_full(path).parent}/.{Path(path).stem}"
 
 
 def _full(path: str | Path) -> Path:
