@@ -109,6 +109,21 @@ def test_what_is_wrong_is_one_sentence_with_its_line(what: str, alone, capsys):
     assert re.search(words, err) and re.search(r"\(line \d+\)$", err.strip()), err
 
 
+@pytest.mark.parametrize("lacking", ["grad_inputs", "grad_params"])
+def test_an_operator_without_a_gradient_that_training_needs_is_told(lacking: str, alone, capsys):
+    # a second product hands its gradient on to the first
+    twice = OWN.replace("logits = g.apply(Twice()", "x = g.apply(Product(), 'fc2', x, g.param('w', (10, 10), "
+                        "('o', 'i'), Init('normal', 0.1)))\n    logits = g.apply(Twice()")  # fmt: skip
+    twice = twice.replace("    return g\n", "    g.outputs = [logits.name]\n    return g\n")
+    (alone / "own.py").write_text("\n".join(line for line in twice.split("\n") if f"def {lacking}" not in line))
+    words = ["plan", "own.py", "--machine", "dgx-h100:nodes=1", "--search", "data_parallel"]
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert re.search(rf"fc2 \(own.Product\): no gradient of its operand \d .*: write {lacking}$", err.strip()), err
+    assert err.count("\n") == 1
+    assert main([*words, "--objective", "latency"]) == 0
+
+
 def test_operators_of_one_file_have_names_of_their_own():
     """Else what one took would be the price of the other."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from castile.planner.graph import Node
+from castile.planner.op import PASSES
 from castile.planner.step.drafting import Draft, Place
 from castile.planner.step.fetching import in_time
 from castile.planner.step.handed import HandedOn
@@ -29,7 +30,10 @@ class Gradients:
         self._again: set[tuple[str, Micro | None]] = set()
 
     def plan(self, nodes: Sequence[Node]) -> dict[tuple[str, str], list[int]]:
-        """(node, pass) -> the operands whose gradients it makes; `nodes` in the order of their gradients."""
+        """(node, pass) -> the operands whose gradients it makes; `nodes` in the order of their gradients.
+
+        Raises ValueError in one sentence for an operator that lacks the body of a pass.
+        """
         graph = self.draft.graph
         learned = {t.name for t in graph.params}
         for node in graph.nodes.values():
@@ -46,6 +50,9 @@ class Gradients:
                     if node.alignment.operands[i].param == params and t in learned and graph.tensors[t].floating
                     and node.op.has_gradient(i)
                 ]  # fmt: skip
+                if found and not node.op.has(which):
+                    what = f"{node.name} ({node.op.name}): no gradient of its operand {found[0]}"
+                    raise ValueError(f"{what} can be computed, and training needs it: write {PASSES[which]}")
                 if found:
                     wanted[node.name, which] = found
                     self.arriving.update(node.inputs[i] for i in found)
