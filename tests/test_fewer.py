@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from castile.launch import models
 from castile.launch.__main__ import main
+from castile.launch.jobs.looking import _better
 from castile.launch.reports import report
 from castile.launch.typed import optimizers
 from castile.planner.choices.pins import Pin, Pins
@@ -20,6 +22,7 @@ from castile.planner.families.updates import Updates
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import Found, search
+from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.fewer import faster, nodes, of_a_node, on_fewer, within
 from castile.planner.strategy import Names
 from castile.runtime import machine as machines
@@ -193,6 +196,20 @@ def test_nothing_is_behind_what_is_found_on_the_faster_processors(kinds: str, mo
     assert set(fast["seeds"]) - {"given"}, "known plans are told of the processors that may be used"
     if every["microbatches"] > 1 and every["num_stages"] == 1:
         assert not every["is_cut_to_fit"], "known plans of a whole batch fit"
+
+
+def test_the_better_plan_is_said_to_be_a_known_one_only_where_it_is() -> None:
+    """What the other search called its known plans may be others here."""
+    same = evaluator("mlp", "dgx-h100:nodes=1")
+    found = looking(same, "20")(None)
+    slowest, best = (pick(found.seeds.values(), key=lambda one: one.rank) for pick in (max, min))
+    chosen = Chosen(1, same, None)
+    one = chosen, replace(found, evaluated=slowest), []
+    other = chosen, replace(found, evaluated=best, equals="pipeline_2"), []
+    equals = _better(one, other)[1].equals
+    assert same.lowering.configs(found.seeds[equals].strategy) == same.lowering.configs(best.strategy)
+    without = {name: seed for name, seed in found.seeds.items() if seed is slowest}
+    assert _better((chosen, replace(one[1], seeds=without), []), other)[1].equals == ""
 
 
 @pytest.mark.parametrize("without", [0, 1, 2, 3])

@@ -21,7 +21,7 @@ from castile.planner.evaluation.budget import Budget, clock
 from castile.planner.evaluation.sizes import SIZES
 from castile.planner.known.pipelines import divisors
 from castile.planner.known.seeds import is_in_pieces, is_pipeline, microbatch_counts
-from castile.planner.search import Found, NoPlanFits, Progress, search
+from castile.planner.search import Found, NoPlanFits, Progress, same, search
 from castile.planner.searching import accumulating
 from castile.planner.searching.accumulating import NEAR, Chosen
 from castile.planner.searching.fewer import FURTHER, could_gain, faster, on_fewer
@@ -285,7 +285,9 @@ def _better(one: Looked, other: Looked) -> Looked:
     """The better of two, with the known plans of the first."""
     if one[1].evaluated.rank <= other[1].evaluated.rank:
         return one
-    return other[0], replace(other[1], seeds=one[1].seeds), other[2]
+    seeds = one[1].seeds
+    equals = same(other[0].evaluator.lowering, seeds, other[1].evaluated)
+    return other[0], replace(other[1], seeds=seeds, equals=equals), other[2]
 
 
 def _left(limits: Budget, passed: float, share: float = 1.0) -> Budget:
