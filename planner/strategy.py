@@ -144,6 +144,8 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """That it was made for something else than this graph of a model, or "" where it was not."""
         if not self.graph or self.graph == graph.fingerprint:
             return ""
+        if (self.model, self.batch) == (model, graph.batch):
+            return f"was made for {self.made_for} as it was then: it has changed since, or is of another dtype here"
         return f"was made for {self.made_for}, and not for {model} with {graph.batch} samples a step as it is here"
 
 
@@ -205,10 +207,10 @@ def ranges(node: Node, split: Mapping[str, int], axis: str, micro: tuple[int, in
     return found
 
 
-def check_config(node: Node, config: Config, num_procs: int | None = None) -> None:
-    """Raise ValueError, in one sentence with the node's own names, where the Config is not a legal one."""
+def check_split(node: Node, split: Mapping[str, int]) -> None:
+    """Raise ValueError, as `check_config` does, where a node may not be cut to these degrees by axis."""
     a = node.alignment
-    for axis, degree in config.split.items():
+    for axis, degree in split.items():
         if axis not in a.extents:
             near = strict.suggestion(axis, list(a.axes))
             raise ValueError(f"{node.name}: no axis {axis!r} to split{near}; its axes are {', '.join(a.axes)}")
@@ -218,6 +220,11 @@ def check_config(node: Node, config: Config, num_procs: int | None = None) -> No
             raise ValueError(f"{node.name}: axis {axis!r} of {node.op.name} may not be split (degree {degree})")
         if degree > a.extents[axis]:
             raise ValueError(f"{node.name}: axis {axis!r} has {a.extents[axis]} elements, too few for {degree} parts")
+
+
+def check_config(node: Node, config: Config, num_procs: int | None = None) -> None:
+    """Raise ValueError, in one sentence with the node's own names, where the Config is not a legal one."""
+    check_split(node, config.split)
     if config.replicas < 1:
         raise ValueError(f"{node.name}: {config.replicas} replicas; there is at least 1")
     if len(config.procs) != config.num_parts * config.replicas:

@@ -22,6 +22,15 @@ latency_seconds = 1e-5
 bytes_per_second = 1e9
 """
 
+MINE = """
+from castile.planner.graph import Graph
+def build(batch=None, dtype="float32"):
+    g = Graph("mine", dtype)
+    x = g.linear("fc", g.input("x", (batch or 16, 8), "b c"), features=8)
+    g.minimise(g.mean("loss", x))
+    return g
+"""
+
 
 def made(capsys, *words: str) -> dict:
     assert main([*words, "--json"]) == 0, capsys.readouterr().err
@@ -65,6 +74,18 @@ def test_a_machine_that_is_gone_is_told(alone, capsys):
     err = capsys.readouterr().err
     assert "plan p.json was made for cards.toml: " in err and "name it with --machine" in err and err.count("\n") == 1
     assert made(capsys, "explain", "p.json", "--machine", "renamed.toml")["num_procs"] == 4
+
+
+def test_a_model_that_has_changed_since_is_told(alone, capsys):
+    """Its name and batch are those of the plan, which would say nothing."""
+    (alone / "mine.py").write_text(MINE)
+    made(capsys, "plan", "mine.py", "--machine", MACHINE, "--search", "data_parallel", "--out", "p.json")
+    (alone / "mine.py").write_text(MINE.replace("features=8", "features=4"))
+    for words in (["simulate", "p.json"], ["plan", "mine.py", "--machine", MACHINE, "--from", "p.json"]):
+        assert main(words) == 2
+        err = capsys.readouterr().err
+        assert "p.json was made for mine.py with 32 samples a step as it was then: it has changed since" in err, err
+        assert "plan again" in err and err.count("\n") == 1
 
 
 def test_a_node_is_a_line(plan: str):
