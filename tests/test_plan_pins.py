@@ -59,6 +59,7 @@ def test_a_front_with_pins_and_seeds(model, objective, capsys):
         (["--pin", "fc9: {b: 2}"], "no node has a name like 'fc9' (did you mean 'fc"),
         (["--pin", "fc1: {x: 2}"], "fc1 has no axis 'x'"),
         (["--pin", "fc1 = 2"], "pin 'fc1 = 2': write what is pinned as in"),
+        (["--pin", "fc1: {b: 999999999, o: 999999999}"], "fc1: axis 'b' has 64 elements, too few for 999999999 parts"),
         (["--pin", "fc1: {b: 65}"], "pin 'fc1: {b: 65}': fc1: axis 'b' has 64 elements, too few for 65 parts"),
         (["--pin", "fc1: {b: 2}", "--pin", "fc*: {b: 3}"], "pin 'fc1: {b: 2}' contradicts pin 'fc*: {b: 3}'"),
         (["--pin", "fc1: {procs: 3}", "--without", "3"], "fc1: too few processors are left for 1 replicas by pins"),

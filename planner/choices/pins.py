@@ -13,7 +13,7 @@ from functools import cached_property
 from math import prod
 
 from castile.planner.graph import Node
-from castile.planner.strategy import Config, Names, check_config, runs_of
+from castile.planner.strategy import Config, Names, check_split, runs_of
 from castile.runtime.strict import hint, suggestion
 
 REPLICAS, PROCS = "replicas", "procs"
@@ -216,7 +216,7 @@ class Pins:
         if len(procs) < (replicas or 1):
             raise ValueError(f"{name}: too few processors are left for {replicas or 1} replicas by pins {told}")
         try:
-            check_config(node, Config(dict(numbers), 1, (0,) * prod(numbers.values())))
+            check_split(node, numbers)
         except ValueError as error:
             raise ValueError(f"pin {told}: {error}") from error
         return Need(numbers, replicas, tuple(sorted(procs)))
