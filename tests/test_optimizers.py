@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -180,6 +182,7 @@ def test_optimizers_of_other_settings_are_told_apart_guarded_or_not() -> None:
         ("adam:beta1=1.0", "adam: beta1 should be at least 0 and below 1, got 1.0"),
         ("adamw:beta2=-0.1", "adamw: beta2 should be at least 0 and below 1"),
         ("adam:decay=-1", "adam: eps and decay should be at least 0"),
+        ("adamw:eps=0", "adamw: eps should be more than 0"),
         ("lion:beta2=1", "lion: beta2 should be"),
         ("lion:decay=-1", "lion: weight decay should be at least 0"),
         ("adafactor:beta2_decay=0.8", "adafactor: beta2_decay should be at most 0"),
@@ -190,3 +193,13 @@ def test_optimizers_of_other_settings_are_told_apart_guarded_or_not() -> None:
 def test_settings_that_make_no_sense_are_refused(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         optimizers.parse(text)
+
+
+@pytest.mark.parametrize("name", optimizers.available())
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_settings_are_finite_numbers(name: str, value: str) -> None:
+    for field in fields(find(name)):
+        if isinstance(field.default, float):
+            told = f"optimizer {name}: setting '{field.name}' should be a finite number, got '{value}'"
+            with pytest.raises(ValueError, match=told):
+                optimizers.parse(f"{name}:{field.name}={value}")

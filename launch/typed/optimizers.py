@@ -5,6 +5,8 @@ It does not know how updates are cut or run.
 
 from __future__ import annotations
 
+from math import isfinite
+
 from castile.launch.typed import settings
 from castile.planner import op as ops
 from castile.planner.families.updates import Optimizer
@@ -21,7 +23,12 @@ def parse(text: str) -> Optimizer:
     if name not in known:
         raise ValueError(f"no optimizer {name!r}{suggestion(name, list(known))}; there are {', '.join(known)}")
     kind = ops.find(name)
-    made: Optimizer = kind(**settings.typed(kind, given, f"optimizer {name}"))
+    values = settings.typed(kind, given, f"optimizer {name}")
+    for key, value in values.items():
+        # operators compare with bounds, and no comparison refuses nan
+        if not isfinite(value):
+            raise ValueError(f"optimizer {name}: setting {key!r} should be a finite number, got {given[key]!r}")
+    made: Optimizer = kind(**values)
     return made
 
 

@@ -29,6 +29,9 @@ class Adam(Optimizer):
                 raise ValueError(f"{self.name}: {name} should be at least 0 and below 1, got {beta}")
         if self.eps < 0 or self.decay < 0:
             raise ValueError(f"{self.name}: eps and decay should be at least 0, got {self.eps} and {self.decay}")
+        # where no gradient ever came it is all that is divided by
+        if self.eps == 0:
+            raise ValueError(f"{self.name}: eps should be more than 0, or 0 is divided by 0 where gradients are 0")
 
     def forward(self, k, w, g, m, v, lr, step, *guard):
         settings = {**dict(self.settings), "decoupled": self.decoupled, "guarded": bool(guard)}
