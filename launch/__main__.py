@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Names of files need not be text, and an encoding need not have every letter: that is no reason to stop.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    # Where it was closed before Python began there is none, and what asks it or writes to it need not know.
+    sys.stderr = sys.stderr or open(os.devnull, "w")
     return ranks.main_guard(lambda: _dispatch(args))
 
 

@@ -212,6 +212,12 @@ def test_without_standard_output_a_mistake_is_told():
     assert done.returncode == 2 and done.stderr.startswith("castile: castile has no command 'nosuch'")
 
 
+def test_without_standard_error_a_command_does_what_it_does():
+    done = ended("plan mlp --machine dgx-h100:nodes=1 --search data_parallel 2>&-")
+    assert done.returncode == 0 and "the plan, after" in done.stdout
+    assert ended("nosuch 2>&-").returncode == 2
+
+
 def test_a_letter_that_the_encoding_has_not_ends_nothing(tmp_path):
     (tmp_path / "n\xfc.py").write_text("from castile.launch.models.mlp import build\n")
     done = ended(f"simulate {tmp_path}/*.py --machine dgx-h100:nodes=1", PYTHONIOENCODING="ascii")
