@@ -71,7 +71,7 @@ def _check(command: Checkpoint) -> None:
     if not exports and (command.out or command.state):
         name = "--out" if command.out else "--state"
         raise UserError(f"{name} belongs to `castile checkpoint export`, not to {command.action}")
-    checks.writable(out=command.out)
+    checks.writable(of=command, out=command.out)
     if not Path(command.path).is_dir():
         raise UserError(f"{command.path}: there is no such folder of checkpoints")
 

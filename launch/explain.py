@@ -74,7 +74,7 @@ COMMAND = Explain
 def run(command: Explain) -> int:
     """Simulate, account, tell; rank 0 alone. Raises ValueError or UserError for a user's mistake."""
     checks.counts(batch=command.batch)
-    checks.writable(picture=command.picture)
+    checks.writable(of=command, picture=command.picture)
     budget = parse_budget(command.budget)
     plan = strategies.read(command.plan)
     machine = offline.machine_of(command.machine, plan, command.plan)

@@ -114,7 +114,7 @@ def run(command: Plan) -> int:
     checks.norm(command.clip)
     if command.objective == "latency" and (command.optimizer or command.clip is not None):
         raise UserError("--optimizer and --clip mean nothing with --objective latency, which updates nothing")
-    checks.writable(out=command.out, trace=command.trace, picture=command.picture)
+    checks.writable(of=command, out=command.out, trace=command.trace, picture=command.picture)
     machine = offline.find_machine(command.machine)
     if offline.is_silent(machine):
         return 0

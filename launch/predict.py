@@ -182,7 +182,7 @@ def _check(command: Predict) -> None:
     if command.dtype:
         checks.dtype(command.dtype)
     results.check_ending("--out", command.out)
-    checks.writable(out=command.out)
+    checks.writable(of=command, out=command.out)
     if bool(command.checkpoint) == bool(command.weights):
         why = "two sources of parameters" if command.weights else "no parameters"
         raise UserError(f"castile predict has {why}: give --checkpoint DIR of a training, or --weights FILE")

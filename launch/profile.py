@@ -94,7 +94,7 @@ def run(command: Profile) -> int:
     begun = time.perf_counter()
     checks.counts(batch=command.batch)
     checks.dtype(command.dtype)
-    checks.writable(picture=command.picture)
+    checks.writable(of=command, picture=command.picture)
     if command.all and command.plan:
         raise UserError("--all measures more than --plan: give one of them")
     path = command.profile or jobs.default_profile()

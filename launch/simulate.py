@@ -66,7 +66,7 @@ COMMAND = Simulate
 def run(command: Simulate) -> int:
     """Lower, simulate, pack, tell; rank 0 alone. Raises ValueError or UserError for a user's mistake."""
     checks.counts(batch=command.batch)
-    checks.writable(trace=command.trace, picture=command.picture)
+    checks.writable(of=command, trace=command.trace, picture=command.picture)
     path, model, given = _given(command)
     machine = offline.machine_of(command.machine, given, path)
     if offline.is_silent(machine):

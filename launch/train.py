@@ -254,7 +254,7 @@ def _check(command: Train) -> None:
     checks.rates(lr=command.lr)
     checks.norm(command.clip)
     checks.dtype(command.dtype)
-    checks.writable(out=command.out, trace=command.trace, picture=command.picture, metrics=command.metrics)
+    checks.writable(of=command, out=command.out, trace=command.trace, picture=command.picture, metrics=command.metrics)
     checks.folders(checkpoint=command.checkpoint, tensorboard=command.tensorboard)
     if command.steps is not None and command.epochs is not None:
         raise UserError(f"--steps {command.steps} and --epochs {command.epochs}: give one of the two")

@@ -245,3 +245,29 @@ def test_no_two_results_go_into_one_file(name, tmp_path, monkeypatch, capsys):
             err = capsys.readouterr().err
             assert f"--{one}" in err and f"--{other}" in err and "are one file" in err and err.count("\n") == 1
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("words, option", [
+    ("plan mine.py --out mine.py", "out"),
+    ("plan mine.py:width=8 --trace ./mine.py", "trace"),
+    ("plan mlp --machine one.toml --picture alias", "picture"),
+    ("explain p.json --picture p.json", "picture"),
+    ("simulate p.json --trace p.json", "trace"),
+    ("train mlp --data csv:file=one.toml --metrics one.toml", "metrics"),
+    ("train mlp --plan p.json --picture p.json", "picture"),
+])  # fmt: skip
+def test_no_result_takes_the_place_of_what_is_read(words, option, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine.py", "one.toml", "p.json"):
+        (tmp_path / name).write_text("kept")
+    (tmp_path / "alias").symlink_to("one.toml")
+    assert main(words.split()) == 2
+    err = capsys.readouterr().err
+    assert f"--{option} " in err and "the command reads this file" in err and err.count("\n") == 1
+    assert all((tmp_path / name).read_text() == "kept" for name in ("mine.py", "one.toml", "p.json"))
+
+
+def test_a_plan_may_take_the_place_of_the_one_that_it_goes_on_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["plan", "mlp", "--machine", "dgx-h100:nodes=1", "--search", "data_parallel", "--out", "p.json"]
+    assert main(words) == 0 and main([*words, "--from", "p.json"]) == 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from castile.runtime.strict import hint, suggestion
 
 # What programs take for pictures that are no SVG.
 OTHER_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".pdf", ".eps")
+# Options that name a plan to start from.
+PLANS = ("plan", "from_")
 
 
 def counts(**given: int | None) -> None:
@@ -124,14 +127,16 @@ def trains(lowering: Lowering) -> None:
     lowering.shortened(2).program(lowering.plan({}))
 
 
-def writable(**given: str) -> None:
+def writable(*, of: object, **given: str) -> None:
     """Raises UserError, with the option's name, for a path at which no file can be written, for two that are one file,
-    of which only the last would be left, and for a picture under another format's name; "" is no path.
+    of which only the last would be left, for one that the command `of` reads, and for a picture under another format's
+    name; "" is no path. A plan may take the place of the one that it goes on from.
 
     Nothing is made and an existing file stays as it is. Rank 0 alone looks, as it alone writes: other hosts need not
     have such a folder.
     """
     first: dict[str, str] = {}
+    read = {name: value for name, value in vars(of).items() if name not in given and isinstance(value, str)}
     for name, path in given.items() if not silent() else ():
         if name == "picture" and Path(path).suffix.lower() in OTHER_PICTURES:
             raise UserError(f"--picture {path}: pictures are SVG, as browsers show it; give a name that ends in .svg")
@@ -141,6 +146,9 @@ def writable(**given: str) -> None:
             other = first.setdefault(os.path.realpath(path), name)
             if other != name:
                 raise UserError(f"{_option(other)} and {_option(name)} are one file, {path}: choose another for one")
+            kept = [words for key, words in read.items() if name != "out" or key not in PLANS]
+            if os.path.realpath(path) in {os.path.realpath(piece) for words in kept for piece in _pieces(words)}:
+                raise UserError(f"{_option(name)} {path}: the command reads this file; choose another path")
 
 
 def folders(**given: str) -> None:
@@ -150,6 +158,11 @@ def folders(**given: str) -> None:
     for name, path in given.items():
         if path and not silent() and not Path(path).is_dir() and (why := _hindrance(Path(path) / "x")):
             raise UserError(f"{_option(name)} {path}: {why}; choose another path")
+
+
+def _pieces(words: str) -> list[str]:
+    """What may be a file of an option's words: these, and a name and values of settings (net.py:width=8)."""
+    return [words, *re.split("[:,=]", words)] if words else []
 
 
 def _option(name: str) -> str:
