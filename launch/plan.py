@@ -253,12 +253,12 @@ def _bound_facts(bound: Bound | None, found: Found) -> dict[str, Any]:
 def _front_facts(
     command: Plan, desk: Desk, found: Found, points: list[Point], outputs: Outputs
 ) -> list[dict[str, Any]]:
-    """The front from the fastest plan to the smallest; each is written if the plan is."""
+    """The front from the fastest plan to the smallest; each is written beside the plan, if that is a file."""
     rows = []
     for number, point in enumerate(points, 1):
         row = report.facts(point.evaluated, found.seeds["data_parallel"]) | {"arena_bytes": list(point.arena_bytes)}
-        if command.out:
-            out = Path(command.out)
+        out = Path(command.out)
+        if command.out and not files.is_stream(out):
             path = str(out.with_name(f"{out.stem}-{number}{out.suffix}"))
             data = strategies.encode(_signed(desk, point.strategy))
             if outputs.attempt(partial(files.write, path, data)):

@@ -231,6 +231,24 @@ def test_a_plan_goes_where_standard_output_goes(tmp_path):
     assert done.returncode == 0 and '"data_parallel"' in done.stdout and "the plan, after" in done.stdout, done.stderr
 
 
+def test_what_a_stream_leads_to_keeps_what_it_has(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    done = ended(f"{PLAN.replace('local:procs=2', 'dgx-h100:nodes=1')} --out /dev/stdout >>{log}")
+    assert done.returncode == 0 and log.read_text().startswith("before\n{"), done.stderr
+    assert "the plan, after" in log.read_text()
+
+
+def test_nothing_is_written_beside_a_stream(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    words = ["plan", "mlp", "--machine", "p3.16xlarge:nodes=2", "--batch", "32", "--budget", "20", "--front"]
+    assert main([*words, "--out", "pipe"]) == 0
+    assert os.read(reader, 1) == b"{" and os.listdir() == ["pipe"]
+    os.close(reader)
+
+
 RESULTS = ("out", "trace", "picture", "metrics")
 WRITTEN = {name: [o.field for o in options_of(name) if o.field in RESULTS] for name in COMMANDS}
 

@@ -43,9 +43,9 @@ def users(variable: str, otherwise: str) -> Path:
 
 
 def write(path: str | Path, data: bytes) -> None:
-    """A file of these bytes, as `whole` makes it."""
-    with whole(path) as draft:
-        draft.write_bytes(data)
+    """A file of these bytes, as `whole` makes it; to a stream they are added, as what it leads to may have others."""
+    with whole(path) as draft, draft.open("ab") as file:
+        file.write(data)
 
 
 class Outputs:
