@@ -46,16 +46,18 @@ def test_each_processor_has_the_parts_that_its_config_says(data):
         if row.num_nodes > 1:
             continue
         node = names.nodes.get(row.name) or names.optional[row.name]
-        # The last part that a processor has is the one that is seen.
-        has = {proc: number // row.config.replicas for number, proc in enumerate(row.config.procs)}
+        has = {}
+        for number, proc in enumerate(row.config.procs):
+            has.setdefault(proc, []).append(number // row.config.replicas)
         blocks = parts(node, row.config.split)
         for axis, kind in zip(row.axes, row.kinds, strict=True):
-            wanted = {proc: sorted({part.ranges[axis] for part in blocks}).index(blocks[n].ranges[axis])
-                      for proc, n in has.items()}  # fmt: skip
+            ranges = sorted({part.ranges[axis] for part in blocks})
+            wanted = {proc: sorted({ranges.index(blocks[n].ranges[axis]) for n in held}) for proc, held in has.items()}
             shown = stripes[f"{row.name}: {axis} cut in {row.config.degree(axis)}, {kind}"]
-            for proc, index in wanted.items():
-                middle = grid.x(proc + 0.5)
-                assert [part for part, box in shown if box.left < middle < box.right] == [index]
+            for proc, indices in wanted.items():
+                for n, index in enumerate(indices):
+                    middle = grid.x(proc + (n + 0.5) / len(indices))
+                    assert [part for part, box in shown if box.left < middle < box.right] == [index]
             covered = sum(box.right - box.left for _, box in shown)
             assert covered == pytest.approx(grid.width * len(wanted), abs=0.1)
     colours = picture.legend

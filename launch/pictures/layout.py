@@ -6,10 +6,9 @@ It does not know how the plan was found.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
+from math import prod
 from typing import NamedTuple
-
-import numpy as np
 
 from castile.launch.pictures.drawing import EDGE, GRID, Box, clipped, legend, line, rect, svg, text, ticks
 from castile.launch.reports import report
@@ -170,19 +169,28 @@ class _Grid:
         yield line(LEFT, self.bottom + 2, WIDTH - RIGHT, self.bottom + 2, GRID)
 
     def row(self, row: _Row, top: float) -> Iterator[str]:
-        """A stripe for each axis that is cut, in the shade of the part that each processor has."""
+        """A stripe for each axis that is cut, in the shade of the part that each processor has; of several parts each
+        has its share of the processor's column.
+        """
         degrees = [row.config.degree(axis) for axis in row.axes] or [1]
-        part = np.full(self.num_procs, -1)
-        part[list(row.config.procs)] = np.arange(len(row.config.procs)) // row.config.replicas
-        along = np.array(np.unravel_index(np.maximum(part, 0), degrees))
+        held: dict[int, set[int]] = {}
+        for number, proc in enumerate(row.config.procs):
+            held.setdefault(proc, set()).add(number // row.config.replicas)
         height = (ROW - 3) / len(degrees)
         for number, (kind, count) in enumerate(zip(row.kinds or (WHOLE,), degrees, strict=True)):
             told = f"{row.told}: {f'{row.axes[number]} cut in {count}, {kind}' if row.axes else WHOLE}"
-            shown = np.where(part >= 0, along[number], -1)[:: self.stride]
             low, high = top + number * height, top + (number + 1) * height
-            cuts = np.flatnonzero(np.diff(shown, prepend=-2, append=-2)).tolist()
-            for begin, end in pairwise(cuts):
-                if shown[begin] >= 0:
-                    left, right = (self.x(min(at * self.stride, self.num_procs)) for at in (begin, end))
-                    place = f", part {shown[begin]}" if row.axes else ""
-                    yield rect(Box(left, low, right, high), _shade(kind, int(shown[begin]), count), told + place)
+            below = prod(degrees[number + 1 :])
+            shares = [
+                (proc + self.stride * n / len(along), proc + self.stride * (n + 1) / len(along), index)
+                for proc in range(0, self.num_procs, self.stride)
+                for along in [sorted({part // below % count for part in held.get(proc, ())})]
+                for n, index in enumerate(along)
+            ]
+            while shares:
+                begin, end, index = shares.pop(0)
+                while shares and shares[0][0] == end and shares[0][2] == index:
+                    end = shares.pop(0)[1]
+                left, right = self.x(begin), self.x(min(end, self.num_procs))
+                place = f", part {index}" if row.axes else ""
+                yield rect(Box(left, low, right, high), _shade(kind, index, count), told + place)
