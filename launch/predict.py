@@ -237,9 +237,7 @@ def _filled(command: Predict, saved: Reader | None) -> Predict:
 def _columns(job: Job) -> list[Column]:
     """The arrays that are predicted. Raises UserError where the model gives none for each sample."""
     graph = job.evaluation
-    if not graph.outputs:
-        words = "it names no outputs to predict: set g.outputs = [logits.name] in build()"
-        raise UserError(f"model {job.model.name}: {words}")
+    checks.predicts(job.model.name, graph)
     found = [graph.tensors[name] for name in graph.outputs]
     if shared := next((t for t in found if t.shape[:1] != (graph.batch,)), None):
         raise UserError(

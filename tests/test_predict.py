@@ -239,6 +239,16 @@ def test_what_cannot_be_predicted_is_told(
     assert why in err and err.count("\n") == 1 and not list(refused.glob("x.*"))
 
 
+@pytest.mark.parametrize("words", ["plan nameless.py --objective latency", "simulate nameless.py --forward"])
+def test_nor_is_a_forward_pass_planned_of_which_nothing_comes(
+    words: str, refused: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main([*words.split(), "--machine", "dgx-h100:nodes=1"]) == 2
+    err = capsys.readouterr().err
+    assert "names no outputs to predict" in err and err.count("\n") == 1
+
+
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> object:
     """The folder of what is refused; the process is in it."""

@@ -127,6 +127,12 @@ def trains(lowering: Lowering) -> None:
     lowering.shortened(2).program(lowering.plan({}))
 
 
+def predicts(model: str, graph: Graph) -> None:
+    """Raises UserError where the graph of a model names no outputs, so that nothing comes of a forward pass."""
+    if not graph.outputs:
+        raise UserError(f"model {model}: it names no outputs to predict: set g.outputs = [logits.name] in build()")
+
+
 def writable(*, of: object, **given: str) -> None:
     """Raises UserError, with the option's name, for a path at which no file can be written, for two that are one file,
     of which only the last would be left, for one that the command `of` reads, and for a picture under another format's

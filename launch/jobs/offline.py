@@ -143,6 +143,8 @@ def desk(
     if plan is not None:
         optimizer, clip = optimizer or plan.optimizer, plan.clip if clip is None else clip
     updates = replace(jobs.recipe_updates(named.recipe, optimizer, clip), served=mode == "forward")
+    if mode == "forward":
+        checks.predicts(named.name, found)
     lowering = Lowering(found, machine, updates, mode)
     checks.trains(lowering)
     checks.attained(machine, found)
