@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import re
 import tempfile
 import zipfile
 from collections import Counter
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from castile.launch import data
 from castile.launch.data.csv import Texts
+from tests.answers import sentence
 from tests.data_files import everything
 
 PLANES = """carrier,seats,delay,"a, b"
@@ -141,9 +143,6 @@ def test_rows_stay_whole_across_blocks(tmp_path, monkeypatch):
         (",label=delay,numbers=carrier", r"planes\.csv, line 2: column 'carrier' has 'UA', not a number"),
         (",label=delay,numbers=seats,positive=>high", "positive=>high: 'high' is not a number"),
         (",label=delay,numbers=seats,positive=>1,classes=true", "leave out classes"),
-        (",label=carrier,numbers=seats,positive=ua", r"positive=ua: in column 'carrier' no cell is 'ua' .*'UA'"),
-        (",label=carrier,numbers=seats,positive=x", "no cell is 'x': there are 'UA', 'AA', 'DL'"),
-        (",label=delay,numbers=seats,positive=>20", "positive=>20: in column 'delay' no cell is: .* from -5 to 20"),
         (",label=delay,numbers=seats,rare=0", "rare counts the rows"),
         (",label=delay,numbers=seats,held_out=1", "between 0 and 1, got 1"),
     ],
@@ -152,6 +151,24 @@ def test_wrong_settings_are_refused(planes, given, words):
     with pytest.raises(ValueError, match=rf"^data set csv: .*{words}") as caught:
         data.load(f"csv:file={planes}{given}", 0)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("carrier,categories=delay,positive=ua", r"positive=ua: in column 'carrier' no cell is 'ua' .*'UA'"),
+        ("carrier,categories=delay,positive=x", "no cell is 'x': there are 'UA', 'DL', 'AA'"),
+        ("delay,categories=carrier,positive=>20", "positive=>20: in column 'delay' no cell is: .* from -5 to 20"),
+    ],
+)
+def test_labels_that_are_all_0_are_predicted_and_not_trained_on(planes, given, words, capsys):
+    """Of rows to predict none may be positive; trained on these, any model would be right."""
+    named = f"csv:file={planes},numbers=seats,label={given}"
+    found = data.load(named, 0)
+    assert re.match(f"data set csv: .*{words}", found.fault)
+    assert not found.train.take({"label": np.arange(3)})["label"].any()
+    said = sentence(capsys, "train", "dlrm", "--data", named, "--batch", "2", "--steps", "1")
+    assert said == f"castile: {found.fault}\n"
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,7 @@ class Dataset:
     sizes         how many different values an input has that counts them, by column: the rows of embedding tables
     num_dropped   samples that were left out because something of them is missing
     read          of a file that was not read to its end: how many bytes were, and how many there are
+    fault         why training would learn nothing of it; "" where nothing is known against it
     """
 
     name: str
@@ -186,6 +187,7 @@ class Dataset:
     sizes: Mapping[str, int] = field(default_factory=dict)
     num_dropped: int = 0
     read: tuple[int, int] | None = None
+    fault: str = ""
 
     @property
     def num_samples(self) -> int:

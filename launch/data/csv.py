@@ -63,8 +63,8 @@ def load(
 
     file         .csv, .csv.gz or .csv.zip, with the columns' names in its first row
     label        a column: its number; with `positive` 1 or 0; with `classes` its value's number among all, in order
-    positive     what makes the label 1: >15, >=15, <15, <=15 for a column of numbers, or the very text of the cell; one
-                 that no row has is refused
+    positive     what makes the label 1: >15, >=15, <15, <=15 for a column of numbers, or the very text of the cell;
+                 where no row has it nothing is trained
     categories   columns joined by +; a value's number is its rank by frequency among the rows to train on, from 1 on.
                  0 is for values seen there in fewer than `rare` rows, or never
     numbers      columns joined by +; each has mean 0 and deviation 1 over the rows to train on. Where neither is given
@@ -81,7 +81,7 @@ def load(
     of_texts, of_figures = named if any(named) else _others(Path(file), label)
     texts = {name: Texts() for name in of_texts}
     figures = {name: Figures() for name in of_figures}
-    target = _Label.of(label, positive, classes)
+    target = _Label.of(positive, classes)
     wanted: list[tuple[str, Texts | Figures]] = [*texts.items(), *figures.items(), (label, target.column)]
     num_rows, num_dropped = _read(Path(file), wanted)
     if num_rows < 2:
@@ -97,7 +97,11 @@ def load(
     columns["label"] = target.values()
     if classes:
         sizes[label] = int(columns["label"].max()) + 1
-    return Dataset("csv", seed, Arrays(columns, train), Arrays(columns, rest), sizes=sizes, num_dropped=num_dropped)
+    lack = target.lack()
+    fault = f"data set csv: positive={positive}: in column {label!r} {lack}" if lack else ""
+    return Dataset(
+        "csv", seed, Arrays(columns, train), Arrays(columns, rest), sizes=sizes, num_dropped=num_dropped, fault=fault
+    )
 
 
 def _check(file: str, label: str, positive: str, classes: bool, rare: int) -> None:
@@ -154,12 +158,16 @@ class Texts:
         return np.array([ranks[text] for text in self.seen], np.int32)[np.concatenate(self.parts)]
 
     def equal(self, text: str) -> np.ndarray:
-        """Where the cell is this very text. Raises ValueError, in words that say what cells there are, for none."""
-        if text not in self.seen:
-            some = ", ".join(map(repr, islice(self.seen, MOST_TOLD))) + (", ..." if len(self.seen) > MOST_TOLD else "")
-            near = suggestion(text, list(islice(self.seen, MOST_LIKE)))
-            raise ValueError(f"no cell is {text!r}{near or f': there are {some}'}")
-        return np.concatenate(self.parts) == self.seen[text]
+        """Where the cell is this very text."""
+        return np.concatenate(self.parts) == self.seen.get(text, -1)
+
+    def lack(self, text: str) -> str:
+        """That no cell is this very text, and what cells there are; "" where one is."""
+        if text in self.seen:
+            return ""
+        some = ", ".join(map(repr, islice(self.seen, MOST_TOLD))) + (", ..." if len(self.seen) > MOST_TOLD else "")
+        near = suggestion(text, list(islice(self.seen, MOST_LIKE)))
+        return f"no cell is {text!r}{near or f': there are {some}'}"
 
 
 @dataclass
@@ -178,13 +186,10 @@ class Figures:
     def values(self) -> np.ndarray:
         return np.concatenate(self.parts)
 
-    def compared(self, compare: Comparison, bound: float) -> np.ndarray:
-        """Where a comparison with this holds. Raises ValueError, in words that say how far cells go, for nowhere."""
+    def lack(self, compare: Comparison, bound: float) -> str:
+        """That a comparison with this holds for no cell, and how far they go; "" where it does for one."""
         values = self.values()
-        found = compare(values, bound)
-        if not found.any():
-            raise ValueError(f"no cell is: they go from {values.min():g} to {values.max():g}")
-        return found
+        return "" if compare(values, bound).any() else f"no cell is: they go from {values.min():g} to {values.max():g}"
 
     def standardised(self, train: np.ndarray) -> np.ndarray:
         """The numbers with mean 0 and deviation 1 over the rows `train`, 0 where those are all the same; float32."""
@@ -195,33 +200,26 @@ class Figures:
 
 @dataclass(frozen=True)
 class _Label:
-    """The label's column and what becomes of it."""
+    """The label's column, what becomes of it, and in words that no cell of it makes it 1."""
 
     column: Texts | Figures
     values: Callable[[], np.ndarray]
+    lack: Callable[[], str] = str
 
     @classmethod
-    def of(cls, name: str, positive: str, classes: bool) -> _Label:
+    def of(cls, positive: str, classes: bool) -> _Label:
         if classes:
             texts = Texts()
             return cls(texts, texts.in_order)
         compared = re.fullmatch(r"([<>]=?)(.*)", positive)
         if positive and not compared:
             texts = Texts()
-            return cls(texts, lambda: _as_label(_some(name, positive, lambda: texts.equal(positive))))
+            return cls(texts, lambda: _as_label(texts.equal(positive)), lambda: texts.lack(positive))
         figures = Figures()
         if not compared:
             return cls(figures, lambda: _as_label(figures.values()))
         compare, bound = COMPARISONS[compared[1]], _bound(compared[2], positive)
-        return cls(figures, lambda: _as_label(_some(name, positive, lambda: figures.compared(compare, bound))))
-
-
-def _some(name: str, positive: str, found: Callable[[], np.ndarray]) -> np.ndarray:
-    """Where labels are 1. Raises ValueError where none is, which any model would learn at once."""
-    try:
-        return found()
-    except ValueError as error:
-        raise ValueError(f"data set csv: positive={positive}: in column {name!r} {error}") from error
+        return cls(figures, lambda: _as_label(compare(figures.values(), bound)), lambda: figures.lack(compare, bound))
 
 
 def _as_label(values: np.ndarray) -> np.ndarray:

@@ -93,6 +93,8 @@ class Job:
         found = data.load(text or self.model.recipe.data, seed, numbers.taken(self.graph))
         fitting.check(self.model, self.graph, found, needed)
         if needed is None:
+            if found.fault:
+                raise UserError(found.fault)
             found.num_steps(self.graph.batch)
         numbers.check(self.graph, found, trained=needed is None)
         return found
