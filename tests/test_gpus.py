@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import cast
 from unittest.mock import Mock, call, patch
@@ -118,38 +119,32 @@ def of_gpus(tmp_path: Path) -> str:
     return str(path)
 
 
+def refusal(name: str, mine: threading.local, comm: End) -> str:
+    """The sentence with which a rank refuses a machine."""
+    mine.rank = comm.rank
+    with pytest.raises(UserError) as caught:
+        jobs.find_machine(name, cast(Communicator, comm), "float32")
+    return str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["local", "virtual:procs=2", ""])
 def test_ranks_of_one_host_of_which_one_sees_no_gpu_are_refused(name: str, of_gpus: str) -> None:
     """As where more ranks are started than GPUs, each told to use the one of its number."""
-
-    def rank(comm: End) -> str:
-        mine.rank = comm.rank
-        with pytest.raises(UserError) as caught:
-            jobs.find_machine(name or of_gpus, cast(Communicator, comm), "float32")
-        return str(caught.value)
-
     mine = threading.local()
     with host_with_gpus(), patch.object(gpus, "count", lambda: int(mine.rank < 2)):
-        told = Ranks(3).run(rank)
+        told = Ranks(3).run(partial(refusal, name or of_gpus, mine))
     assert len(set(told)) == 1 and "cores alone on rank 2" in told[0] and told[0].endswith(gpus.MEND)
 
 
 @pytest.mark.parametrize("name", ["local", ""])
 def test_gpus_of_several_kinds_are_refused(name: str, of_gpus: str) -> None:
     """Kernels are chosen for all of them on one, and each kind rounds as it likes."""
-
-    def rank(comm: End) -> str:
-        mine.rank = comm.rank
-        with pytest.raises(UserError) as caught:
-            jobs.find_machine(name or of_gpus, cast(Communicator, comm), "float32")
-        return str(caught.value)
-
     mine = threading.local()
     with host_with_gpus():
         from castile.runtime.backends.cuda import devices
 
         with patch.object(devices, "current", lambda: devices.Device(f"GPU {mine.rank // 2}", 2**31, 0)):
-            told = Ranks(3).run(rank)
+            told = Ranks(3).run(partial(refusal, name or of_gpus, mine))
     said = f"the GPU is not the same on all ranks: GPU 0 on rank 0 (host 0), GPU 1 on rank 2 (host 0); {gpus.MEND}"
     assert told == [said] * 3
 
