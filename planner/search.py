@@ -285,7 +285,7 @@ def search(
     limits = budget_of(name, lowering, budget).begun()
     known = known_plans(lowering, seeds, cost, pins)
     # Sketches do not see what brings results to the host, which may take most of a forward pass.
-    always = [DATA_PARALLEL] + ["one_processor"] * (lowering.mode == "forward")
+    always = [DATA_PARALLEL] + ["one_processor"] * (lowering.mode == "forward" and seeds is None)
     base = {name: known.get(name) or known_plans(lowering, [name], cost, pins)[name] for name in always}
     given = {n: _met(plan, pins) for n, plan in (start or {}).items()}
     plans = known | given or base

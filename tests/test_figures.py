@@ -242,7 +242,7 @@ def test_what_a_training_tells_follows_from_its_steps_and_its_plan(alone, capsys
         check_shown(took, 1e3 * seconds)
         check_shown(simulated, 1e3 * foretold)
         check_shown(off, 100 * (seconds / foretold - 1))
-        check_shown(rate, batch / seconds / (1e3 if many else 1))
+        check_shown(rate, record["samples_per_second"] / (1e3 if many else 1))
         assert record["peak_bytes"] == proc["peak_bytes"]
         check_shown(used, proc["peak_bytes"] / 2**10)
         check_shown(there, proc["capacity_bytes"] / 2**30)

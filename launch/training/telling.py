@@ -267,7 +267,7 @@ def text(facts: dict[str, Any]) -> str:
         lines.append(f"steps waited {ms(facts['waited_seconds'])} for samples in all")
     if facts.get("num_skipped"):
         many = report.counted(facts["num_steps"], "step")
-        lines.append(f"{facts['num_skipped']} of {many} skipped, whose gradients were too large for 16 bits")
+        lines.append(f"{facts['num_skipped']} of {many} skipped, whose gradients were too large for half precision")
     if facts["stopped_by"]:
         done = facts["first_step"] + facts["num_steps"]
         there = facts["latest_checkpoint"]
