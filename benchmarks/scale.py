@@ -55,6 +55,8 @@ SMALL, TARGET = "mlp", 1024
 MOST_FIRST, MOST_AGAIN, MOST_GIB = 15.0, 1.0, 4.0
 # Of planning, two cores, and of the commands that tell of a plan.
 BATCHES, MOST_PLANNING = (64, 1024), 60.0
+# As such networks are trained.
+DTYPE = ("--dtype", "bfloat16")
 # How often it is looked at what a command and the processes that it begins hold.
 EVERY_SECONDS = 0.05
 TELLING = ("simulate", "explain")
@@ -154,7 +156,7 @@ def planning(model: str, batch: int) -> list[Figure]:
     machine, name = f"dgx-h100:nodes={TARGET // 8}", f"plan_{batch}_on_{TARGET}"
     with TemporaryDirectory() as folder:
         plan = str(Path(folder) / "plan.json")
-        *took, facts = castile("plan", model, "--machine", machine, "--batch", str(batch), "--out", plan)
+        *took, facts = castile("plan", model, "--machine", machine, "--batch", str(batch), *DTYPE, "--out", plan)
         told = {command: castile(command, plan) for command in TELLING}
     step = facts["found"]["step_seconds"]
     assert all(of["step_seconds"] == step for _, _, of in told.values()), "it is told of otherwise than it was found"
