@@ -38,13 +38,14 @@ MOVED = ("reshape", "transpose")
 
 def taken(graph: Graph) -> dict[str, Taken]:
     """What a graph takes of each of its inputs."""
-    return {name: _taken(graph, name) for name in graph.inputs}
+    shares = _shares(graph)
+    return {name: _taken(graph, name, name in shares) for name in graph.inputs}
 
 
-def _taken(graph: Graph, name: str) -> Taken:
+def _taken(graph: Graph, name: str, is_share: bool) -> Taken:
     tensor = graph.tensors[name]
     whole = np.issubdtype(tensor.dtype, np.integer)
-    return Taken(tensor.shape[1:], whole, _below(graph, name) if whole else None, name in _shares(graph))
+    return Taken(tensor.shape[1:], whole, _below(graph, name) if whole else None, is_share)
 
 
 def _shares(graph: Graph) -> dict[str, Node]:

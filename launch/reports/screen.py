@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -62,14 +62,10 @@ class Speaker:
     def line(self, text: str) -> None:
         if not self.leads or self.json:
             return
-        try:
-            print(text, flush=True)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            if not self._has_lost:
-                self._has_lost = True
-                self.warn(f"standard output: {error.strerror}; the run goes on, and lines are lost until you make room")
+        why = _lost(text, sys.stdout)
+        if why and not self._has_lost:
+            self._has_lost = True
+            self.warn(f"standard output: {why}; the run goes on, and lines are lost until you make room")
 
     def note(self, text: str) -> None:
         """What is being done, for people who wait; stderr is for what went wrong."""
@@ -77,14 +73,9 @@ class Speaker:
 
     def warn(self, text: str) -> None:
         """What went wrong while the run goes on."""
-        if not self.leads:
-            return
-        try:
-            print(f"castile: {text}", file=sys.stderr, flush=True)
-        except OSError as error:
-            # nobody can be told, and the run is worth more than the words
-            if error.errno not in NO_ROOM:
-                raise
+        if self.leads:
+            # where nobody can be told, the run is worth more than the words
+            _lost(f"castile: {text}", sys.stderr)
 
     def step_line(self, text: Callable[[], str]) -> None:
         """A line on a step; where the bar shows the same on the same terminal, nothing."""
@@ -117,3 +108,14 @@ class Speaker:
     def close(self, text: Callable[[dict[str, Any]], str], facts: dict[str, Any]) -> None:
         if self.leads:
             print(json.dumps(facts) if self.json else text(facts), flush=True)
+
+
+def _lost(text: str, file: TextIO) -> str:
+    """Writes a line; why there was no room for it, "" where there was."""
+    try:
+        print(text, file=file, flush=True)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        return error.strerror or "no room"
+    return ""

@@ -1,6 +1,6 @@
 """Seats: where ranks sit, whether NCCL can carry what they send to each other from there, and how it is set.
 
-It is told what ranks found, and calls nothing.
+It is told what ranks found, and reads nothing but this process's variables.
 """
 
 from __future__ import annotations
