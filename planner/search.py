@@ -270,8 +270,7 @@ def search(
     start      further plans to start from, by name, which count as seeds
     frontier   is told of every plan that is evaluated
     num_processes   in how many a search may walk side by side, if it can; what it finds is the same
-    seeds      the known plans to start from, by name; all by default. Data parallelism counts even where it is not one,
-               and of forward passes one processor where none is named.
+    seeds      the known plans to start from, by name; all by default. Data parallelism counts even where it is not one.
     pins       what every plan must have, known ones too, which are made so
     sizes      of buckets: where these pay, a search may walk and judge with them in mind
     Known plans that a sketch puts far behind others are left out where a search walks through sketches anyway, and
