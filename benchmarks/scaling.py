@@ -59,7 +59,7 @@ def compare(work: Workload, rounds: int, budget: str) -> tuple[Trial, Trial]:
     feed = feed_from(work.dataset.batch(0, BATCH))
     # small steps, so that many of them on one batch stay finite
     rate = work.recipe.lr / 100
-    chosen = explore.choose(job, "mcmc", budget, SEED, feed, rate)
+    chosen = explore.choose(job, explore.Wish("mcmc", budget, SEED), feed, rate)
     plans: dict[str, Strategy] = {
         "one_processor": seeds(job.lowering)["one_processor"],
         chosen.equals or "found by mcmc": chosen.plan,

@@ -293,7 +293,7 @@ def _plan(command: Predict, job: Job, saved: Reader | None) -> _Planned:
 
     Raises UserError where it does not fit.
     """
-    lowering = evaluate.forward(job, served=True)
+    lowering = evaluate.forward(job, job.evaluation, served=True)
     trained, whose = None, ""
     if command.plan:
         trained, whose = job.plan_of(command.plan), f"of {command.plan}"

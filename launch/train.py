@@ -30,7 +30,7 @@ from castile.launch.jobs import checks, jobs, runfile
 from castile.launch.jobs.execution import Execution, feed_from
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring import explore, tuning
-from castile.launch.measuring.explore import Chosen
+from castile.launch.measuring.explore import Chosen, Wish
 from castile.launch.pictures import timeline as timelines
 from castile.launch.processes import interrupts
 from castile.launch.processes.ranks import UserError
@@ -95,10 +95,12 @@ class Train:
     """Parameters without weight decay: names with wildcards, separated by commas (*.bias,*norm*); the model's own by
     default."""
     accumulate: options.Count = None
-    """Cut each batch into so many pieces in time, one after another, whose gradients are summed: less memory."""
+    """Cut each batch into so many pieces in time, one after another, whose gradients are summed, for less memory; by
+    default one, or as many as let a plan fit."""
     recompute: options.RecomputeOrOwn = ""
     """Results that are computed again for gradients, for less memory: selective (what is cheap), full (nearly all),
-    parameters (gathered for each pass), names with wildcards, or several with commas; none by default."""
+    parameters (gathered for each pass), names with wildcards, several with commas, or none; by default as little as
+    lets a plan fit."""
     dtype: options.Dtype = "float32"
     """What is computed with: float32, float64, bfloat16 or float16; with the last two parameters, sums of gradients and
     optimizer state stay float32."""
@@ -172,7 +174,8 @@ def run(command: Train) -> int:
     values = weights.load(command.weights, job.model, job.graph) if command.weights else None
     here = _facts(command, job, dataset)
     saved = _saved(command, job, here, say)
-    given, num_steps, told = _given(command, job, saved), _num_steps(command, job, dataset), _told(command)
+    given, told = _given(command, job, saved), _told(command)
+    num_steps = command.steps or dataset.num_steps(job.graph.batch, command.epochs or 1)
     job.measure()
     if saved is not None and saved.step >= num_steps:
         say.line(telling.nothing_to_train(saved.step, num_steps))
@@ -331,7 +334,8 @@ def _choose(command: Train, job: Job, dataset: Dataset, given: tuple[Strategy, s
     batch = job.graph.batch
     # arrays that the model does not take may hold what none could
     feed = feed_from(dataset.take(0, batch, dict.fromkeys(job.graph.inputs, np.arange(batch))))
-    return explore.choose(job, command.search, command.budget, command.seed, feed, command.lr, say.note)
+    wish = Wish(command.search, command.budget, command.seed, command.accumulate, command.recompute)
+    return explore.choose(job, wish, feed, command.lr, say.note)
 
 
 def _begin(command: Train, job: Job, chosen: Chosen, values: Mapping[str, np.ndarray] | None) -> Execution:
@@ -367,11 +371,6 @@ def _course(
         chosen.plan, chosen.prepared, execution, dataset, course_rates, first, num_steps,
         command.evaluate_every, saver,
     )  # fmt: skip
-
-
-def _num_steps(command: Train, job: Job, dataset: Dataset) -> int:
-    """How many steps the run has from its beginning to its end."""
-    return command.steps or dataset.num_steps(job.graph.batch, command.epochs or 1)
 
 
 def _log(command: Train, job: Job, course: Course, say: Speaker) -> metrics.Metrics:

@@ -151,6 +151,14 @@ def _fitted(every: Sequence[_Blocks], room: Sequence[float]) -> dict[int, tuple[
     return found
 
 
+def lasting(graph: TaskGraph, but: str = "") -> np.ndarray:
+    """int64[P]: the bytes of persistent buffers, which lie below an arena's others, without those of role `but`."""
+    there = np.flatnonzero(graph.buffer_first < 0)
+    counted = there[[graph.buffers[b].role != but for b in there.tolist()]]
+    sizes = _aligned(graph.buffer_bytes[counted])
+    return np.bincount(graph.buffer_proc[counted], sizes, graph.num_procs).astype(np.int64)
+
+
 def largest(graph: TaskGraph, timeline: Timeline, procs: Iterable[int], n: int = 5) -> list[list[tuple[str, int]]]:
     """By processor the `n` owners of most bytes when most live there, by region or task name, the largest first."""
     lives = _Lives(graph, timeline)

@@ -13,7 +13,7 @@ from time import perf_counter
 import numpy as np
 
 from castile.runtime import cores
-from castile.runtime.backends.base import Backend, Share, State, load
+from castile.runtime.backends.base import Arenas, Backend, Share, State, load
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import PATIENCE
 from castile.runtime.comm.processors import end_of, rank_of
@@ -36,6 +36,7 @@ class Runner:
     procs    the processors of this rank; ranks[p] is the rank of processor p (default: one each, or runs of neighbours)
     state    persistent arrays by (region, box, processor): those found are used, others are made and put there, so that
              graphs given the same `state` share their parameters
+    lent     the `arenas` of another one, none of whose steps runs while one of this does: used as far as they go
     backend  a name, or a class whose kernels are not those of the product
     poison   memory that no task has written yet holds NaN
     mapper   decides the issue order; raises ValueError where its order breaks a need or moves a transfer
@@ -57,6 +58,7 @@ class Runner:
         poison: bool = False,
         mapper: Mapper | None = None,
         ranks: Sequence[int] | None = None,
+        lent: Arenas | None = None,
     ) -> None:
         self.graph, self.comm = graph, comm
         self.num_steps = 0
@@ -64,7 +66,7 @@ class Runner:
         ranks = rank_of(graph.num_procs, comm.size) if ranks is None else ranks
         state = {} if state is None else state
         kind = load(backend) if isinstance(backend, str) else backend
-        self._backends = [kind(graph, packing, proc, state, poison) for proc in procs]
+        self._backends = [kind(graph, packing, proc, state, poison, (lent or {}).get(proc)) for proc in procs]
         shares = []
         # A transfer's tag is its number among the transfers of the graph.
         tags = np.cumsum(graph.kind >= Kind.MOVE).tolist()
@@ -88,8 +90,13 @@ class Runner:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held by this rank's processors, but for arrays that were found in `state`."""
+        """Bytes of memory held by this rank's processors, but for arrays that were found in `state` or lent."""
         return sum(memory.nbytes for memory in self._backends)
+
+    @property
+    def arenas(self) -> Arenas:
+        """This rank's memory that is no persistent array's."""
+        return {proc: memory.arena for proc, memory in self._backend_of.items()}
 
     @property
     def workspace_bytes(self) -> int:

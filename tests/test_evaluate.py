@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from castile.launch import models
 from castile.launch.jobs.execution import Execution, feed_from, prepare
-from castile.launch.training import telling
+from castile.launch.training import evaluate, telling
 from castile.launch.training.evaluate import HeldOut, adapted, auc, judge, labels_of
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
@@ -47,7 +47,8 @@ def evaluated(plan: Strategy, other: Strategy | None) -> np.ndarray:
     on, comm, rng = machine.local(NUM_PROCS), LocalWorld(1).communicators[0], np.random.default_rng(0)
     training, evaluation = build(True), build(False)
     lowering = Lowering(training, on, SGD)
-    execution = Execution(training, prepare(lowering, plan, CostModel(on)), comm, range(NUM_PROCS), seed=5, poison=True)
+    trained = prepare(lowering, plan, CostModel(on))
+    execution = Execution(training, trained, comm, range(NUM_PROCS), seed=5, poison=True)
     execution.initialise(3)
     for step in range(2):
         execution.feed(feed_from(batch(rng)), 0.1, step)
@@ -56,7 +57,9 @@ def evaluated(plan: Strategy, other: Strategy | None) -> np.ndarray:
     configs = {**homes.configs, **({n: other.configs[n] for n in evaluation.nodes} if other else {})}
     forward = Lowering(evaluation, on, SGD, mode="forward")
     prepared = prepare(forward, Strategy(configs, num_procs=NUM_PROCS), CostModel(on))
-    judged = Execution(evaluation, prepared, comm, range(NUM_PROCS), execution.state, poison=True)
+    state, lent = {**execution.state}, execution.runner.arenas
+    judged = Execution(evaluation, prepared, comm, range(NUM_PROCS), state, poison=True, lent=lent)
+    assert judged.runner.nbytes <= evaluate.beside(trained, prepared).sum(), "it takes what it is said to, or less"
     judged.feed(feed_from(batch(rng)))
     judged.runner.run()
     scores = judged.output(evaluation.outputs[0])

@@ -29,11 +29,11 @@ def chosen(name, monkeypatch):
     cost = CostModel(LOWERING.machine)
     job = SimpleNamespace(
         machine=LOWERING.machine, lowering=LOWERING, cost=cost, snapshot=Snapshot(Environment("")), leads=True,
-        prepare=lambda plan: prepare(LOWERING, plan, cost), learn=lambda *_: None,
+        prepare=lambda plan: prepare(job.lowering, plan, cost), learn=lambda *_: None,
         agree=lambda make: make(), agreed_plan=lambda make: make(),
     )  # fmt: skip
     monkeypatch.setattr(explore, "measure", measure)
-    return explore.choose(job, name, "20", 0, {}, 0.1), measured
+    return explore.choose(job, explore.Wish(name, "20", 0), {}, 0.1), measured
 
 
 @pytest.mark.parametrize("name", known_names(LOWERING))

@@ -52,8 +52,11 @@ class Kernels(Table):
 class Backend(numpy.Backend):
     """The product's backend with the kernel of this benchmark beside its own."""
 
-    def __init__(self, graph: TaskGraph, packing: Packing, proc: int, state: base.State, poison: bool) -> None:
-        super().__init__(graph, packing, proc, state, poison)
+    def __init__(
+        self, graph: TaskGraph, packing: Packing, proc: int, state: base.State, poison: bool,
+        lent: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(graph, packing, proc, state, poison, lent)
         self._table = Kernels("numpy")
 
 

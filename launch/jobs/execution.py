@@ -26,7 +26,7 @@ from castile.planner.step.beside import BEGINNINGS
 from castile.planner.step.program import GRADIENT, in_whole
 from castile.planner.strategy import Strategy
 from castile.runtime import memory, rng
-from castile.runtime.backends.base import State
+from castile.runtime.backends.base import Arenas, State
 from castile.runtime.comm.base import Communicator
 from castile.runtime.memory import Packing
 from castile.runtime.region import Box, slices
@@ -111,6 +111,7 @@ class Execution:
 
     state   parameters and optimizer state by (region, box, processor), shared between executions of one training
     seed    decides, with the number of the step, what the host fills in for "noise"
+    lent    the arenas of another execution, none of whose steps runs while one of this does
     """
 
     graph: Graph
@@ -121,12 +122,14 @@ class Execution:
     seed: int = 0
     backend: str = "numpy"
     poison: bool = False
+    lent: Arenas | None = None
 
     def __post_init__(self) -> None:
         p = self.prepared
         self.runner = Runner(
-            p.tasks, p.simulated.timeline, p.packing, self.procs, self.comm, self.backend, self.state, self.poison
-        )
+            p.tasks, p.simulated.timeline, p.packing, self.procs, self.comm, self.backend, self.state, self.poison,
+            lent=self.lent,
+        )  # fmt: skip
         self._inputs: list[tuple[str, Box, Fill]] = []
         self._scalars: list[tuple[str, Fill]] = []
         for (region, box, proc), array in self.runner.persistent("input").items():

@@ -39,7 +39,7 @@ from castile.planner.simulation import meetings
 from castile.planner.step.recompute import Recomputation
 from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
-from castile.runtime.backends.base import State
+from castile.runtime.backends.base import Arenas, State
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.processors import rank_of
@@ -156,11 +156,12 @@ class Job:
         return prepared
 
     def execute(
-        self, prepared: Prepared, seed: int, state: State | None = None, graph: Graph | None = None
-    ) -> Execution:
+        self, prepared: Prepared, seed: int, state: State | None = None, graph: Graph | None = None,
+        lent: Arenas | None = None,
+    ) -> Execution:  # fmt: skip
         """This rank's part of a prepared plan of a graph, its parameters filled unless they came with `state`."""
         held = {} if state is None else state
-        made = Execution(graph or self.graph, prepared, self.comm, self.procs, held, seed, self.backend)
+        made = Execution(graph or self.graph, prepared, self.comm, self.procs, held, seed, self.backend, lent=lent)
         if state is None:
             made.initialise(seed)
         return made

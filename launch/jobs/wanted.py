@@ -64,13 +64,15 @@ def mode_of(objective: str) -> str:
 class Wanted:
     """What was asked for, and the plan to start from, if one is given, by the name "given".
 
-    only   the processors on which all is to stay; empty for all that may be used
+    only       the processors on which all is to stay; empty for all that may be used
+    is_alone   whether no process may be begun beside this one
     """
 
     command: Asked
     desk: Desk
     start: dict[str, Strategy]
     only: tuple[int, ...] = ()
+    is_alone: bool = False
 
     @property
     def mode(self) -> str:
@@ -137,7 +139,7 @@ class Wanted:
     @cached_property
     def foresight(self) -> Foresight:
         """Sketches that are drawn ahead, where whoever looks begins that."""
-        return Foresight(self._drawn, self.is_dear and num_cores() > 1)
+        return Foresight(self._drawn, self.is_dear and num_cores() > 1 and not self.is_alone)
 
     def _drawn(self, asked: Question) -> Drawn:
         return self.outlook(asked.recompute, asked.is_meant).draw(asked.numbers)

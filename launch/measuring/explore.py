@@ -1,6 +1,7 @@
 """Choosing a plan on the machine: seeds are measured, the search runs on what they taught, the fastest plan wins.
 
-A plan that was searched for is never taken on the simulator's word alone. It does not know how searches work.
+A plan that was searched for is never taken on the simulator's word alone. Where no known plan fits, one that does is
+looked for as `castile plan` looks. It does not know how searches work.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import msgspec
 
 from castile.launch.jobs.execution import Feed, Prepared
 from castile.launch.jobs.jobs import Job
+from castile.launch.jobs.looking import Looking
+from castile.launch.jobs.offline import Desk
 from castile.launch.measuring.measure import Trial, measure, trial
 from castile.launch.measuring.rehearsal import rehearse
 from castile.launch.processes.ranks import UserError
@@ -35,6 +38,29 @@ MOST_TURNS = 4
 
 
 @dataclass(frozen=True)
+class Wish:
+    """How a training has its plan looked for, as far as it says.
+
+    search, budget, seed   as the user typed them
+    accumulate, recompute  into how many pieces each batch is cut, and what is computed again; None and "" where that is
+                           left open
+    The rest is what `castile plan` may be asked for besides.
+    """
+
+    search: str
+    budget: str
+    seed: int
+    accumulate: int | None = None
+    recompute: str = ""
+    objective: str = "time"
+    front: bool = False
+    pin: tuple[str, ...] = ()
+    without: str = ""
+    seeds: str = ""
+    processes: int = 1
+
+
+@dataclass(frozen=True)
 class Candidate:
     """A plan's step times: as simulated before anything was measured, as simulated now, as measured."""
 
@@ -49,6 +75,7 @@ class Chosen:
     """The plan to train with, and what it was chosen from (on rank 0); `equals` names the seed that it is, if any.
 
     asked_for   the user named this very seed as the search, so that it was taken whatever was measured
+    is_made_to_fit  no known plan fitted as steps were to be, so that these are cut, or more is computed again
     num_proposals   how many plans the searches looked at, all together
     """
 
@@ -57,6 +84,7 @@ class Chosen:
     candidates: tuple[Candidate, ...] = ()
     equals: str = ""
     asked_for: bool = False
+    is_made_to_fit: bool = False
     num_proposals: int = 0
 
 
@@ -80,38 +108,41 @@ def any_known(job: Job, lowering: Lowering | None = None) -> Chosen:
 
 
 def choose(
-    job: Job,
-    name: str,
-    budget: str,
-    seed: int,
-    feed: Feed,
-    rate: float,
-    progress: Callable[[str], None] = lambda text: None,
+    job: Job, wish: Wish, feed: Feed, rate: float, progress: Callable[[str], None] = lambda text: None
 ) -> Chosen:
     """Measure the seeds, search with what they taught, measure what was found, search again; take the fastest measured.
 
     A search seeks out what the cost model underrates, and measuring what it found is the cure: it ends when it finds a
     plan that has been measured, or after a few turns. A search that has a seed's name, such as data_parallel, insists
-    on that seed, and no other is looked at.
+    on that seed, and no other is looked at. Where none fits, steps are as those of a plan that does: `job` has these
+    from then on. Raises NoPlanFits on rank 0 where none is found.
     """
+    name, budget, seed = wish.search, wish.budget, wish.seed
     untaught = CostModel(job.machine)
     asked_for = [name] if name in known_names(job.lowering) else None
     progress(f"measuring {name}" if asked_for else "measuring the known plans")
     if not asked_for:
         _rehearse(job, name, budget, seed, feed, rate)
-    plans = known(job, asked_for)
-    trials = _fitting(job, plans, seed)
-    _measure(job, trials, feed, rate)
     searches: list[Found] = []
 
-    def next_found() -> Strategy:
-        searches.append(searched(job, job.lowering, name, budget, seed, asked_for))
+    def next_found(search: Callable[[], Found]) -> Strategy:
+        searches.append(search())
         return searches[-1].strategy
 
+    plans = known(job, asked_for)
+    trials = _fitting(job, plans, seed)
+    is_made_to_fit = not trials
+    if is_made_to_fit:
+        progress("no known plan fits: looking for one that does")
+        plan = job.agreed_plan(lambda: next_found(lambda: _looked(job, wish)))
+        job.lowering = job.lowering.remade(microbatches=plan.microbatches, recompute=plan.recompute)
+        plans = {"found to fit": plan} | known(job, asked_for)
+        trials = _fitting(job, plans, seed)
+    _measure(job, trials, feed, rate)
     for turn in range(MOST_TURNS):
         if not asked_for:
             progress(f"searching ({name}, {budget}{' proposals' * budget.isdigit()})")
-        plan = job.agreed_plan(next_found)
+        plan = job.agreed_plan(lambda: next_found(lambda: searched(job, job.lowering, name, budget, seed, asked_for)))
         if any(same_tasks(plan, t.plan) for t in trials):
             break
         progress("measuring the plan that was found")
@@ -124,7 +155,18 @@ def choose(
     same = (label for label, plan in plans.items() if plan.configs == taken.configs)
     equals = name if asked_for else next(same, "")
     num_proposals = sum(found.num_proposals for found in searches)
-    return Chosen(_predicted(job, taken, prepared), prepared, candidates, equals, bool(asked_for), num_proposals)
+    predicted = _predicted(job, taken, prepared)
+    return Chosen(predicted, prepared, candidates, equals, bool(asked_for), is_made_to_fit, num_proposals)
+
+
+def _looked(job: Job, wish: Wish) -> Found:
+    """What is found as `castile plan` looks: where nothing fits, in more pieces and with more computed again.
+
+    For rank 0. It begins no process beside, which ranks may not on every network.
+    """
+    desk = Desk(job.model, job.machine, Evaluator(job.lowering, job.cost, job.snapshot), job.snapshot)
+    looking = Looking(wish, desk, {}, is_alone=True)
+    return looking.look(budget_of(wish.search, job.lowering, wish.budget), None)[1]
 
 
 def _rehearse(job: Job, name: str, budget: str, seed: int, feed: Feed, rate: float) -> None:

@@ -7,6 +7,7 @@ trained, nor what becomes of what it says.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -18,10 +19,11 @@ from castile.launch.jobs.execution import Execution, Prepared, feed_from
 from castile.launch.jobs.jobs import Job
 from castile.launch.reports.progress import Advance
 from castile.planner.graph import Graph, Node
+from castile.planner.known.pipelines import divisors
 from castile.planner.lower import Lowering
 from castile.planner.op import Tensor
 from castile.planner.strategy import Config, Strategy, check_config
-from castile.runtime.backends.base import State
+from castile.runtime import memory
 
 
 @dataclass(frozen=True)
@@ -54,35 +56,76 @@ def truth(job: Job, samples: Samples) -> str | None:
     return name if name in samples.shapes else None
 
 
-def prepared(job: Job, plan: Strategy) -> Prepared:
-    """What a plan that the model is trained with is in a forward pass over held-out samples; all ranks call it."""
-    return job.prepare(adapted(plan, job.lowering, job.evaluation), forward(job))
+@dataclass(frozen=True, eq=False)
+class Passing:
+    """A forward pass over so many samples as its graph has."""
+
+    graph: Graph
+    prepared: Prepared
+
+
+def passing(job: Job, plan: Strategy, trained: Prepared) -> Passing:
+    """What a plan that the model is trained with is in a forward pass over held-out samples; all ranks call it.
+
+    It goes over a batch, or over the largest equal piece of one for which there is memory: steps lend it what they use
+    while they run. Raises ValueError where there is for none.
+    """
+    refused, machine = list[ValueError](), job.machine
+    room = np.array([p.memory_bytes - p.reserved_bytes for p in machine.processors]) - trained.packing.peak_bytes
+    for graph in _pieces(job):
+        try:
+            prepared = job.prepare(adapted(plan, job.lowering, graph), forward(job, graph))
+        except ValueError as error:
+            refused.append(error)
+            continue
+        if (beside(trained, prepared) <= room).all():
+            return Passing(graph, prepared)
+        refused.append(ValueError("held-out samples take more memory than steps leave: give more to accumulate"))
+    raise refused[-1]
+
+
+def _pieces(job: Job) -> Iterator[Graph]:
+    """The graph for evaluation, of whole batches, and of pieces as far as the model comes in these."""
+    yield job.evaluation
+    for number in divisors(job.graph.batch)[1:]:
+        with suppress(ValueError):
+            yield job.model.graph(job.graph.batch // number, job.graph.dtype, training=False)
+
+
+def beside(trained: Prepared, prepared: Prepared) -> np.ndarray:
+    """int64[P]: at most so many bytes more a forward pass takes than the steps that lend it their arenas."""
+    lent, arena = (p.packing.peak_bytes - memory.lasting(p.tasks) for p in (trained, prepared))
+    lasting = memory.lasting(prepared.tasks, but="carried")
+    return np.where(arena > lent, arena, 0) + np.where(arena + lasting > lent, lasting, 0)
 
 
 def held_out(
-    job: Job, passing: Callable[[], Prepared], dataset: Dataset, state: State, advance: Advance = lambda *_: None,
-    is_over: Callable[[], bool] = lambda: False,
+    job: Job, passing: Callable[[], Passing], dataset: Dataset, trained: Execution,
+    advance: Advance = lambda *_: None, is_over: Callable[[], bool] = lambda: False,
 ) -> HeldOut | None:  # fmt: skip
     """Evaluate on all held-out samples; rank 0 gets the figures. None where there is nothing to judge (`truth`).
 
-    passing   what `prepared` gives for the plan that the model is trained with
+    passing   what `passing` gives for the plan that the model is trained with
+    trained   what runs its steps, none of which is under way
     advance   is told, on all ranks, how many of how many samples are done
     is_over   whether to end before the next batch, asked on all ranks; figures are then of those before, or None
     """
     labels = truth(job, dataset.held_out)
     if labels is None:
         return None
-    execution = job.execute(passing(), 0, state, job.evaluation)
+    way = passing()
+    # What a pass is given and makes lies where the next step writes.
+    execution = job.execute(way.prepared, 0, {**trained.state}, way.graph, trained.runner.arenas)
     told = says(execution, dataset.held_out, [labels], advance, is_over)
     pieces = ((outputs[execution.graph.outputs[0]], given[labels]) for outputs, given in told)
     return judge(execution.graph, pieces, dataset.num_held_out)
 
 
-def forward(job: Job, served: bool = False) -> Lowering:
-    """How plans of the graph for evaluation are lowered: over the parameters of training, or parameters that are served
+def forward(job: Job, graph: Graph, served: bool = False) -> Lowering:
+    """How plans of a graph for evaluation are lowered: over the parameters of training, or parameters that are served
     alone, which lie as they are used.
     """
-    return Lowering(job.evaluation, job.machine, replace(job.lowering.updates, served=served), mode="forward")
+    return Lowering(graph, job.machine, replace(job.lowering.updates, served=served), mode="forward")
 
 
 def adapted(plan: Strategy, trained: Lowering, graph: Graph) -> Strategy:

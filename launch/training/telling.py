@@ -100,8 +100,16 @@ def plan_text(job: Job, chosen: Chosen) -> str:
         equal = f", which is the known plan {chosen.equals}" if chosen.equals else ""
         why = f"{chosen.equals}, as asked" if chosen.asked_for else f"the fastest as measured{equal}"
         lines.append(f"chosen after {report.counted(chosen.num_proposals, 'proposal')}: {why}")
+    if chosen.is_made_to_fit:
+        lines.append(made_to_fit(chosen.plan.microbatches))
     lines += [f"  {line}" for line in report.plan_lines(chosen.plan)]
     return "\n".join(lines)
+
+
+def made_to_fit(microbatches: int) -> str:
+    """Why steps are not as they were to be; what is computed again the plan's own lines tell."""
+    how = f"a step in {microbatches} microbatches" if microbatches > 1 else "results are computed again for gradients"
+    return f"{how}: no known plan fits otherwise"
 
 
 def nothing_to_train(done: int, num_steps: int) -> str:
@@ -171,6 +179,11 @@ def end(progress: Progress, first_step: int) -> dict[str, Any]:
     return facts | ({"num_skipped": progress.num_skipped} if progress.num_skipped else {})
 
 
+def in_pieces(batch: int, whole: int) -> str:
+    """Why held-out samples are not judged a batch at a time."""
+    return f"held-out samples are judged {batch} at a time: steps leave no memory for {whole}"
+
+
 def unjudged_line(step: int, signal: str) -> str:
     """step   100  held out: not judged, as SIGTERM asked to stop"""
     return f"step {step:5d}  held out: not judged, as {signal} asked to stop"
@@ -205,6 +218,8 @@ def facts(job: Job, chosen: Chosen, progress: Progress, first_step: int, run: di
         "peak_bytes": [int(b) for b in chosen.prepared.packing.peak_bytes],
         "workspace_bytes": progress.workspace_bytes,
         "remarks": progress.remarks,
+        "microbatches": chosen.plan.microbatches,
+        "is_made_to_fit": chosen.is_made_to_fit,
         "equals_seed": chosen.equals,
         "num_proposals": chosen.num_proposals,
         "candidates": [

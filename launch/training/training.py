@@ -27,6 +27,7 @@ from castile.launch.reports import report
 from castile.launch.reports.progress import Advance
 from castile.launch.reports.screen import Speaker
 from castile.launch.training import evaluate, telling
+from castile.launch.training.evaluate import Passing
 from castile.launch.training.feeding import Feeder
 from castile.launch.training.metrics import Metrics
 from castile.launch.training.telling import Progress
@@ -294,14 +295,17 @@ class Training:
             self._evaluate(step)
 
     @cached_property
-    def _passing(self) -> Prepared:
+    def _passing(self) -> Passing:
         """What held-out samples go through, made once."""
-        return evaluate.prepared(self.job, self.course.plan)
+        passing, whole = evaluate.passing(self.job, self.course.plan, self.course.prepared), self.job.graph.batch
+        if passing.graph.batch < whole:
+            self.say.line(telling.in_pieces(passing.graph.batch, whole))
+        return passing
 
     def _evaluate(self, step: int, advance: Advance = lambda *_: None) -> None:
         course = self.course
         judged = evaluate.held_out(
-            self.job, lambda: self._passing, course.dataset, course.execution.state, advance, self._is_stopped
+            self.job, lambda: self._passing, course.dataset, course.execution, advance, self._is_stopped
         )
         if self.progress.stopped_by:
             self.say.line(telling.unjudged_line(step, self.progress.stopped_by))

@@ -25,6 +25,8 @@ from castile.runtime.worker import Worker
 # A persistent array: its region, the box it holds, and the processor it lies on.
 Key = tuple[str, Box, int]
 State = dict[Key, np.ndarray]
+# What lies on a processor only while a step runs, by its number.
+Arenas = dict[int, np.ndarray]
 
 
 def is_out_of_range(error: BaseException) -> bool:
@@ -51,20 +53,28 @@ class Backend(ABC):
 
     proc             its number
     persistent       role -> the persistent arrays of this processor: those found in `state` are used, others join it
-    nbytes           what this processor's memory takes: the packing's peak, but for what was found in `state`
+    arena            all else, which no step finds as the one before left it
+    nbytes           what this processor's memory takes: the packing's peak, but for what was found in `state` or lent
     workspace_bytes  what kernels took besides, which no plan knows of
     feeds_ahead      whether `fill` of an input is for the next step even while one is under way
     """
 
     proc: int
     persistent: dict[str, State]
+    arena: np.ndarray
     nbytes: int
     workspace_bytes: int = 0
     feeds_ahead: bool = False
 
     @abstractmethod
-    def __init__(self, graph: TaskGraph, packing: Packing, proc: int, state: State, poison: bool) -> None:
-        """With `poison` all that no task has written yet holds NaN: memory is filled when a buffer's life begins."""
+    def __init__(
+        self, graph: TaskGraph, packing: Packing, proc: int, state: State, poison: bool,
+        lent: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        """With `poison` all that no task has written yet holds NaN: memory is filled when a buffer's life begins.
+
+        lent   the arena of another graph, none of whose steps runs while one of this does; used as far as it goes
+        """
 
     @abstractmethod
     def compute(self, task: Task) -> Callable[[], object]:

@@ -20,9 +20,13 @@ from castile.runtime.task import Comm, Task, TaskGraph
 class Backend(base.Backend):
     """A processor without memory."""
 
-    def __init__(self, graph: TaskGraph, packing: Packing, proc: int, state: base.State, poison: bool) -> None:
+    def __init__(
+        self, graph: TaskGraph, packing: Packing, proc: int, state: base.State, poison: bool,
+        lent: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
         self.proc = proc
         self.persistent = {}
+        self.arena = np.empty(0, np.uint8)
         self.nbytes = 0
 
     def compute(self, task: Task) -> Callable[[], object]:

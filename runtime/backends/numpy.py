@@ -27,16 +27,19 @@ POISON = 0xFF  # all bits one: a NaN in every float
 class Backend(base.Backend):
     """A processor whose memory is a numpy array."""
 
-    def __init__(self, graph: TaskGraph, packing: Packing, proc: int, state: base.State, poison: bool) -> None:
+    def __init__(
+        self, graph: TaskGraph, packing: Packing, proc: int, state: base.State, poison: bool,
+        lent: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
         self._graph, self._packing, self.proc, self._poison = graph, packing, proc, poison
         self._table = _table()
         mine = np.flatnonzero(graph.buffer_proc == proc)
         lasting = mine[graph.buffer_first[mine] < 0]
         # Persistent arrays lie outside the arena, so that several graphs can share them; the packer puts them lowest.
         self._floor = int((packing.offset[lasting] + _aligned(graph.buffer_bytes[lasting])).max(initial=0))
-        self._arena = self._allocate(int(packing.peak_bytes[proc]) - self._floor)
+        self._lent, self.nbytes = lent, 0
+        self.arena = self._taken(int(packing.peak_bytes[proc]) - self._floor)
         self._arrays: dict[int, np.ndarray] = {}
-        self.nbytes = self._arena.nbytes
         self.persistent = {}
         for index in lasting.tolist():
             self._add_persistent(index, state)
@@ -63,8 +66,7 @@ class Backend(base.Backend):
         buffer = self._graph.buffers[index]
         key = (buffer.region, buffer.box, buffer.proc)
         if key not in state:
-            memory = self._allocate(_aligned(buffer.box.volume * np.dtype(buffer.dtype).itemsize))
-            self.nbytes += memory.nbytes
+            memory = self._taken(int(_aligned(buffer.box.volume * np.dtype(buffer.dtype).itemsize)))
             state[key] = _array(memory, 0, buffer.dtype, buffer.box.shape)
         array = state[key]
         if array.dtype != buffer.dtype or array.shape != buffer.box.shape:
@@ -82,7 +84,7 @@ class Backend(base.Backend):
         buffer = self._graph.buffers[view.buffer]
         if view.buffer not in self._arrays:
             offset = int(self._packing.offset[view.buffer]) - self._floor
-            self._arrays[view.buffer] = _array(self._arena, offset, buffer.dtype, buffer.box.shape)
+            self._arrays[view.buffer] = _array(self.arena, offset, buffer.dtype, buffer.box.shape)
         array = self._arrays[view.buffer]
         part = array[slices(relative(view.box, buffer.box))] if array.ndim else array
         return part if view.shape is None else _reshaped(part, view.shape)
@@ -92,7 +94,7 @@ class Backend(base.Backend):
         nbytes = int(self._graph.private_bytes[task.index])
         offset = int(self._packing.private_offset[task.index]) - self._floor if nbytes else 0
         assert offset >= 0, "persistent buffers must lie below all others"
-        return self._arena[offset : offset + nbytes]
+        return self.arena[offset : offset + nbytes]
 
     def _bind(self, call: Call, operands: dict[str, list], private: np.ndarray) -> Callable[[], object]:
         def operand(arg: object) -> object:
@@ -130,18 +132,26 @@ class Backend(base.Backend):
         memories = [private] if private.nbytes else []
         for index in self._born.get(task.index, ()):
             offset = int(self._packing.offset[index]) - self._floor
-            memories.append(self._arena[offset : offset + int(self._graph.buffer_bytes[index])])
+            memories.append(self.arena[offset : offset + int(self._graph.buffer_bytes[index])])
         return memories
 
     def _poisoning(self, memory: np.ndarray) -> Callable[[], object]:
         """The call that fills memory with NaN."""
         return partial(memory.fill, POISON)
 
-    def _allocate(self, nbytes: np.ndarray | int) -> np.ndarray:
+    def _taken(self, nbytes: int) -> np.ndarray:
+        """Aligned bytes of what was lent, as far as that goes, or others."""
+        if self._lent is not None and self._lent.nbytes >= nbytes:
+            memory, self._lent = self._lent[:nbytes], self._lent[nbytes:]
+            return memory
+        self.nbytes += nbytes
+        return self._allocate(nbytes)
+
+    def _allocate(self, nbytes: int) -> np.ndarray:
         """Aligned bytes: zeros, or poison."""
-        raw = np.zeros(int(nbytes) + ALIGNMENT, np.uint8)
+        raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
         begin = -raw.ctypes.data % ALIGNMENT
-        memory = raw[begin : begin + int(nbytes)]
+        memory = raw[begin : begin + nbytes]
         if self._poison:
             memory.fill(POISON)
         return memory

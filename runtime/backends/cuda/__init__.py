@@ -44,11 +44,14 @@ class Backend(numpy.Backend):
 
     feeds_ahead = True
 
-    def __init__(self, graph: TaskGraph, packing: Packing, proc: int, state: base.State, poison: bool) -> None:
+    def __init__(
+        self, graph: TaskGraph, packing: Packing, proc: int, state: base.State, poison: bool,
+        lent: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
         place = parts.place(proc)
         self.compute_stream, self.traffic = place.compute, place.traffic
         with self.compute_stream:
-            super().__init__(graph, packing, proc, state, poison)
+            super().__init__(graph, packing, proc, state, poison, lent)
         self._table = self._kernels = DeviceTable(self.compute_stream)
         self._inputs = {id(array) for array in self.persistent.get("input", {}).values()}
         self._sums = DeviceTable(self.traffic)
@@ -159,16 +162,15 @@ class Backend(numpy.Backend):
     def _poisoning(self, memory: Any) -> Callable[[], object]:
         return _set(memory, numpy.POISON, self.compute_stream)
 
-    def _allocate(self, nbytes: np.ndarray | int) -> Any:
+    def _allocate(self, nbytes: int) -> Any:
         """Bytes of the device, none of them in a pool: zeros, or poison. Raises MemoryError where it has too few.
 
         Another rank's device may have enough: no ValueError, as of a plan that fits nowhere.
         """
-        wanted = int(nbytes)
         free = cupy.cuda.runtime.memGetInfo()[0]
-        if wanted > free:
-            raise MemoryError(f"the GPU has {written(free)} left of its memory, and {written(wanted)} more are needed")
-        memory = cupy.ndarray((wanted,), np.uint8, cupy.cuda.MemoryPointer(cupy.cuda.Memory(wanted), 0))
+        if nbytes > free:
+            raise MemoryError(f"the GPU has {written(free)} left of its memory, and {written(nbytes)} more are needed")
+        memory = cupy.ndarray((nbytes,), np.uint8, cupy.cuda.MemoryPointer(cupy.cuda.Memory(nbytes), 0))
         _set(memory, numpy.POISON if self._poison else 0, self.compute_stream)()
         # Streams of other processors write into it, too.
         self.compute_stream.synchronize()
