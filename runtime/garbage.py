@@ -10,11 +10,28 @@ from contextlib import contextmanager
 
 # Python 3.12 sets a few hundred of its own aside as it starts; whoever calls `gc.freeze` later has thousands.
 MOST_OF_PYTHON = 2000
+# Whether `set_aside` has: to count what is there takes a second for each few million.
+_here = [False]
 
 
 def is_frozen() -> bool:
     """Whether somebody has set objects aside that `gc.unfreeze` would give back too."""
-    return gc.get_freeze_count() > MOST_OF_PYTHON
+    return _here[0] or gc.get_freeze_count() > MOST_OF_PYTHON
+
+
+@contextmanager
+def set_aside() -> Iterator[None]:
+    """What is there is left out meanwhile, unless somebody has set it aside already."""
+    if is_frozen():
+        yield
+        return
+    gc.freeze()
+    _here[0] = True
+    try:
+        yield
+    finally:
+        _here[0] = False
+        gc.unfreeze()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 
 from castile.launch.processes.mpi_settings import THREAD_VARIABLES
+from castile.runtime import garbage
 
 # As a command does it before NumPy is imported: sums are those of one thread, whichever tests run.
 for name in THREAD_VARIABLES:
@@ -79,9 +80,8 @@ def alone(home: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 @pytest.fixture
 def set_aside() -> Iterator[None]:
     """What other tests left, millions of objects, is not looked through where this one looks for garbage."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    with garbage.set_aside():
+        yield
 
 
 @pytest.fixture

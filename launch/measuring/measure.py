@@ -17,7 +17,7 @@ from castile.launch.jobs.execution import Execution, Feed, Prepared, feed_from
 from castile.launch.jobs.jobs import Job
 from castile.planner.strategy import Strategy
 from castile.runtime import rng
-from castile.runtime.garbage import is_frozen
+from castile.runtime.garbage import set_aside
 from castile.runtime.region import whole
 from castile.runtime.timeline import Timeline
 
@@ -96,15 +96,11 @@ def _freed() -> Iterator[None]:
 
     What was there before is not looked through for that: a large plan alone is millions of objects.
     """
-    sets_aside = not is_frozen()
-    if sets_aside:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        gc.collect()
-        if sets_aside:
-            gc.unfreeze()
+    with set_aside():
+        try:
+            yield
+        finally:
+            gc.collect()
 
 
 def _take_turns(job: Job, trials: Sequence[Trial], feed: Feed, rate: float, rounds: int) -> None:
