@@ -284,9 +284,9 @@ def search(
     module, began = find(name, lowering), clock()
     limits = budget_of(name, lowering, budget).begun()
     known = known_plans(lowering, seeds, cost, pins)
-    # Sketches do not see what brings results to the host, which may take most of a forward pass.
-    always = [DATA_PARALLEL] + ["one_processor"] * (lowering.mode == "forward" and seeds is None)
-    base = {name: known.get(name) or known_plans(lowering, [name], cost, pins)[name] for name in always}
+    base = {
+        DATA_PARALLEL: known.get(DATA_PARALLEL) or known_plans(lowering, [DATA_PARALLEL], cost, pins)[DATA_PARALLEL]
+    }
     given = {n: _met(plan, pins) for n, plan in (start or {}).items()}
     plans = known | given or base
     # What is asked for by name is evaluated whatever a sketch says of it.

@@ -66,7 +66,7 @@ def test_a_plan_is_for_the_optimizer_that_is_named_and_says_so(tmp_path, capsys)
 
 
 def test_a_forward_pass_is_never_behind_one_processor(capsys):
-    """Bringing results to the host may take longer than making them, of which sketches know nothing."""
+    """Bringing results to the host may take longer than making them."""
     words = ("plan", "gpt:layers=1,width=64,heads=2,seq=64,vocab=8192", "--machine", MACHINE, "--objective", "latency")
     facts = answer(capsys, *words, "--batch", "8", "--budget", "20000")
     assert facts["found"]["step_seconds"] <= facts["seeds"]["one_processor"]["step_seconds"]

@@ -144,7 +144,7 @@ def changed(i, draws, plan, program, spaces, choices, nodes, old):  # type: igno
 
     nodes, old   which nodes changed, and what they had; gives how many
     """
-    num_nodes, num_groups = len(program.space), len(choices.group_ptr) - 1
+    num_nodes, num_groups = len(choices.beside_ptr) - 1, len(choices.group_ptr) - 1
     n = min(int(draws[i, 1] * num_nodes), num_nodes - 1)
     which = int(draws[i, 0] * REGIONS)
     if which == REGIONS - 1:
@@ -174,7 +174,7 @@ def group(g, i, draws, plan, program, spaces, choices, nodes, old):  # type: ign
 
 def region(n, i, draws, plan, program, spaces, choices, nodes, old):  # type: ignore[no-untyped-def]
     """Nodes that follow a node in the program's order, as far as they are on its processors, go elsewhere with it."""
-    num_nodes, crew, count = len(program.space), spaces.crew[plan[n]], 0
+    num_nodes, crew, count = len(choices.beside_ptr) - 1, spaces.crew[plan[n]], 0
     turn = min(int(draws[i, 2] * NUM_TURNS), NUM_TURNS - 1)
     for other in range(n, min(n + int(num_nodes ** draws[i, 3]), num_nodes)):
         if spaces.crew[plan[other]] == crew:

@@ -7,9 +7,11 @@ prices.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from castile.planner.bounds.additive import Additive
@@ -19,6 +21,7 @@ from castile.planner.sketch.arrays import Program
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.order import joined, ordered
 from castile.planner.sketch.works import param_of
+from castile.planner.step.program import Program as Passes
 from castile.planner.step.program import Step
 from castile.planner.strategy import parts
 
@@ -53,7 +56,7 @@ class _Met(NamedTuple):
 class Draft:
     """The steps that are kept, in the order in which a sketch takes them, and the flows between them.
 
-    spaces[N]   the space of each node
+    spaces[N]   the space of each node; where the host reads outputs that of the host too, which comes behind all nodes
     """
 
     def __init__(
@@ -66,8 +69,12 @@ class Draft:
     ) -> None:
         self._nodes, self._additive, self._layouts = list(nodes.values()), additive, layouts
         self._spaces, self._space = spaces, spaces.tolist()
-        self._program, self._params = additive.program, {p.name: p.shape for p in additive.program.graph.params}
+        has_host, self._step_kinds = len(spaces) > len(names), list[Hashable](additive.step_kinds)
+        self._program = _read_by_host(additive.program) if has_host else additive.program
+        self._params = {p.name: p.shape for p in additive.program.graph.params}
         every, number = self._program.steps, {name: n for n, name in enumerate(names)}
+        reading = every[len(self._step_kinds) :]
+        self._step_kinds += [step.inputs for step in reading]
         self._decider = {name: number[decider] for name, decider in additive.deciders.items()}
         # Of nodes of the program that are none of the graph the parameter that they cast, update or clip, "" for none.
         self._of = {name: param_of(name, self._program) for name in self._decider.keys() - number.keys()}
@@ -75,6 +82,8 @@ class Draft:
         owner = {name: n for name, n in self._decider.items() if self._of.get(name, name)}
         self._owner = np.array([owner.get(step.node.name, NONE) for step in every], np.int64)
         self._is_late = np.array([step.node.name not in number for step in every], np.bool_)
+        # What the host reads is sent as soon as it is made, and waited for at the end, as by updates.
+        self._owner[len(every) - len(reading) :], self._is_late[len(every) - len(reading) :] = len(names), True
         self._micro = np.array([s.micro.number if s.micro.count > 1 else NONE for s in every], np.int64)
         made, read = ([getattr(flow, of) for flow in self._program.flows] for of in ("producers", "readers"))
         self._made, self._read = (of.of(self._owner[of.slot] >= 0) for of in (joined(made), joined(read)))
@@ -84,7 +93,7 @@ class Draft:
         self._alike: dict[Hashable, int] = {}
 
     def program(self, kinds: np.ndarray, known_first: np.ndarray, num_splits: np.ndarray) -> tuple[Program, int]:
-        """Flat arrays, and how many rows of seconds there are; kinds[N] of the nodes, num_splits of each space."""
+        """Flat arrays, and how many rows of seconds there are; kinds[N] as `spaces`, num_splits of each space."""
         owner, mine = self._owner[self._agenda.slot], np.flatnonzero(~self._agenda.is_ahead)
         place, ahead = (self._agenda.places(len(self._owner), is_ahead) for is_ahead in (False, True))
         ends, reads = self._met()
@@ -101,7 +110,7 @@ class Draft:
             owner, rows, pointer(np.bincount(reader, minlength=len(owner))), np.searchsorted(flow, reads.flow),
             reads.layout, pointer(np.bincount(np.searchsorted(flow, ends.flow))),
             np.where(ends.slot >= 0, place[ends.slot], NONE), ends.owner, ends.layout, partial,
-            np.array(sizes, np.int64), pointer(np.bincount(owner[mine], minlength=len(self._nodes))),
+            np.array(sizes, np.int64), pointer(np.bincount(owner[mine], minlength=len(self._spaces))),
             mine[np.argsort(owner[mine], kind="stable")], self._spaces, known_first[kinds], self._turns(),
             self._work(), self._slopes(),
         )  # fmt: skip
@@ -148,7 +157,7 @@ class Draft:
 
     def _asker_of(self, step: Step | None, owner: int, param: str) -> int:
         """Who has the ports of a step or a home: the same number for those that have the same layouts."""
-        key: Hashable = step and self._additive.step_kinds[step.slot], self._space[owner]
+        key: Hashable = step and self._step_kinds[step.slot], self._space[owner]
         operand = NONE
         if param:
             node = self._nodes[owner]
@@ -171,10 +180,12 @@ class Draft:
     def _layout(self, asker: int, port: int) -> int:
         """The layout of a port: what updates and clips a parameter lies as the parameter does where it is used."""
         step, owner, operand = self._askers[asker]
-        node, space = self._nodes[owner], self._space[owner]
+        space = self._space[owner]
         if operand != NONE:
-            return self._layouts.number(node, space, True, operand)
+            return self._layouts.number(self._nodes[owner], space, True, operand)
         assert step is not None
+        # What the host reads is a result of who makes it.
+        node = self._nodes[owner] if owner < len(self._nodes) else step.node
         of = (*step.inputs, *step.outputs)[port]
         return self._layouts.number(node, space, of.of_operand, of.index, of.begin)
 
@@ -203,7 +214,7 @@ class Draft:
 
     def _work(self) -> np.ndarray:
         """How many operations the forward pass of each node takes, of a microbatch."""
-        found, steps = np.zeros(len(self._nodes)), self._program.steps
+        found, steps = np.zeros(len(self._spaces)), self._program.steps
         for slot, operations in self._operations.items():
             if steps[slot].which == "F" and self._owner[slot] >= 0 and not self._is_late[slot]:
                 found[self._owner[slot]] += operations
@@ -214,6 +225,19 @@ class Draft:
         every, steps = self._operations, self._program.steps
         slopes = sum(operations for slot, operations in every.items() if steps[slot].which == "W")
         return slopes / max(1.0, sum(every.values()))
+
+
+def _read_by_host(program: Passes) -> Passes:
+    """A program with a step more behind it for each output that it makes, in which the host reads that."""
+    steps, flows = list(program.steps), []
+    for flow in program.flows:
+        if flow.role == "output" and flow.producers:
+            slot, port = flow.producers[0]
+            node, made = steps[slot].node, steps[slot].outputs[port]
+            flow = msgspec.structs.replace(flow, readers=(*flow.readers, (len(steps), 0)))
+            steps.append(Step(len(steps), node, "", (made,), (), "host"))
+        flows.append(flow)
+    return replace(program, steps=tuple(steps), flows=tuple(flows))
 
 
 def _is_needed(ends: _Met, partial: np.ndarray, reads: _Met, is_ahead: np.ndarray) -> np.ndarray:

@@ -3,7 +3,8 @@
 A sketch is the execution simulation of FlexFlow (Jia, Zaharia, Aiken, MLSys 2019, section 5) with one task for each
 pass of a node and one for each transfer, in the order of the program: what is left out (pieces of different length,
 several transfers of one processor at once, packing) costs some percent. It ranks plans for a search, and judges none:
-what a plan takes is what `simulate` says. It does not know clipping's factor, fetches, accumulators and states.
+what a plan takes is what `simulate` says. It does not know clipping's factor, fetches, accumulators and states, nor
+the few numbers of a training step that the host reads.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from castile.planner.bounds.additive import Additive
-from castile.planner.choices.space import Space
+from castile.planner.choices.space import Placement, Space
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluated import PENALTY
 from castile.planner.lower import Lowering
@@ -29,6 +31,7 @@ from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.room import classes_for, log_for, room_for, uses_of
 from castile.planner.sketch.spaces import SpaceTable
 from castile.planner.sketch.works import Largest, Works
+from castile.planner.step.program import Program
 from castile.planner.strategy import Config
 from castile.runtime.compiled import assembled, can_compile, is_kept
 from castile.runtime.garbage import uncollected
@@ -41,6 +44,9 @@ SMALL, LARGE = 1 << 10, 1 << 24
 TABLE = 1 << 16
 # Processors that Configs name, all together.
 MOST_NAMED = 1 << 24
+# Where the host reads: the whole on processor 0.
+_WHOLE = (Placement(1, (0,)),)
+ON_HOST = Space([{}], lambda _: _WHOLE)
 
 
 class Walked(NamedTuple):
@@ -97,18 +103,22 @@ class Sketch:
             of_space[space].update(dict.fromkeys(plan[name] for plan in known))
         num_procs = lowering.machine.num_procs
         most = max(50, min(1000, MOST_NAMED // (num_procs * len(firsts))))
-        self.table = SpaceTable(
-            [nodes[name] for name in firsts], [spaces[name] for name in firsts], num_procs, of_space, most
-        )
+        each, kinds, of_owners = [spaces[name] for name in firsts], self._kinds, self._spaces
+        # A forward pass is done when the host has its results; what it reads of a training step is a few numbers.
+        has_host = lowering.mode == "forward"
+        if has_host:
+            firsts, each, of_space = [*firsts, firsts[-1]], [*each, ON_HOST], [*of_space, {}]
+            kinds, of_owners = (np.append(of, of.max() + 1) for of in (kinds, of_owners))
+        self.table = SpaceTable([nodes[name] for name in firsts], each, num_procs, of_space, most)
         self._layouts = LayoutTable(self.table, lowering.templates.node_kind)
         self.spaces = self.table.arrays()
         self.type_of = lowering.machine.kind_of.astype(np.int64)
         self.axes_of = np.array([len(axes) for axes in self.table.axes], np.int64)
         splits = np.array([len(splits) for splits in self.table.splits], np.int64)
         self._first_of_kind = np.unique(self._kinds, return_index=True)[1]
-        self._known_first = pointer(splits[self._spaces[self._first_of_kind]])
-        self._draft = Draft(self.names, nodes, additive, self._spaces, self._layouts)
-        self.program, num_rows = self._draft.program(self._kinds, self._known_first, splits)
+        self._known_first = pointer(splits[of_owners[np.unique(kinds, return_index=True)[1]]])
+        self._draft = Draft(self.names, nodes, additive, of_owners, self._layouts)
+        self.program, num_rows = self._draft.program(kinds, self._known_first, splits)
         self.layouts, num_contents = self._layouts.arrays(self.table.first)
         self.links = _links(cost)
         num_types = len(lowering.machine.kinds)
@@ -123,6 +133,7 @@ class Sketch:
         self.uses = uses_of(self.program)
         self._make_room()
         self.choices = choices_of(lowering, self._kinds, self._spaces, self.table)
+        self._host = self._read_by_host(additive.program) if has_host else []
 
     @property
     def is_apart(self) -> bool:
@@ -153,11 +164,11 @@ class Sketch:
         found = [self.table.find(k, configs[name]) for name, k in zip(self.names, self._spaces.tolist(), strict=True)]
         if None in found:
             raise ValueError(f"{self.names[found.index(None)]}: the sketch has no such Config")
-        return np.array(found, np.int64)
+        return np.array([*found, *self._host], np.int64)
 
     def configs(self, plan: np.ndarray) -> dict[str, Config]:
         """The Configs of numbers."""
-        rows = zip(self.names, self._spaces.tolist(), plan.tolist(), strict=True)
+        rows = zip(self.names, self._spaces.tolist(), plan[: len(self.names)].tolist(), strict=True)
         return {name: self.table.config(k, c) for name, k, c in rows}
 
     def update(self, in_pieces: bool) -> None:
@@ -273,6 +284,14 @@ class Sketch:
             self.prices.kept[here], *held = self._works.nbytes(joined, steps_of)
             self._nbytes[0, here], self._nbytes[1, here] = held
             self.prices.known[here] = True
+
+    def _read_by_host(self, program: Program) -> list[int]:
+        """Price what the host does, which is to have what it reads lie where it reads it: the number of its Config."""
+        outputs = [flow for flow in program.flows if flow.role == "output"]
+        self.prices.seconds[self.program.row[self._own(len(self.names))]] = 0.0
+        self._nbytes[:, -1] = sum(prod(flow.shape) * np.dtype(flow.dtype).itemsize for flow in outputs)
+        self.prices.known[-1] = True
+        return [int(self.table.first[-2])]
 
     def _own(self, node: int) -> list[int]:
         """The steps that a node decides."""
