@@ -18,6 +18,8 @@ from math import prod
 from pkgutil import iter_modules
 from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
+import numpy as np
+
 from castile.planner.axes import Alignment, Operand, align, parse
 from castile.runtime.region import Box
 
@@ -82,6 +84,8 @@ class Op:
     told: ClassVar[bool] = False
     # Operands of whole numbers that stand for places along axes: which operand, and the names of the axes.
     numbering: ClassVar[tuple[tuple[int, str], ...]] = ()
+    # Operands of which passes read the rows that numbers name, and no others: which operand, and that of the numbers.
+    looked_up: ClassVar[tuple[tuple[int, int], ...]] = ()
     # Operands whose numbers lie from 0 to 1.
     shares: ClassVar[tuple[int, ...]] = ()
 
@@ -100,6 +104,20 @@ class Op:
     def follows(self, operand: int) -> bool:
         """Whether all parts read an operand as the axis line says."""
         return type(self).reads is Op.reads
+
+    def touched(self, operand: int, part: Part) -> Any:
+        """How many elements of its box of an operand a part reads: all, or those of rows as far as numbers name them.
+
+        Of the numbers so many name rows of a part as it has of all rows; each row is read once.
+        """
+        size = prod(part.reads(operand).shape)
+        if operand not in dict(self.looked_up):
+            return size
+        numbers = dict(self.looked_up)[operand]
+        axis = dict(self.numbering)[numbers]
+        lo, hi = part.range(axis)
+        named = -(-prod(part.reads(numbers).shape) * (hi - lo) // part.extent(axis))
+        return size // (hi - lo) * np.minimum(hi - lo, named)
 
     def has_gradient(self, operand: int) -> bool:
         """Whether gradients flow back to an operand of floating-point numbers: none do to what only chooses."""
@@ -211,6 +229,10 @@ class Part(NamedTuple):
     def reads(self, operand: int) -> Box:
         """The box of an operand that this part reads."""
         return self.op.reads(operand, self)
+
+    def touches(self, operand: int) -> Any:
+        """How many elements of that box a pass reads."""
+        return self.op.touched(operand, self)
 
     def writes(self, result: int) -> Box:
         """The box of a result that this part computes, or to which it adds a partial sum."""

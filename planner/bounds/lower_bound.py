@@ -18,11 +18,13 @@ from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.lower import Lowering
+from castile.planner.lowering.keys import looked_up
 from castile.planner.lowering.recordings import place_counts
 from castile.planner.lowering.template import StepTemplate
 from castile.planner.lowering.together import only_call
 from castile.planner.op import Op, Part
 from castile.planner.step.program import Port, Program, Step
+from castile.planner.strategy import parts
 from castile.runtime.machine import Machine, Processor
 from castile.runtime.timeline import PICOSECONDS
 
@@ -154,16 +156,19 @@ class _ByFigures(_Known):
 
     def _bytes(self, step: Step, whole: StepTemplate) -> list[tuple[int, int]]:
         """Of each port that every split touches at least as much: the bytes of the whole, the least of a part."""
-        free, piece = _free(step), whole.part(0)
+        free, piece, tables = _free(step), whole.part(0), looked_up(step)
         # A body that asks which part it computes may leave an operand to others.
         every = not place_counts(step)
         found = []
-        for port, box in zip((*step.inputs, *step.outputs), (*piece.inputs, *piece.outputs), strict=True):
+        for n, (port, box) in enumerate(zip((*step.inputs, *step.outputs), (*piece.inputs, *piece.outputs))):
             # Where a hook says what is read, parts may leave gaps between them.
             if box is None or _is_hooked(step, port):
                 continue
-            axes = tuple(sorted(free[axis] for axis in _operand(step, port).axes if axis in free))
-            size = box.volume * np.dtype(self.dtypes(port.region)).itemsize
+            # Fewer numbers name fewer rows.
+            borne = free if n in tables else _operand(step, port).axes
+            axes = tuple(sorted(free[axis] for axis in borne if axis in free))
+            volume = int(_whole(step).touches(port.index)) if n in tables else box.volume
+            size = volume * np.dtype(self.dtypes(port.region)).itemsize
             found.append((size, int(size * _smallest_share(axes, self.most_parts)) if every else 0))
         return found
 
@@ -216,6 +221,11 @@ def _density(step: Step) -> float:
         ends = (Part(op, whole.alignment, {**whole.ranges, axis: (at, at + 1)}) for at in (0, extent - 1))
         density *= min(1.0, min(op.flops(step.which, piece) for piece in ends) * extent / total)
     return density
+
+
+def _whole(step: Step) -> Part:
+    """All that a pass computes in its microbatch."""
+    return parts(step.node, {}, step.axis, (step.micro.number, step.micro.count))[0]
 
 
 def _free(step: Step) -> dict[str, int]:

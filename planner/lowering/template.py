@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from math import prod
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from castile.planner.axes import Operand
 from castile.planner.bodies.trace import Recording
-from castile.planner.bodies.vocabulary import Spec, itemsize
+from castile.planner.bodies.vocabulary import Spec
 from castile.planner.graph import Node
 from castile.planner.lowering.grid import Grid, Layout, joint
+from castile.planner.lowering.keys import Asked
 from castile.planner.lowering.recordings import Recorder, place_counts
 from castile.planner.lowering.watched import Shared
 from castile.planner.op import Op, Part
@@ -340,7 +339,7 @@ class _Common:
             self._axes |= shared.axes
         known = (shapes, flops, id(bodies))
         if known not in self._works:
-            self._works[known] = self._made(recording, bodies, shapes, flops)
+            self._works[known] = self._made(recording, bodies, shapes, flops, grid.part(number))
         return self._works[known]
 
     def _recorded(self, part: Part, specs: tuple[Spec, ...]) -> tuple[Recording, Bodies]:
@@ -348,48 +347,14 @@ class _Common:
         recording = self._recorder.recorded(part, specs)
         return self._alike.setdefault((specs, recording.told), (recording, {}))
 
-    def _made(self, recording: Recording, bodies: Bodies, shapes: tuple[tuple[int, ...], ...], flops: float) -> Work:
+    def _made(
+        self, recording: Recording, bodies: Bodies, shapes: tuple[tuple[int, ...], ...], flops: float, part: Part
+    ) -> Work:
         num_inputs, made = len(self.step.inputs), self._recorder.wanted(recording)
         for shape, one, port in zip(shapes[num_inputs:], made, self.step.outputs, strict=True):
             assert one is None or one.shape == shape, f"{self.step.name}: {port} is {one}, its box has shape {shape}"
         inputs, outputs = tuple([i in recording.reads for i in range(num_inputs)]), tuple([s is not None for s in made])
         touched = [n for n, t in enumerate((*inputs, *outputs)) if t]
-        key = self._asked.key([(n, shapes[n]) for n in touched], flops)
+        key = self._asked.key([(n, shapes[n]) for n in touched], flops, part)
         dtypes = tuple([self.dtypes[n] for n in touched if n >= num_inputs])
         return Work(key, recording, bodies, inputs, outputs, dtypes, tuple([self._turns[n] for n in touched]))
-
-
-class Asked:
-    """What the cost keys of a pass have in common, whatever the shapes of its parts; dtypes: those of all its ports."""
-
-    def __init__(self, step: Step, dtypes: Sequence[str]) -> None:
-        op = step.node.op
-        self._name, self._dtype = kernel_of(step), priced(step, dtypes)
-        self._settings = ",".join([f"{name}={value}" for name, value in op.cost_settings])
-        # As `+3x4` what a gradient is added to, which else could be taken for one more that is given.
-        signs = ["+" * (port.role == "onto") for port in (*step.inputs, *step.outputs)]
-        self._told = list(zip(signs, map(_laid, bearing(step)), map(itemsize, dtypes)))
-
-    def key(self, arrays: Sequence[tuple[int, tuple[int, ...]]], flops: float) -> CostKey:
-        """The cost of a part that touches arrays of these shapes at ports of these numbers."""
-        told, nbytes = [], 0
-        for n, shape in arrays:
-            sign, laid, size = self._told[n]
-            told.append(sign + "x".join(map(str, shape)) + laid)
-            nbytes += prod(shape) * size
-        return CostKey(self._name, f"{';'.join(told)}|{self._settings}", self._dtype, round(flops), nbytes)
-
-
-def _laid(one: Operand) -> str:
-    """As in `@0231`: which dims of an array lie outside which others, where that is not as they come."""
-    return "@" + "".join(map(str, one.order)) if one.order else ""
-
-
-def kernel_of(step: Step) -> str:
-    """The name of what a pass runs, whatever the shapes: its operator's, a dot, and which pass it is."""
-    return f"{step.node.op.name}.{step.which}"
-
-
-def priced(step: Step, dtypes: Sequence[str]) -> str:
-    """The dtype that a pass computes with: parameters' gradients may be summed in a wider one."""
-    return dtypes[0 if step.which == "W" else len(step.inputs)]

@@ -14,6 +14,7 @@ class Embedding(Op):
 
     told = True
     numbering = ((0, "v"),)
+    looked_up = ((1, 0),)
 
     def _local(self, at: Part) -> dict[str, int]:
         return {"first": at.range("v")[0], "known": at.extent("v")}

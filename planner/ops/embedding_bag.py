@@ -14,6 +14,7 @@ class EmbeddingBag(Op):
 
     told = True
     numbering = ((0, "v"),)
+    looked_up = ((1, 0),)
     mean: bool = False
 
     def axis_line(self, inputs: tuple[Tensor, ...]) -> str:

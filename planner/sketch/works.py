@@ -20,10 +20,10 @@ from castile.planner.bodies.vocabulary import Spec
 from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
+from castile.planner.lowering.keys import Asked, kernel_of, looked_up, priced
 from castile.planner.lowering.many import Cut, asked
 from castile.planner.lowering.recordings import Recorder
 from castile.planner.lowering.rows import pointer
-from castile.planner.lowering.template import Asked, kernel_of, priced
 from castile.planner.op import Op, Part
 from castile.planner.sketch.layouts import seen
 from castile.planner.step.fetching import AHEAD
@@ -146,9 +146,7 @@ class Works:
         places = [slice(*place) for place in zip([0, *ends], ends)]
         for (step, of), here in zip(rows, places, strict=True):
             every = [dtypes[port.region] for port in (*step.inputs, *step.outputs)]
-            ports = zip((*step.inputs, *step.outputs), every, self._touched(step), strict=True)
-            sizes = [of.size(port.of_operand, port.index) * np.dtype(dtype).itemsize for port, dtype, t in ports if t]
-            flops[here], nbytes[here] = of.flops(step.which), sum(sizes)
+            flops[here], nbytes[here] = of.flops(step.which), self._moved(step, of, every)
             dtype, kernel = priced(step, every), kernel_of(step)
             planar = ["planar"] * (processor.has_traits and self._is_planar(step))
             rate, slower = (processor.flops_rate(dtype, kernel, traits) for traits in (planar, [*planar, "unaligned"]))
@@ -156,6 +154,16 @@ class Works:
         work = np.maximum(np.rint(flops) / rates, nbytes / processor.bytes_per_second)
         seconds = np.maximum(1, np.rint((processor.task_overhead_seconds + work) * PICOSECONDS)) / PICOSECONDS
         return [seconds[here, None] for here in places]
+
+    def _moved(self, step: Step, of: Largest, dtypes: Sequence[str]) -> Any:
+        """The bytes that a pass reads and writes; dtypes: those of all its ports."""
+        tables, ports = looked_up(step), (*step.inputs, *step.outputs)
+        sizes = [
+            (of.touches(port.index) if n in tables else of.size(port.of_operand, port.index)) * np.dtype(dtype).itemsize
+            for n, (port, dtype, touched) in enumerate(zip(ports, dtypes, self._touched(step), strict=True))
+            if touched
+        ]
+        return sum(sizes)
 
     def _are_aligned(self, step: Step, of: Largest) -> Any:
         """Of each split whether it is not "unaligned", as `CostKey.traits` says."""
@@ -174,7 +182,7 @@ class Works:
         every = [self._program.dtypes[port.region] for port in (*step.inputs, *step.outputs)]
         ports = zip((*step.inputs, *step.outputs), self._touched(step), strict=True)
         rows = [(n, of.shape(port.of_operand, port.index)) for n, (port, t) in enumerate(ports) if t]
-        key = Asked(step, every).key(rows, of.flops(step.which))
+        key = Asked(step, every).key(rows, of.flops(step.which), of.part)
         kinds = range(len(self._lowering.machine.kinds))
         return np.array([self._cost.picoseconds([key], kind) for kind in kinds]).T / PICOSECONDS
 
@@ -278,7 +286,8 @@ class Largest:
         return every[0] if len(every) == 1 else cls([one.node for one in every], cut, [one.count for one in every])
 
     @cached_property
-    def _part(self) -> Part:
+    def part(self) -> Part:
+        """It, or one for all of them."""
         part = _largest(self.node if len(self._nodes) == 1 else _joined(self._nodes, self._counts), self.cut)
         return _at_end(part) if self._is_last else part
 
@@ -306,7 +315,7 @@ class Largest:
 
     def shape(self, is_operand: bool, index: int) -> tuple[Any, ...]:
         """The lengths of what it touches of an operand or result, or an array of each."""
-        box = asked(lambda: self._part.reads(index) if is_operand else self._part.writes(index))
+        box = asked(lambda: self.part.reads(index) if is_operand else self.part.writes(index))
         return self._by_axis(index) if box is None else box.shape
 
     def size(self, is_operand: bool, index: int) -> Any:
@@ -320,11 +329,15 @@ class Largest:
             self._sizes[key] = prod(self.shape(is_operand, index))
         return self._sizes[key]
 
+    def touches(self, index: int) -> Any:
+        """How many of an operand's elements passes read, of which they need not read all."""
+        return self.part.touches(index)
+
     def flops(self, which: str) -> Any:
         """The operations of a pass."""
         which = "" if type(self.node.op).flops is Op.flops else which
         if which not in self._flops:
-            self._flops[which] = self._operations(which, self._part)
+            self._flops[which] = self._operations(which, self.part)
         return self._flops[which]
 
     def _operations(self, which: str, part: Part) -> Any:

@@ -1,0 +1,59 @@
+"""The cost keys of passes: what a kernel's price depends on, of parts of any shapes.
+
+It does not know prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from castile.planner.axes import Operand
+from castile.planner.bodies.vocabulary import itemsize
+from castile.planner.op import Part
+from castile.planner.step.program import Step, bearing
+from castile.runtime.task import CostKey
+
+
+class Asked:
+    """What the cost keys of a pass have in common, whatever the shapes of its parts; dtypes: those of all its ports."""
+
+    def __init__(self, step: Step, dtypes: Sequence[str]) -> None:
+        op = step.node.op
+        self._name, self._dtype = kernel_of(step), priced(step, dtypes)
+        self._settings = ",".join([f"{name}={value}" for name, value in op.cost_settings])
+        # As `+3x4` what a gradient is added to, which else could be taken for one more that is given.
+        signs = ["+" * (port.role == "onto") for port in (*step.inputs, *step.outputs)]
+        self._told = list(zip(signs, map(_laid, bearing(step)), map(itemsize, dtypes)))
+        self._looked_up = looked_up(step)
+
+    def key(self, arrays: Sequence[tuple[int, tuple[int, ...]]], flops: float, part: Part) -> CostKey:
+        """The cost of a part that touches arrays of these shapes at ports of these numbers."""
+        told, nbytes = [], 0
+        for n, shape in arrays:
+            sign, laid, size = self._told[n]
+            told.append(sign + "x".join(map(str, shape)) + laid)
+            touched = part.touches(self._looked_up[n]) if n in self._looked_up else prod(shape)
+            nbytes += int(touched) * size
+        return CostKey(self._name, f"{';'.join(told)}|{self._settings}", self._dtype, round(flops), nbytes)
+
+
+def looked_up(step: Step) -> dict[int, int]:
+    """Ports, inputs first, through which a pass reads rows that numbers name: which operands these are."""
+    tables = dict(step.node.op.looked_up)
+    return {n: port.index for n, port in enumerate(step.inputs) if port.role == "x" and port.index in tables}
+
+
+def _laid(one: Operand) -> str:
+    """As in `@0231`: which dims of an array lie outside which others, where that is not as they come."""
+    return "@" + "".join(map(str, one.order)) if one.order else ""
+
+
+def kernel_of(step: Step) -> str:
+    """The name of what a pass runs, whatever the shapes: its operator's, a dot, and which pass it is."""
+    return f"{step.node.op.name}.{step.which}"
+
+
+def priced(step: Step, dtypes: Sequence[str]) -> str:
+    """The dtype that a pass computes with: parameters' gradients may be summed in a wider one."""
+    return dtypes[0 if step.which == "W" else len(step.inputs)]
