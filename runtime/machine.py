@@ -20,7 +20,7 @@ import numpy as np
 from castile.runtime import levels, strict
 from castile.runtime.cores import affinity
 from castile.runtime.levels import Level, Spread, Users, level_name
-from castile.runtime.processor import Processor
+from castile.runtime.processor import RATES, Processor
 from castile.runtime.task import NUM_LANES, Lane
 
 PRESETS = Path(__file__).parent / "machines"
@@ -224,12 +224,11 @@ def divided(machine: Machine) -> Machine:
     n = machine.num_procs
 
     def share(p: Processor) -> Processor:
-        narrow, double = (f and f / n for f in (p.float16_flops_per_second, p.float64_flops_per_second))
+        rates = {field: getattr(p, field) for field in (*RATES, "bytes_per_second")}
+        parts = {field: rate and rate / n for field, rate in rates.items()}
         return msgspec.structs.replace(
-            p, flops_per_second=p.flops_per_second / n, bytes_per_second=p.bytes_per_second / n,
-            memory_bytes=p.memory_bytes // n, reserved_bytes=p.reserved_bytes // n,
-            float16_flops_per_second=narrow, float64_flops_per_second=double,
-        )  # fmt: skip
+            p, memory_bytes=p.memory_bytes // n, reserved_bytes=p.reserved_bytes // n, **parts
+        )
 
     levels = tuple(msgspec.structs.replace(x, bytes_per_second=x.bytes_per_second / n) for x in machine.levels)
     return Machine(machine.name, tuple(map(share, machine.processors)), levels, machine.engines, machine.algorithms)

@@ -11,6 +11,10 @@ from collections.abc import Collection
 import msgspec
 
 NARROW = ("float16", "bfloat16")
+# The fields that say how many operations are done in a second.
+RATES = (
+    "flops_per_second", "float16_flops_per_second", "bfloat16_flops_per_second", "float64_flops_per_second",
+)  # fmt: skip
 # The fields that say of kernels which share of a rate they attain; of some where what they touch lies so in memory.
 TRAITS = ("unaligned", "planar")
 SHARES = ("attained", *TRAITS)
@@ -19,10 +23,10 @@ SHARES = ("attained", *TRAITS)
 class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One processor: attainable rates in per-second, sizes in bytes; reserved_bytes are for context and libraries.
 
-    flops_per_second holds for float32, and for the other types where their own rate is not given. It is what large
-    products attain; attained says of kernels by name what share of it they do, where that is less. Of numbers of 16
-    bits unaligned says what share of that they do where rows do not begin where vectors do, and planar where the
-    channels of images lie apart (`CostKey.traits`).
+    flops_per_second holds for float32, and for other types that are given no rate; bfloat16 without one has float16's.
+    It is what large products attain; attained says of kernels by name what share of it they do, where that is less. Of
+    numbers of 16 bits unaligned says what share of that they do where rows do not begin where vectors do, and planar
+    where the channels of images lie apart (`CostKey.traits`).
     """
 
     kind: str
@@ -33,6 +37,7 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     task_overhead_seconds: float = 0.0
     float16_flops_per_second: float | None = None
     float64_flops_per_second: float | None = None
+    bfloat16_flops_per_second: float | None = None
     attained: tuple[tuple[str, float], ...] = ()
     unaligned: tuple[tuple[str, float], ...] = ()
     planar: tuple[tuple[str, float], ...] = ()
@@ -41,8 +46,11 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Floating point operations per second on operands of a dtype (a numpy name, or "bfloat16"), of a kernel, or of
         products where none is named; traits: those of `TRAITS` that what it touches has.
         """
-        rates = {"float16": self.float16_flops_per_second, "bfloat16": self.float16_flops_per_second}
-        rates["float64"] = self.float64_flops_per_second
+        rates = {
+            "float16": self.float16_flops_per_second,
+            "bfloat16": self.bfloat16_flops_per_second or self.float16_flops_per_second,
+            "float64": self.float64_flops_per_second,
+        }
         share = _share(self.attained, kernel)
         for trait in traits if dtype in NARROW else ():
             share *= _share(getattr(self, trait), kernel)
@@ -55,7 +63,7 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self, who: str) -> None:
         """Raises ValueError, in a sentence that begins with `who`, where figures cannot be those of a processor."""
-        for field in ("flops_per_second", "bytes_per_second", "float16_flops_per_second", "float64_flops_per_second"):
+        for field in (*RATES, "bytes_per_second"):
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{who}.{field} must be above 0 and finite, not {value}")

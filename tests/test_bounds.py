@@ -181,6 +181,16 @@ def test_unlike_processors_are_bounded_by_the_best_of_each():
     assert all(lower_bound(same).seconds <= same.evaluate(plan).seconds for plan in seeds(same.lowering).values())
 
 
+def test_what_is_computed_in_bfloat16_is_bounded_by_the_rate_of_bfloat16():
+    """A V100 computes it as it does float32: kernels of many operations take as long, not an eighth of that."""
+    on, model = machines.parse("p3.16xlarge"), models.parse("mlp:width=4096")
+    alike, slow, fast = (evaluator(model.graph(8192, dtype), on) for dtype in ("float32", "bfloat16", "float16"))
+    bounds_of = [lower_bound(same).seconds for same in (alike, slow, fast)]
+    plans = [same.evaluate(seeds(same.lowering)["data_parallel"]).seconds for same in (alike, slow, fast)]
+    assert all(bound <= plan for bound, plan in zip(bounds_of, plans, strict=True))
+    assert bounds_of[1] == pytest.approx(bounds_of[0], rel=0.1) and bounds_of[2] < bounds_of[1] / 3
+
+
 def test_measured_splits_may_be_too_many(monkeypatch):
     graph, on = chain(), machine(4)
     plan = Strategy(one_processor(graph))

@@ -14,7 +14,7 @@ from castile.runtime import machine as machines
 from castile.runtime import strict
 from castile.runtime.levels import level_name
 from castile.runtime.machine import Level, Machine, Processor, from_json, parse, presets, to_json
-from castile.runtime.processor import SHARES
+from castile.runtime.processor import RATES, SHARES
 from castile.runtime.task import NUM_LANES, Lane
 
 CPU = Processor("cpu", 1e10, 1e10, 2**30)
@@ -101,7 +101,7 @@ def test_file_of_unequal_processors(tmp_path):
         ("flops_per_second = 1e12", "flops_per_second = inf", ["flops_per_second", "finite"]),
         *(
             ("flops_per_second = 1e12", f"flops_per_second = 1e12\n{field} = {value}", [field, value])
-            for field in ("task_overhead_seconds", "float16_flops_per_second", "float64_flops_per_second")
+            for field in ("task_overhead_seconds", *RATES[1:])
             for value in ("inf", "nan", "-1.0")
         ),
         ("flops_per_second = 1e12", "flops_per_second = -1.0", ["flops_per_second", "-1.0"]),
@@ -223,6 +223,14 @@ def test_levels_must_nest(groups):
 def test_rate_of_a_dtype_falls_back_to_float32():
     p = msgspec.structs.replace(CPU, float64_flops_per_second=5e9)
     assert [p.flops_rate(d) for d in ("float32", "float64", "bfloat16")] == [1e10, 5e9, 1e10]
+
+
+def test_bfloat16_has_a_rate_of_its_own_where_chips_compute_only_float16_faster():
+    both = msgspec.structs.replace(CPU, float16_flops_per_second=4e10)
+    alone = msgspec.structs.replace(both, bfloat16_flops_per_second=1e10)
+    assert [p.flops_rate(d) for p in (both, alone) for d in ("float16", "bfloat16")] == [4e10, 4e10, 4e10, 1e10]
+    one = machines.divided(Machine("one", (alone, alone), (Level("link", 2, 1e-6, 1e9),)))
+    assert {(p.flops_rate("bfloat16"), p.flops_rate("float16")) for p in one.processors} == {(5e9, 2e10)}
 
 
 def test_kernels_that_attain_less_than_products_have_a_share_of_each_rate():

@@ -42,6 +42,13 @@ def test_figures_stand_below_the_published_peaks(name):
 
 
 @pytest.mark.parametrize("name", PEAKS)
+def test_bfloat16_is_as_fast_as_float16_where_chips_have_it_and_as_float32_before_ampere(name):
+    (p,) = parse(f"{name}:nodes=1").kinds
+    has_it = name in ("dgx-a100", "dgx-h100", "h200")
+    assert p.flops_rate("bfloat16") == p.flops_rate("float16" if has_it else "float32")
+
+
+@pytest.mark.parametrize("name", PEAKS)
 @pytest.mark.parametrize("nodes", [None, 1, 3, 16])
 def test_any_number_of_nodes(name, nodes):
     default, gpus = NODES[name]

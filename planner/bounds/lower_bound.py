@@ -254,6 +254,7 @@ def _best(processors: Sequence[Processor]) -> Processor:
         task_overhead_seconds=min(p.task_overhead_seconds for p in processors),
         float16_flops_per_second=max(p.flops_rate("float16") for p in processors),
         float64_flops_per_second=max(p.flops_rate("float64") for p in processors),
+        bfloat16_flops_per_second=max(p.flops_rate("bfloat16") for p in processors),
     )
 
 
