@@ -81,9 +81,9 @@ class Plan:
     accumulate: options.Count = None
     """Cut each batch into so many pieces in time, one after another; by default one, or as many as let a plan fit."""
     recompute: options.RecomputeOrOwn = ""
-    """Results that are computed again for gradients, for less memory: selective (what is cheap), full (nearly all),
-    parameters (gathered for each pass), names with wildcards, several with commas, or none; by default as little as
-    lets a plan fit."""
+    """Results that are computed again for gradients, for less memory: selective (what is cheap), 40% (what takes least
+    until so much is kept), full (nearly all), parameters (gathered for each pass), names with wildcards, several with
+    commas, or none; by default as little as lets a plan fit."""
     dtype: options.Dtype = "float32"
     """What is computed with: float32, float64, bfloat16 or float16."""
     optimizer: options.Optimizer = ""

@@ -98,9 +98,9 @@ class Train:
     """Cut each batch into so many pieces in time, one after another, whose gradients are summed, for less memory; by
     default one, or as many as let a plan fit."""
     recompute: options.RecomputeOrOwn = ""
-    """Results that are computed again for gradients, for less memory: selective (what is cheap), full (nearly all),
-    parameters (gathered for each pass), names with wildcards, several with commas, or none; by default as little as
-    lets a plan fit."""
+    """Results computed again for gradients: selective (what is cheap), 40% (what takes least until so much is kept),
+    full (nearly all), parameters (gathered for each pass), names with wildcards, several with commas, or none; by
+    default as little as lets a plan fit."""
     dtype: options.Dtype = "float32"
     """What is computed with: float32, float64, bfloat16 or float16; with the last two parameters, sums of gradients and
     optimizer state stay float32."""

@@ -60,8 +60,9 @@ class Validate:
     accumulate: options.Count = None
     """Cut each batch into so many pieces in time, one after another; then pipelines are among the plans."""
     recompute: options.RecomputeOrOwn = ""
-    """Results that are computed again for gradients: selective (what is cheap), full (nearly all), parameters (gathered
-    for each pass), names with wildcards, or several with commas; none by default."""
+    """Results that are computed again for gradients: selective (what is cheap), 40% (what takes least until so much is
+    kept), full (nearly all), parameters (gathered for each pass), names with wildcards, or several with commas; none by
+    default."""
     rounds: options.Number = ROUNDS
     """How many steps of each plan are timed; the plans take turns."""
     seed: options.Number = 0

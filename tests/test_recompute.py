@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from itertools import combinations
 from math import prod
 
@@ -284,8 +285,18 @@ def test_names_patterns_and_ways() -> None:
     graph = models.parse("mlp:layers=3").graph()
     assert Recomputation(graph, SGD).named("relu*") == tuple(name for name in graph.nodes if name.startswith("relu"))
     assert set(Recomputation(graph, SGD).named("fc1, fc2")) == {"fc1", "fc2"}
-    with pytest.raises(ValueError, match=r"'selectiv' is no node of .*selective"):
+    with pytest.raises(ValueError, match=r"'selectiv' is no node of .*selective.* a share as 40%, or names of nodes"):
         Recomputation(graph, SGD).named("selectiv")
+
+
+@pytest.mark.parametrize("word", ["*", "fc*", "fc1*"])
+def test_a_pattern_of_nodes_means_no_fetches_and_one_of_fetches_no_nodes(word: str) -> None:
+    """Of a layer that is computed again parameters stay where they are, unless their fetches are named."""
+    graph = models.parse("mlp:layers=3").graph()
+    nodes, fetches = (set(Recomputation(graph, SGD).named(some)) for some in (word, f"{word}/fetch"))
+    assert nodes == {name for name in graph.nodes if fnmatchcase(name, word)}
+    assert fetches == {fetch_name(param.name) for param in graph.params if fnmatchcase(param.name, word)}
+    assert set(Recomputation(graph, SGD).named(f"{word},{word}/fetch")) == nodes | fetches and nodes and fetches
 
 
 def test_a_plan_says_what_it_computes_again() -> None:

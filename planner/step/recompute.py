@@ -52,7 +52,7 @@ class Recomputation:
 
     def named(self, text: str) -> tuple[str, ...]:
         """The nodes, and fetches of parameters, that words of WAYS, shares (`40%`) or patterns of names mean, with
-        commas between them.
+        commas between them. Of fetches a pattern means only such as it says itself: `fc*/fetch`.
 
         Raises ValueError for a pattern that none has.
         """
@@ -74,11 +74,13 @@ class Recomputation:
                 return [fetch_name(name) for name in large(graph)]
         if share := re.fullmatch(r"(\d{1,2})%", word):
             return self.partial(int(share.group(1)) / 100)
-        every = [*graph.nodes, *(fetch_name(param.name) for param in graph.params)]
+        every = map(fetch_name, [param.name for param in graph.params]) if "/" in word else graph.nodes
         matching = [name for name in every if fnmatchcase(name, word)]
         if not matching:
             near = suggestion(word, [*WAYS, *graph.nodes])
-            raise ValueError(f"{word!r} is no node of {graph.name}{near}: give {', '.join(WAYS)}, or names of nodes")
+            raise ValueError(
+                f"{word!r} is no node of {graph.name}{near}: give {', '.join(WAYS)}, a share as 40%, or names of nodes"
+            )
         return matching
 
     def rising(self, steps: int = STEPS) -> tuple[str, ...]:
