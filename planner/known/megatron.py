@@ -14,9 +14,7 @@ from math import inf, prod
 
 from castile.planner.graph import Graph, Node
 from castile.planner.known.experts import experts
-
-# Axes of samples are cut otherwise.
-SAMPLES = "b"
+from castile.planner.known.heads import SAMPLES, heads
 
 
 class TensorCuts:
@@ -30,6 +28,11 @@ class TensorCuts:
     def experts(self) -> dict[str, str]:
         """The axis of each node that is cut by experts, whatever the width, by the node's name."""
         return experts(self.graph)
+
+    @cached_property
+    def heads(self) -> dict[str, str]:
+        """The axis of each node that attends by heads, by the node's name."""
+        return heads(self.graph)
 
     def of(self, width: int) -> dict[str, str]:
         """The axis of each node that is cut so, by the node's name; only axes of at least `width` elements are."""

@@ -101,6 +101,31 @@ def context_parallel(cuts: TensorCuts, num_procs: int) -> Configs:
     return _crossed_by(cuts, {}, num_procs, 1)
 
 
+def ulysses(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
+    """As `context_parallel`, but attention cut along heads, `width` ways within groups of neighbours, and along
+    positions across these groups only; experts apart.
+
+    Jacobs et al., "DeepSpeed Ulysses: System Optimizations for Enabling Training of Extreme Long Sequence Transformer
+    Models", 2023. Queries, keys, values and what is made of them go from each of a group to each.
+    """
+    return _crossed_by(cuts, cuts.heads, num_procs, width) | apart(cuts, num_procs, num_procs)
+
+
+def head_widths(cuts: TensorCuts, num_procs: int, near: int) -> list[int]:
+    """Into how many parts attention may be cut along heads by those who share samples, the widest first: as many as
+    divide these processors and have all but as many heads each; and no more of them than are near.
+    """
+    along = [(cuts.graph.nodes[name].alignment.extents, axis) for name, axis in cuts.heads.items()]
+    samples, counts = max((of.get(SAMPLES, 1) for of, _ in along), default=num_procs), {of[axis] for of, axis in along}
+    sharing = num_procs // min(num_procs, samples)
+    fair = [n for n in range(2, sharing + 1) if sharing % n == 0 and all(_fills(n, count) for count in counts)]
+    return sorted({*fair[-1:], *[n for n in fair if n <= near][-1:]}, reverse=True)
+
+
+def _fills(num_parts: int, extent: int) -> bool:
+    return -(-extent // num_parts) * num_parts <= extent * (1 + UNEVEN)
+
+
 def expert_parallel(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
     """Experts on processors of their own, on as many of `width` neighbours as divide them, all else by its context.
 

@@ -5,7 +5,7 @@ It does not know what they cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from math import prod
 
@@ -27,9 +27,11 @@ from castile.planner.known.plans import (
     data_parallel,
     expert_parallel,
     fsdp,
+    head_widths,
     megatron,
     one_processor,
     one_weird_trick,
+    ulysses,
 )
 from castile.planner.lower import Lowering
 from castile.planner.step.fetching import AHEAD
@@ -150,14 +152,13 @@ def _makers(
         "megatron": partial(megatron, cuts, num_procs, near),
     }
     if lowering.graph.batch < num_procs * lowering.microbatches:
-        made["context_parallel"] = make = partial(context_parallel, cuts, num_procs)
-        made["context_parallel_zero"] = partial(_in_pieces, lowering, make)
+        along = {"context_parallel": partial(context_parallel, cuts, num_procs)}
+        made |= _both(lowering, along) | _both(lowering, _by_heads(cuts, num_procs, near))
     for fewer in _halves(num_procs):
         made[f"data_parallel_{fewer}"] = partial(on_fastest, partial(data_parallel, graph, fewer))
     for fewer in _halves(near):
         made[f"megatron_{fewer}"] = partial(megatron, cuts, num_procs, fewer)
-    for name, laid in _with_experts(cuts, num_procs, near).items():
-        made |= {name: laid, f"{name}_zero": partial(_in_pieces, lowering, laid)}
+    made |= _both(lowering, _with_experts(cuts, num_procs, near))
     return made | _for_large(lowering, cuts, near) | _pipelines(lowering, cuts, near, cost)
 
 
@@ -205,8 +206,8 @@ def _within(
     lowering: Lowering, cuts: TensorCuts, size: int, near: int
 ) -> Iterator[tuple[str, int, Callable[[], Configs]]]:
     """What each of a stage's processors may do: samples, and positions where these are fewer; matrices cut in pairs as
-    wide as `near` allows, or less, of many parts half as wide, but of vast plans; or experts. By the end of a name,
-    with the width.
+    wide as `near` allows, or less, of many parts half as wide, but of vast plans; heads, of many parts of as many as
+    there are; or experts. By the end of a name, with the width.
     """
     yield "", 1, partial(context_parallel, cuts, size)
     widest = min(size, near)
@@ -215,7 +216,8 @@ def _within(
         narrower = narrower[:1]
     for width in [widest, *narrower] if widest > 1 else []:
         yield f"_megatron_{width}", width, partial(megatron, cuts, size, width)
-    for name, make in _with_experts(cuts, size, near).items():
+    by_heads = _by_heads(cuts, size, size if has_many_parts(lowering) else near)
+    for name, make in (by_heads | _with_experts(cuts, size, near)).items():
         yield f"_{name}", 1, make
 
 
@@ -224,6 +226,21 @@ def _with_experts(cuts: TensorCuts, num_procs: int, near: int) -> dict[str, Call
     widths = [width for width in dict.fromkeys((num_procs, min(num_procs, near))) if apart(cuts, num_procs, width)]
     names = ["expert_parallel" + f"_{width}" * (width < num_procs) for width in widths]
     return {n: partial(expert_parallel, cuts, num_procs, width) for n, width in zip(names, widths, strict=True)}
+
+
+def _by_heads(cuts: TensorCuts, num_procs: int, near: int) -> dict[str, Callable[[], Configs]]:
+    """Plans that cut attention along heads, across as many processors as these allow, or those that are near."""
+    widths = head_widths(cuts, num_procs, near)
+    names = ["ulysses" + f"_{width}" * (width < widths[0]) for width in widths]
+    return {n: partial(ulysses, cuts, num_procs, width) for n, width in zip(names, widths, strict=True)}
+
+
+def _both(lowering: Lowering, plans: Mapping[str, Callable[[], Configs]]) -> dict[str, Callable[[], Configs]]:
+    """Each, and behind it the same with updates in pieces."""
+    found: dict[str, Callable[[], Configs]] = {}
+    for name, make in plans.items():
+        found |= {name: make, f"{name}_zero": partial(_in_pieces, lowering, make)}
+    return found
 
 
 def _staged(staged: Callable[..., Configs], num_stages: int, inner: Callable[[], Configs]) -> Configs:
