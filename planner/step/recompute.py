@@ -1,11 +1,12 @@
 """Recomputation: which results not to keep for gradient passes, so that a step needs less memory and more time.
 
 `selective` drops what costs next to nothing to compute again (Korthikanti et al., "Reducing Activation Recomputation in
-Large Transformer Models", MLSys 2023, does so with attention); `full` all but what lies between stretches of the
-network (Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016); `40%` what takes least for
-the memory that it frees, until so much is kept; `parameters` what was fetched of parameters, which lie in pieces where
-memory is short (stage 3 of Rajbhandari et al., "ZeRO", SC 2020; Zhao et al., "PyTorch FSDP", VLDB 2023). It does not
-know processors, nor what a plan takes.
+Large Transformer Models", MLSys 2023, does so with attention), and with it what was gathered of it: that is gathered
+again, as the same paper's sequence parallelism does with what a normalisation gives; `full` all but what lies between
+stretches of the network (Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016); `40%` what
+takes least for the memory that it frees, until so much is kept; `parameters` what was fetched of parameters, which lie
+in pieces where memory is short (stage 3 of Rajbhandari et al., "ZeRO", SC 2020; Zhao et al., "PyTorch FSDP", VLDB
+2023). It does not know processors, nor what a plan takes.
 """
 
 from __future__ import annotations
