@@ -14,6 +14,8 @@ from collections.abc import Hashable, Sequence
 from collections.abc import Set as AbstractSet
 from math import inf
 
+from msgspec import structs
+
 from castile.runtime import placement, runs, transfer
 from castile.runtime.components import components
 from castile.runtime.families import shares
@@ -32,13 +34,17 @@ from castile.runtime.placement import Read
 from castile.runtime.region import (
     Box,
     all_overlap,
+    bounding,
     intersect,
     overlap,
     whole,
 )
 from castile.runtime.runs import Run
-from castile.runtime.task import View
+from castile.runtime.task import Kind, View
 from castile.runtime.transfer import Links, Source, Term, Transfer, Wanted
+
+# Copies are made wider, to be gathered, where all that take part then have at most so many times as much as is wanted.
+MOST_MORE = 2
 
 
 def plan(
@@ -105,9 +111,9 @@ def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> 
     if special and special.form in t.forms and is_cheaper(t, special, component):
         _collective_for(t, special, copies)
         return
-    if _passed_on(t, component, copies) or _gathered_there(t, component, copies) or _some_by_some(t, component, copies):
-        return
-    transfer.general(t, component, copies)
+    ways = _passed_on, _gathered_there, _some_by_some, _gathered_whole
+    if not any(way(t, component, copies) for way in ways):
+        transfer.general(t, component, copies)
 
 
 def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:
@@ -215,6 +221,54 @@ def _some_by_some(t: Transfer, component: list[Wanted], copies: dict[Read, int])
                 _transfer(t, some, copies)
             return True
     return False
+
+
+def _gathered_whole(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:
+    """Make all copies as wide as the box around them, and gather what each has, its first source, then its second and
+    so on: of keys each position of a causal attention wants those before it, and the last wants all.
+
+    Returns whether that was cheaper, and so was done. What nobody asked for is there then too.
+    """
+    boxes, wanting = {copy.box for copy in component}, {copy.proc for copy in component}
+    if "all_gather" not in t.forms or len(boxes) < 2 or len(wanting) < len(component):
+        return False
+    frame = bounding(boxes)
+    members = sorted({m for copy in component for m in copy.members}, key=lambda m: (m.box, m.proc))
+    rounds, having = _each_once(members), {m.proc for m in members}
+    if frame.volume * len(having) > MOST_MORE * sum(copy.box.volume for copy in component):
+        return False
+    around = [bounding({m.box for m in some}) for some in rounds]
+    each = [len(some) == len(having) and tile([m.box for m in some], box) for some, box in zip(rounds, around)]
+    if not all(each) or not tile(around, frame) or not wanting <= having:
+        return False
+    every = [
+        Special("all_gather", tuple(some), tuple([Wanted(m.proc, box, tuple(some)) for m in some]), box)
+        for some, box in zip(rounds, around, strict=True)
+    ]
+    put = 2 * frame.volume * t.itemsize / t.links.copy_bytes_per_second if len(every) > 1 else 0.0
+    if sum(form_seconds(t, special) for special in every) + put > general_seconds(t, component):
+        return False
+    made = dict[tuple[int, Box], int]()
+    for copy in component:
+        piece = made[copy.proc, frame] = copies[copy.proc, copy.box]
+        t.pieces[piece] = structs.replace(t.pieces[piece], box=frame)
+    landed = [_collective_for(t, special, made) for special in every]
+    for copy in component if len(every) > 1 else ():
+        views = [(View(of[copy.proc, box], box), box) for of, box in zip(landed, around, strict=True)]
+        transfer.add_up(t, Kind.FOLD, "fold", copy.proc, View(made[copy.proc, frame], frame), views)
+    return True
+
+
+def _each_once(members: Sequence[Term]) -> list[list[Term]]:
+    """The first of each processor, the second and so on."""
+    found: list[list[Term]] = []
+    places = Counter[int]()
+    for member in members:
+        if places[member.proc] == len(found):
+            found.append([])
+        found[places[member.proc]].append(member)
+        places[member.proc] += 1
+    return found
 
 
 def _by_box(component: list[Wanted]) -> list[list[Wanted]]:
