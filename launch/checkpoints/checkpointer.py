@@ -1,8 +1,8 @@
 """The checkpointer: copies a rank's state between two steps, and writes it beside the steps that follow.
 
 It does not know training. Only the main thread talks to other ranks: while a save is under way `poll`, which every
-rank calls after every step, exchanges a word, so that all ranks learn in the same step what became of it. The folder
-must be one that all hosts share, and that is tried at the start.
+rank calls after every step, exchanges a word, so that all ranks learn in the same step what became of it; who leaves a
+job that breaks off goes by the words in the folder. That must be one that all hosts share, which is tried at the start.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from concurrent import futures
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ import numpy as np
 
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints import layout as layouts
-from castile.launch.checkpoints import manifest, writer
+from castile.launch.checkpoints import manifest, words, writer
 from castile.launch.checkpoints.disk import Disk, free_bytes
 from castile.launch.checkpoints.layout import Layout
 from castile.launch.checkpoints.manifest import Facts, File
@@ -31,6 +31,8 @@ from castile.runtime.memory import written
 
 # Ranks that wait for a save tell each other so often how far they are: so whoever writes for long is heard meanwhile.
 WORD_SECONDS = 0.05
+# Where a job breaks off others are waited for no longer than this after anything more of the save was written.
+QUIET_SECONDS = 30.0
 
 
 class Copied(msgspec.Struct, frozen=True):
@@ -160,7 +162,8 @@ class Checkpointer:
             np.copyto(copy, arrays[entry.region, entry.box])
         seconds = perf_counter() - begun
         path = self.folder / folders.name_of(step)
-        share = self._thread.submit(writer.write_share, self.disk, path, self.comm.rank, layout.mine, self._copies)
+        mine, tells = (layout.mine, self._copies), self.comm.size > 1
+        share = self._thread.submit(writer.write_share, self.disk, path, self.comm.rank, *mine, tells)
         self._save = _Save(step, path, samples, plan, share)
         return Copied(layout.nbytes, seconds, waited)
 
@@ -179,6 +182,21 @@ class Checkpointer:
         told = self.poll()
         return told if self._save is None else self._finish()
 
+    def break_off(self) -> Outcome | None:
+        """What `wait` does, on a rank that leaves the job alone: other ranks, which may come to no collective any more,
+        write their shares meanwhile. Not collective, and any number of ranks may do it.
+        """
+        save = self._save
+        if save is None or self.comm.size == 1:
+            return self.wait()
+        assert self._layout is not None
+        error, nbytes = self._end_alone(save), self._layout[1].total_bytes
+        self._save = None
+        if not error:
+            self._saved_step = save.step
+        warning = self._failure(save, nbytes, error) if error else ""
+        return Outcome(save.step, str(save.path), nbytes, perf_counter() - save.begun, not error, warning)
+
     def close(self) -> Outcome | None:
         """`wait`, and let others write to the folder. Collective."""
         told = self.wait()
@@ -196,6 +214,37 @@ class Checkpointer:
             mine: list[futures.Future[Any]] = [one for one in (save.share, save.ending) if one is not None]
             futures.wait(mine, WORD_SECONDS)
         return outcome
+
+    def _end_alone(self, save: _Save) -> str:
+        """Wait until all shares lie in the folder, and make a checkpoint of them unless another rank does; why there is
+        none, "" where there is.
+        """
+        assert self._layout is not None
+        part, since = writer.part_of(save.path), perf_counter()
+        written: dict[str, int] = {}
+        while perf_counter() - since < QUIET_SECONDS:
+            if save.path.is_dir():
+                return ""
+            try:
+                for mine in (save.share, save.ending):
+                    if mine is not None and mine.done():
+                        mine.result()
+                files = words.left(part, self._layout[1].writers)
+                if files is not None and writer.publish(self.disk, save.path, self._sealed(save, files), files):
+                    return ""
+            except OSError as error:
+                return self._refusal(error)
+            except ValueError as error:
+                return str(error)
+            if (more := words.written(part)) != written:
+                written, since = more, perf_counter()
+            sleep(WORD_SECONDS)
+        return f"nothing more of it was written for {QUIET_SECONDS:.0f} s"
+
+    def _sealed(self, save: _Save, files: list[File]) -> bytes:
+        """The manifest of a save of these files."""
+        assert self._layout is not None
+        return manifest.encode(save.step, save.samples, self.facts, save.plan, self._layout[1].regions, files)
 
     def _exchange(self, save: _Save) -> Outcome | None:
         gathered = self.comm.gather_bytes(msgspec.json.encode(self._word(save)))
@@ -248,11 +297,10 @@ class Checkpointer:
         if save.error:
             self.disk.remove_tree(part)
             return ""
-        assert self._layout is not None
-        regions = self._layout[1].regions
         try:
-            sealed = manifest.encode(save.step, save.samples, self.facts, save.plan, regions, files)
-            writer.publish(self.disk, save.path, sealed, files)
+            if not writer.publish(self.disk, save.path, self._sealed(save, files), files):
+                # a rank that has left since ends it, and this one with the job
+                return ""
         except (OSError, ValueError):
             self.disk.remove_tree(part)
             raise

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from castile.launch.checkpoints import manifest
+from castile.launch.checkpoints import manifest, words
 from castile.launch.checkpoints.disk import Disk
 from castile.launch.checkpoints.layout import Held
 from castile.launch.checkpoints.manifest import File, Piece
@@ -24,8 +24,13 @@ def part_of(path: Path) -> Path:
     return path.with_name(path.name + PART)
 
 
-def write_share(disk: Disk, path: Path, rank: int, held: Sequence[Held], arrays: Sequence[np.ndarray]) -> File | None:
-    """Write a rank's tensors for the checkpoint `path`; None where it has none. Raises OSError."""
+def write_share(
+    disk: Disk, path: Path, rank: int, held: Sequence[Held], arrays: Sequence[np.ndarray], tells: bool = False
+) -> File | None:
+    """Write a rank's tensors for the checkpoint `path`; None where it has none. Raises OSError.
+
+    tells   whether a word of it is left beside it, for ranks that may have to end the save without this one
+    """
     disk.make_folder(part_of(path))
     if not held:
         return None
@@ -34,7 +39,10 @@ def write_share(disk: Disk, path: Path, rank: int, held: Sequence[Held], arrays:
     name = manifest.file_name(rank)
     nbytes = disk.write_file(part_of(path) / name, _hashed(tensors, hashes))
     pieces = tuple(Piece(e.region, e.lo, e.hi, found) for e, found in zip(held, hashes, strict=True))
-    return File(name, nbytes, pieces)
+    file = File(name, nbytes, pieces)
+    if tells:
+        words.leave(disk, part_of(path), rank, file)
+    return file
 
 
 def write_tensors(disk: Disk, path: Path, shapes: Sequence[tuple[str, str, tuple[int, ...]]],
@@ -53,20 +61,31 @@ def write_tensors(disk: Disk, path: Path, shapes: Sequence[tuple[str, str, tuple
     return disk.write_file(path, parts())
 
 
-def publish(disk: Disk, path: Path, sealed: bytes, files: Sequence[File]) -> None:
-    """Make a checkpoint of the files that all ranks have written. Raises OSError, or ValueError where one is not here.
+def publish(disk: Disk, path: Path, sealed: bytes, files: Sequence[File]) -> bool:
+    """Make a checkpoint of the files that all ranks have written; False where another rank does so, or has done it.
+    Raises OSError, or ValueError where a file is not here.
 
     Killed at any moment it leaves `path` whole, or not there.
     """
     part = part_of(path)
+    try:
+        # of several who come to it the first to make this file has it
+        disk.write_file(part / manifest.NAME, [memoryview(sealed)])
+    except FileExistsError:
+        return False
+    except FileNotFoundError:
+        if path.is_dir():
+            return False
+        raise
     for file in files:
         found = part / file.name
         if not found.is_file() or found.stat().st_size != file.nbytes:
             raise ValueError(f"{found} was written on its host, but is not seen here: all hosts must share the folder")
-    disk.write_file(part / manifest.NAME, [memoryview(sealed)])
+    words.remove(disk, part)
     disk.sync_folder(part)
     disk.rename(part, path)
     disk.sync_folder(path.parent)
+    return True
 
 
 def take_away(disk: Disk, path: Path) -> None:

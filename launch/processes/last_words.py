@@ -15,6 +15,7 @@ from pathlib import Path
 VARIABLE = "CASTILE_LAST_WORDS"
 
 _left = ""
+_after = ""
 
 
 def latest() -> str:
@@ -32,6 +33,17 @@ def leave(text: str) -> None:
             draft = Path(f"{path}.{os.getpid()}.part")
             draft.write_text(text, encoding="utf-8")
             draft.replace(path)
+
+
+def follow(text: str) -> None:
+    """Say this after what this process says should it fail now, "" for nothing: what it leaves all the same."""
+    global _after
+    _after = text
+
+
+def following() -> str:
+    """What is to be said after a failure, "" for nothing."""
+    return _after
 
 
 @contextmanager

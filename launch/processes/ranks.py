@@ -132,7 +132,7 @@ def main_guard(body: Callable[[], int]) -> int:
 
     A user's mistake, or no room for what is printed, is one sentence from one rank and status 2; a rank that does not
     answer is one from another and status 1; any other exception is one traceback, from the first rank that failed, and
-    status 1. All go to stderr. Ctrl-C is status 130.
+    status 1. After these comes what the process leaves, where it has something. All go to stderr. Ctrl-C is status 130.
     """
     with _hearing_interrupts():
         return _guarded(body)
@@ -149,6 +149,7 @@ def interrupt(end: KeyboardInterrupt | Ended, frame: FrameType | None) -> NoRetu
 
 def _guarded(body: Callable[[], int]) -> int:
     _heard.clear()
+    last_words.follow("")
     try:
         try:
             return body()
@@ -172,9 +173,10 @@ def _guarded(body: Callable[[], int]) -> int:
         if _is_unanswered(error):
             left = last_words.latest()
             return _end(1, f"castile: {error}{f': {left}' if left else ''}\n")
+        left = f"castile: {last_words.following()}\n" if last_words.following() else ""
         if is_users_mistake(error):
-            return _end(2, f"castile: {_where()}{_sentence(error)}\n")
-        return _end(1, _report(error))
+            return _end(2, f"castile: {_where()}{_sentence(error)}\n{left}")
+        return _end(1, f"{_report(error)}{left}")
 
 
 def _interrupted(end: KeyboardInterrupt | Ended) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 
 import numpy as np
 
@@ -94,6 +95,8 @@ class Training:
             return self._run()
         except Exception:
             self._end_save()
+            if self._latest is not None:
+                last_words.follow(self._left)
             raise
         except KeyboardInterrupt:
             self._end_save()
@@ -114,13 +117,11 @@ class Training:
         return progress
 
     def _end_save(self) -> None:
-        """Before the run breaks off let the save that is under way become a checkpoint. Of several ranks others may be
-        elsewhere, and none waits for them.
-        """
+        """Before the run breaks off let the save that is under way become a checkpoint, wherever other ranks are."""
         saver = self.course.saver
-        if saver is not None and saver.is_saving and self.job.comm.size == 1:
+        if saver is not None and saver.is_saving:
             self.say.note("ending the save that is under way")
-            self._told(saver.wait(), "")
+            self._told(saver.break_off(), "")
 
     @property
     def _last(self) -> int:
@@ -146,7 +147,7 @@ class Training:
             if course.saver is not None:
                 self._save_last(done, course.saver)
                 course.saver.close()
-                self.progress.latest = str(course.saver.latest or "")
+                self.progress.latest = str(self._latest or "")
             elif self.progress.num_steps:
                 self._check_finite(course.execution.saved(), done)
 
@@ -377,11 +378,14 @@ class Training:
         return set(graph.states) - set(graph.updates)
 
     @property
+    def _latest(self) -> Path | None:
+        return self.course.saver.latest if self.course.saver is not None else None
+
+    @property
     def _left(self) -> str:
         """What there is to go on from, should the training end now."""
-        saver = self.course.saver
-        if saver is not None and saver.latest is not None:
-            return f"with --resume the same command goes on from {saver.latest}"
+        if self._latest is not None:
+            return f"with --resume the same command goes on from {self._latest}"
         return "nothing is saved yet; --checkpoint DIR with --checkpoint-every N saves, to --resume from"
 
     def _told(self, outcome: Outcome | None, then: str = ", and training goes on") -> None:
