@@ -43,7 +43,6 @@ from castile.launch.typed.files import Outputs
 from castile.planner import searches
 from castile.planner import strategy as strategies
 from castile.planner.evaluation.budget import parse_budget
-from castile.planner.families.updates import Updates
 from castile.planner.strategy import Strategy
 from castile.runtime import debug
 from castile.runtime.timeline import Timeline
@@ -159,8 +158,8 @@ def run(command: Train) -> int:
         return _print(command)
     job = jobs.start(
         command.model, command.machine, command.batch, command.profile or None,
-        _updates(command), command.accumulate or 1, command.recompute, command.data, command.seed, command.dtype,
-        command.plan,
+        optimizers.updates(command.optimizer, command.clip, command.undecayed), command.accumulate or 1,
+        command.recompute, command.data, command.seed, command.dtype, command.plan,
     )  # fmt: skip
     command = replace(command, model=job.model.text)
     searches.find(command.search, job.lowering)
@@ -239,7 +238,7 @@ def resolved(command: Train) -> Train:
         batch=recipe.batch if command.batch is None else command.batch,
         data=command.data or recipe.data,
         epochs=recipe.epochs if command.epochs is None and command.steps is None else command.epochs,
-        optimizer=command.optimizer or recipe.optimizer or f"sgd:momentum={recipe.momentum}",
+        optimizer=command.optimizer or recipe.updated_by,
         lr=recipe.lr if command.lr is None else command.lr,
         schedule=command.schedule or recipe.schedule,
         clip=recipe.clip if command.clip is None else command.clip,
@@ -271,12 +270,6 @@ def _check(command: Train) -> None:
         rates.parse(command.schedule)
     parse_budget(command.budget)
     debug.level()
-
-
-def _updates(command: Train) -> Updates:
-    """What happens to gradients and parameters at the end of a step."""
-    undecayed = optimizers.patterns(command.undecayed)
-    return Updates(optimizers.parse(command.optimizer), command.clip or None, undecayed)
 
 
 def _told(command: Train) -> dict[str, Any]:

@@ -268,8 +268,8 @@ def fitted(model: Model, dataset: str, seed: int) -> Model:
 
 def recipe_updates(recipe: Recipe, optimizer: str = "", clip: float | None = None) -> Updates:
     """What a recipe says of optimizer, clipping and weight decay, but for what is said here; a clip of 0 is none."""
-    made = optimizers.parse(optimizer or recipe.optimizer or f"sgd:momentum={recipe.momentum}")
-    return Updates(made, (recipe.clip if clip is None else clip) or None, optimizers.patterns(recipe.undecayed))
+    norm = recipe.clip if clip is None else clip
+    return optimizers.updates(optimizer or recipe.updated_by, norm, recipe.undecayed)
 
 
 def from_leader(comm: Communicator, make: Callable[[], bytes]) -> bytes:

@@ -60,6 +60,11 @@ class Recipe:
     clip: float | None = None
     undecayed: str = ""
 
+    @property
+    def updated_by(self) -> str:
+        """The optimizer, as --optimizer takes it."""
+        return self.optimizer or f"sgd:momentum={self.momentum}"
+
 
 @dataclass(frozen=True)
 class Model:

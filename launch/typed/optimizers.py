@@ -9,7 +9,7 @@ from math import isfinite
 
 from castile.launch.typed import settings
 from castile.planner import op as ops
-from castile.planner.families.updates import Optimizer
+from castile.planner.families.updates import Optimizer, Updates
 from castile.runtime.strict import suggestion
 
 
@@ -30,6 +30,13 @@ def parse(text: str) -> Optimizer:
             raise ValueError(f"optimizer {name}: setting {key!r} should be a finite number, got {given[key]!r}")
     made: Optimizer = kind(**values)
     return made
+
+
+def updates(optimizer: str, clip: float | None, undecayed: str) -> Updates:
+    """What happens to gradients and parameters at the end of a step, as --optimizer, --clip and --undecayed say it; a
+    clip of 0 is none. Raises ValueError as `parse` does.
+    """
+    return Updates(parse(optimizer), clip or None, patterns(undecayed))
 
 
 def available() -> tuple[str, ...]:
