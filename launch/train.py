@@ -171,10 +171,10 @@ def run(command: Train) -> int:
     alike.check_data(job.comm, dataset)
     alike.check_file(job.comm, "--weights", command.weights)
     values = weights.load(command.weights, job.model, job.graph) if command.weights else None
-    here = _facts(command, job, dataset)
+    num_steps, told = command.steps or dataset.num_steps(job.graph.batch, command.epochs or 1), _told(command)
+    here = _facts(command, job, dataset, num_steps)
     saved = _saved(command, job, here, say)
-    given, told = _given(command, job, saved), _told(command)
-    num_steps = command.steps or dataset.num_steps(job.graph.batch, command.epochs or 1)
+    given = _given(command, job, saved)
     job.measure()
     if saved is not None and saved.step >= num_steps:
         say.line(telling.nothing_to_train(saved.step, num_steps))
@@ -189,6 +189,7 @@ def run(command: Train) -> int:
             with suppress(ValueError):
                 job.keep()
     say.line(telling.plan_text(job, chosen))
+    changed = resume.changes(saved.facts, here) | resume.recut(saved, chosen.plan, say) if saved is not None else {}
     if line := tuning.settings_line(job, chosen.prepared.tasks, _profiling(command)):
         say.line(line)
     telling.show_plan(job, chosen)
@@ -205,7 +206,6 @@ def run(command: Train) -> int:
     outputs = Outputs()
     if job.leads and progress.sampled:
         _show(command, job, chosen, progress.sampled[-1], outputs)
-    changed = resume.changes(saved.facts, here) if saved is not None else {}
     facts |= {"changed": changed, "samples": telling.samples(dataset), "files": _files(command, job) | outputs.paths}
     facts["total_seconds"] = time.perf_counter() - begun
     say.close(telling.text, facts)
@@ -339,9 +339,9 @@ def _begin(command: Train, job: Job, chosen: Chosen, values: Mapping[str, np.nda
     return execution
 
 
-def _facts(command: Train, job: Job, dataset: Dataset) -> Facts:
+def _facts(command: Train, job: Job, dataset: Dataset, num_steps: int) -> Facts:
     """What a checkpoint says of this training."""
-    told = {name: getattr(command, name) for name in resume.OPTIONS}
+    told = {name: getattr(command, name) for name in resume.OPTIONS} | {"steps": num_steps}
     return resume.facts(job, command.data, command.seed, told, dataset if command.checkpoint else None)
 
 

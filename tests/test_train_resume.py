@@ -365,14 +365,21 @@ def test_options_that_changed_are_told(alone, capsys):
     words = ("--checkpoint", "run", "--steps")
     given = ("--optimizer", "adam", "--lr", "0.001", "--schedule", "cosine", "--clip", "1")
     told(capsys, *given, *words, "2")
-    assert told(capsys, *given, *words, "3", "--resume")["changed"] == {}
-    again = ("--optimizer", "adam:beta1=0.9", "--lr", "0.3", *words)
+    assert told(capsys, *given, *words, "2", "--resume")["changed"] == {}
+    assert told(capsys, *given, *words, "3", "--resume")["changed"] == {"steps": [2, 3]}
+    again = ("--optimizer", "adam:beta1=0.9", "--lr", "0.3", "--dtype", "bfloat16", "--accumulate", "2", *words)
     assert told(capsys, *again, "4", "--resume")["changed"] == {
-        "lr": [0.001, 0.3], "schedule": ["cosine", "constant"], "clip": [1.0, None],
+        "lr": [0.001, 0.3], "schedule": ["cosine", "constant"], "clip": [1.0, None], "steps": [3, 4],
+        "dtype": ["float32", "bfloat16"], "accumulate": [1, 2],
     }  # fmt: skip
-    assert main([*MLP, *given, *words, "5", "--resume"]) == 0
+    # the plan goes on, and with it the pieces that it cuts batches into
+    how = ("--dtype", "bfloat16", "--resume")
+    assert told(capsys, *given, *how, *words, "4")["changed"].keys() == {"lr", "schedule", "clip"}
+    assert main([*MLP, *given, "--accumulate", "1", *words, "5", "--resume"]) == 0
     out = capsys.readouterr().out
     assert "--lr was 0.3 until step 4, and is 0.001 from there on\n" in out and "--clip was none until step 4" in out
+    assert "--steps was 4 until step 4, and is 5 from there on\n" in out and "--dtype was bfloat16 until step 4" in out
+    assert "--accumulate was 2 until step 4, and is 1 from there on\n" in out
     assert main([*MLP, "--optimizer", "adamw", *words, "6", "--resume"]) == 2
     assert "was trained with --optimizer adam, whose state is none of --optimizer adamw" in capsys.readouterr().err
 

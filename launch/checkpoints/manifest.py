@@ -51,7 +51,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     graph: str
     dtype: str
     samples: str = ""
-    options: dict[str, str | float | None] = {}
+    options: dict[str, str | int | float | None] = {}
 
 
 class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -24,14 +24,18 @@ from castile.planner import strategy as strategies
 from castile.planner.strategy import Strategy
 from castile.runtime.comm.base import Communicator
 
-# Options that are part of a training and may change on the way: as told, and as it is when it goes on.
-OPTIONS = ("optimizer", "lr", "schedule", "clip", "undecayed")
-Changes = dict[str, list[str | float | None]]
+# Options that are part of a training and may change on the way: as told, and as it is when it goes on. Of 16 bits and
+# more each goes on from others, where parameters are kept alike.
+OPTIONS = ("optimizer", "lr", "schedule", "clip", "undecayed", "dtype")
+Option = str | int | float | None
+Changes = dict[str, list[Option]]
 
 
-def facts(job: Job, data: str, seed: int, options: Mapping[str, str | float | None], dataset: Dataset | None) -> Facts:
+def facts(job: Job, data: str, seed: int, options: Mapping[str, Option], dataset: Dataset | None) -> Facts:
     """What a checkpoint says of this training: its graph as it is built and parameters are kept, whatever is computed
     with, and by which rewrites; all ranks call it.
+
+    options   those of OPTIONS, and "steps": how many the whole run has, by which its schedule goes
 
     dataset   its samples are looked at; None where nothing is to be saved, as samples that come one after another begin
               anew for that
@@ -61,9 +65,23 @@ def begin(job: Job, folder: str, here: Facts, say: Speaker) -> Reader | None:
     if saved is not None:
         check_same(as_built(saved.facts), here, saved.path)
         say.line(f"going on from {saved.path}: {saved.step} steps are done")
-        for name, (then, now) in changes(saved.facts, here).items():
-            say.line(f"--{name} was {_word(then)} until step {saved.step}, and is {_word(now)} from there on")
+        _tell(changes(saved.facts, here), saved.step, say)
     return saved
+
+
+def recut(saved: Reader, plan: Strategy, say: Speaker) -> Changes:
+    """Into how many pieces batches were cut and are, told to the user, where that is not the same: gradients are of
+    the whole batch all the same, and plans decide it where --accumulate says nothing.
+    """
+    then = int(saved.manifest.plan.get("microbatches", 1))
+    found: Changes = {} if then == plan.microbatches else {"accumulate": [then, plan.microbatches]}
+    _tell(found, saved.step, say)
+    return found
+
+
+def _tell(found: Changes, step: int, say: Speaker) -> None:
+    for name, (then, now) in found.items():
+        say.line(f"--{name} was {_word(then)} until step {step}, and is {_word(now)} from there on")
 
 
 def find(comm: Communicator, folder: str) -> tuple[Reader | None, tuple[str, ...]]:
@@ -128,7 +146,7 @@ def changes(saved: Facts, here: Facts) -> Changes:
     return {name: [then, now] for name, (then, now) in pairs.items() if _meant(name, then) != _meant(name, now)}
 
 
-def _meant(name: str, value: str | float | None) -> object:
+def _meant(name: str, value: Option) -> object:
     """What an option says, however it is written."""
     if name != "optimizer":
         return value or None
@@ -142,7 +160,7 @@ def _name(facts: Facts) -> str:
     return settings.split(str(facts.options["optimizer"]))[0]
 
 
-def _word(value: str | float | None) -> str:
+def _word(value: Option) -> str:
     return str(value) if value else "none"
 
 
