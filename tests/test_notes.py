@@ -25,6 +25,11 @@ def test_mpiruns_note_on_a_failed_rank_is_left_out():
     assert kept == ["before\n", *other, "after\n", RULE, "cut off\n"]
 
 
+def test_what_mpirun_says_to_a_second_ctrl_c_is_left_out():
+    said = ["Abort is in progress...hit ctrl-c again to forcibly terminate\n", "\n"]
+    assert told("before\n", "\n", *said, "after\n", "\n") == ["before\n", "\n", "after\n", "\n"]
+
+
 @pytest.mark.parametrize("form", KILLED)
 @pytest.mark.parametrize("number", sorted({*map(int, signal.Signals), 33}))
 def test_a_rank_that_was_killed_is_told_in_one_sentence_with_what_it_left(form, number):

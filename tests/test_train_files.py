@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 
@@ -14,8 +16,12 @@ import pytest
 from castile.launch.__main__ import main
 from castile.launch.checkpoints.disk import Disk
 from castile.launch.checkpoints.folder import latest
+from castile.launch.jobs.jobs import Job
 from castile.launch.processes.ranks import UserError
+from castile.launch.reports.screen import Speaker
+from castile.launch.training.saving import Saves
 from castile.launch.training.training import Training
+from tests.mpi import CHECKOUT
 from tests.runs import MLP, losses, records, told
 
 
@@ -145,19 +151,66 @@ def test_what_breaks_a_run_off_leaves_the_save_that_is_under_way(end, status, al
     assert main([*MLP, "--steps", "8", "--checkpoint", "run", "--checkpoint-every", "5"]) == status
     out, err = capsys.readouterr()
     assert latest("run").step == 5 and "step     5  saved in run/step-00000005: " in out
-    told = "ended after step 5: with --resume the same command goes on from run/step-00000005"
-    assert err.endswith(f"castile: {told if status == 130 else 'mend this'}\n")
+    left = "with --resume the same command goes on from run/step-00000005\n"
+    broken = "ended after step 5: " if status == 130 else "mend this\ncastile: "
+    assert err.endswith(f"castile: {broken}{left}")
+
+
+LEFT_ALONE = """
+import signal, sys, threading, time
+from castile.launch.__main__ import main
+from castile.launch.checkpoints.disk import Disk
+from castile.launch.training.training import Training
+step_once = Training._step
+def never(*args):
+    threading.Event().wait()
+def step_or_end(training, step, feeder):
+    if step == 7:
+        # what was begun before is written
+        time.sleep(0.5)
+        Disk.write = never
+    if step == 9:
+        threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
+        raise KeyboardInterrupt
+    step_once(training, step, feeder)
+Training._step = step_or_end
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_second_ctrl_c_leaves_the_save_says_what_there_is_and_waits_for_no_disk(alone):
+    words = [*MLP, "--steps", "100", "--checkpoint", "run", "--checkpoint-every", "4"]
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    ended = subprocess.run(
+        [sys.executable, "-c", LEFT_ALONE, *words], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 130 and "Ctrl-C once more leaves it ...\n" in ended.stdout
+    left = "with --resume the same command goes on from run/step-00000004\n"
+    assert ended.stderr.endswith(f"castile: ended after step 9: {left}") and "Traceback" not in ended.stderr
+
+
+def test_what_was_measured_is_kept_where_there_is_no_room_to_tell_it(alone, monkeypatch, capsys):
+    def close(*args):
+        raise UserError("no room")
+
+    kept = []
+    monkeypatch.setattr(Speaker, "close", close)
+    monkeypatch.setattr(Job, "keep", lambda job: kept.append(job.snapshot))
+    assert main([*MLP, "--steps", "5"]) == 2
+    assert capsys.readouterr().err.endswith("castile: no room\n")
+    # of the plans that were tried, and of the steps
+    assert len(kept) == 2 and kept[0] != kept[1]
 
 
 def test_a_folder_that_is_gone_ends_no_training(alone, capsys, monkeypatch):
-    real = Training._save
+    real = Saves.save
 
-    def save(training, step):
+    def save(saves, step):
         if step == 4:
             shutil.rmtree("run")
-        return real(training, step)
+        return real(saves, step)
 
-    monkeypatch.setattr(Training, "_save", save)
+    monkeypatch.setattr(Saves, "save", save)
     words = ("--steps", "8", "--checkpoint", "run", "--checkpoint-every", "2", "--metrics", "a.jsonl")
     status = main([*MLP, *words, "--json"])
     out, err = capsys.readouterr()
@@ -187,7 +240,7 @@ def test_the_last_save_is_tried_while_somebody_may_make_room(num_refusals, numbe
     told(capsys, "--steps", "2", "--checkpoint", "run")
     monkeypatch.setattr(Disk, "write", write)
     monkeypatch.setattr("castile.launch.training.training.Stopping.after", after)
-    monkeypatch.setattr("castile.launch.training.training.AGAIN_SECONDS", (0.0,) * 3)
+    monkeypatch.setattr("castile.launch.training.saving.AGAIN_SECONDS", (0.0,) * 3)
     status = main([*MLP, "--steps", "4", "--checkpoint", "run", "--checkpoint-every", "9", "--resume", "--json"])
     out, err = capsys.readouterr()
     assert json.loads(out)["num_steps"] == 2

@@ -20,6 +20,8 @@ _NEVER = re.compile(r"daemon failed to report back after being spawned.* Remote 
 _NOISE = re.compile(
     r"\[\S+:\d+\] (\*\*\* +(An error occurred in Socket closed|reported by process|on a NULL communicator|Unknown error"
     r"|MPI_ERRORS_ARE_FATAL|and MPI will try)|plm:ssh: Warning: setpgid)|\[warn\] Epoll MOD"
+    # to a second Ctrl-C, with an empty line behind it
+    r"|Abort is in progress\.\.\.hit ctrl-c again"
 )
 # What most often is behind a signal that nobody sent by hand.
 _CAUSES = {
@@ -37,14 +39,17 @@ def told(lines: Iterable[bytes], last_words: Callable[[], str | None], hosts: li
     as the rank may yet have said why; `lost` is the sentence where it has not.
     """
     box: list[str] = []
+    was_noise = False
     for line in lines:
         # the boxes end with a zero byte
         text = line.decode(errors="replace").replace("\0", "")
         rule = text.startswith("-" * 60)
         if box or rule:
             box.append(text)
-        elif text and not _NOISE.match(text):
-            yield text
+        else:
+            was_noise = bool(_NOISE.match(text)) or (was_noise and not text.strip())
+            if text and not was_noise:
+                yield text
         if rule and len(box) > 1:
             yield from _in_our_words(box, last_words, hosts)
             box = []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import errno
 import functools
 import os
 import signal
@@ -24,6 +23,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from castile.launch.processes import installing, last_words, mpi_settings
+from castile.launch.processes.streams import NO_ROOM
 
 if TYPE_CHECKING:
     from castile.runtime.comm.mpi import MpiCommunicator
@@ -42,8 +42,6 @@ _LOADER = "<frozen importlib._bootstrap>"
 # Open MPI's mpirun, others', and Slurm's srun; what mpirun starts by srun has both.
 _OF_SLURM = "SLURM_STEP_NUM_TASKS"
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", _OF_SLURM)
-# What the system says where there is no room left, for anybody or for this user.
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 # What signals have raised: a library that one comes upon may drop it, or tell of a fault of its own instead.
 _heard: list[KeyboardInterrupt | Ended] = []
@@ -54,11 +52,14 @@ class UserError(ValueError):
 
 
 class Ended(BaseException):
-    """A signal ended the work, as the user or what runs the job wanted; the text says what there is of it."""
+    """A signal ended the work, as the user or what runs the job wanted; the text says what there is of it.
 
-    def __init__(self, number: int, text: str) -> None:
+    at_once   whether no thread is waited for that writes or reads still, as the user asked for the second time
+    """
+
+    def __init__(self, number: int, text: str, at_once: bool = False) -> None:
         super().__init__(text)
-        self.number = number
+        self.number, self.at_once = number, at_once
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,12 @@ def _guarded(body: Callable[[], int]) -> int:
 
 
 def _interrupted(end: KeyboardInterrupt | Ended) -> int:
-    return _end(130, "") if isinstance(end, KeyboardInterrupt) else _end(128 + end.number, f"castile: {end}\n")
+    if isinstance(end, KeyboardInterrupt):
+        return _end(130, "")
+    status = _end(128 + end.number, f"castile: {end}\n")
+    if end.at_once:
+        os._exit(status)
+    return status
 
 
 @contextlib.contextmanager
@@ -335,9 +341,12 @@ def _drop_output() -> None:
 
 
 def _say(text: str) -> None:
-    _flush()
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    # where nobody can be told how it ended, the status says so all the same
+    with contextlib.suppress(OSError):
+        _flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def _world_if_any() -> World | None:

@@ -6,23 +6,19 @@ It does not know how the plan was chosen, what the options were, nor how its rec
 from __future__ import annotations
 
 import math
-import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
 
-import numpy as np
-
-from castile.launch.checkpoints.checkpointer import Checkpointer, Outcome
+from castile.launch.checkpoints.checkpointer import Checkpointer
 from castile.launch.data import Dataset
 from castile.launch.jobs import numbers
 from castile.launch.jobs.execution import Execution, Prepared
 from castile.launch.jobs.jobs import Job
 from castile.launch.processes import last_words
-from castile.launch.processes.ranks import Ended, UserError
+from castile.launch.processes.ranks import UserError
 from castile.launch.processes.stopping import SIGNALS, Stopping
 from castile.launch.reports import report
 from castile.launch.reports.progress import Advance
@@ -31,24 +27,18 @@ from castile.launch.training import evaluate, telling
 from castile.launch.training.evaluate import Passing
 from castile.launch.training.feeding import Feeder
 from castile.launch.training.metrics import Metrics
+from castile.launch.training.saving import SMALLER, Saves
 from castile.launch.training.telling import Progress
-from castile.planner import strategy as strategies
 from castile.planner.step.beside import NORM, is_scaled
 from castile.planner.strategy import Strategy
 from castile.runtime import debug
-from castile.runtime.backends.base import Key
 from castile.runtime.timeline import Timeline
 
 NUM_SAMPLED = 20
 # On a GPU a step that is measured whole is put there task by task, and costs more than others.
 LEAST_BETWEEN = 4
-SMALLER = "train again with a smaller --lr"
 # Of so many steps in a row that are skipped the last two dozen or more had a loss that is not scaled up any more.
 MOST_SKIPPED = 50
-# When the last save is tried again: ten minutes in all.
-AGAIN_SECONDS = (5, 15, 40, 60, 120, 180, 180)
-# Meanwhile it is asked so often whether the job is to stop.
-TICK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -87,25 +77,23 @@ class Training:
 
     def __post_init__(self) -> None:
         # without a place to save to a signal ends the job as it ends any program
-        self._stopping = Stopping(self.job.comm, SIGNALS if self.course.saver else ())
+        course, told = self.course, (self.log, self.say, self.progress)
+        self._stopping = Stopping(self.job.comm, SIGNALS if course.saver else ())
+        self._saves = Saves(self.job, course.plan, course.execution, course.saver, *told, self._is_stopped)
 
     def run(self) -> Progress:
         """Train. Raises UserError where the loss is no finite number, and Ended for Ctrl-C."""
         try:
             return self._run()
         except Exception:
-            self._end_save()
-            if self._latest is not None:
-                last_words.follow(self._left)
+            self._saves.break_off()
             raise
         except KeyboardInterrupt:
-            self._end_save()
-            done = self.course.first_step + self.progress.num_steps
-            raise Ended(signal.SIGINT, f"ended after step {done}: {self._left}") from None
+            raise self._saves.interrupted(self._done) from None
 
     def _run(self) -> Progress:
         course, progress, runner = self.course, self.progress, self.course.execution.runner
-        last_words.leave(self._left)
+        last_words.leave(self._saves.left)
         with self._stopping:
             self._steps()
             progress.remarks, progress.workspace_bytes = runner.remarks, runner.workspace_bytes
@@ -116,12 +104,10 @@ class Training:
                     self._evaluate(self._last, advance)
         return progress
 
-    def _end_save(self) -> None:
-        """Before the run breaks off let the save that is under way become a checkpoint, wherever other ranks are."""
-        saver = self.course.saver
-        if saver is not None and saver.is_saving:
-            self.say.note("ending the save that is under way")
-            self._told(saver.break_off(), "")
+    @property
+    def _done(self) -> int:
+        """How many steps are done until now."""
+        return self.course.first_step + self.progress.num_steps
 
     @property
     def _last(self) -> int:
@@ -143,13 +129,7 @@ class Training:
                     self.progress.stopped_by = self._stopping.name
                 if self.progress.stopped_by and not self._is_ahead:
                     break
-            done = first + self.progress.num_steps
-            if course.saver is not None:
-                self._save_last(done, course.saver)
-                course.saver.close()
-                self.progress.latest = str(self._latest or "")
-            elif self.progress.num_steps:
-                self._check_finite(course.execution.saved(), done)
+            self._saves.end(self._done)
 
     def _is_asked_to_stop(self, step: int) -> bool:
         with self.course.execution.runner.prompt():
@@ -221,13 +201,9 @@ class Training:
 
     def _may_be_followed(self, step: int) -> bool:
         """Whether a step and the next may be put onto devices together; the same on all ranks."""
-        is_wanted = self._is_saved(step + 1) or self._is_judged(step + 1)
+        is_wanted = self._saves.due(step + 1) or self._is_judged(step + 1)
         is_timed = self._is_sampled(step) or self._is_sampled(step + 1)
         return not (is_wanted or is_timed or self.progress.stopped_by)
-
-    def _is_saved(self, step: int) -> bool:
-        """Whether the state after that many steps is."""
-        return self.course.saver is not None and self.course.saver.due(step)
 
     def _is_judged(self, step: int) -> bool:
         return self.course.evaluate_every is not None and step % self.course.evaluate_every == 0
@@ -285,13 +261,9 @@ class Training:
 
     def _after(self, step: int) -> None:
         """What is due when so many steps are done."""
-        course = self.course
-        if course.saver is not None:
-            if self._is_saved(step) and step < self._last:
-                self._save(step)
-            with course.execution.runner.prompt():
-                outcome = course.saver.poll()
-            self._told(outcome)
+        if self._saves.due(step) and step < self._last:
+            self._saves.save(step)
+        self._saves.poll()
         if self._is_judged(step) and step < self._last and not self.progress.stopped_by:
             self._evaluate(step)
 
@@ -322,81 +294,3 @@ class Training:
         # the last is told at the end of the run
         if step < course.num_steps:
             self.say.line(telling.evaluation_line(facts))
-
-    def _save(self, step: int) -> None:
-        course, carried = self.course, self.course.execution.saved()
-        assert course.saver is not None
-        self._check_finite(carried, step)
-        with course.execution.runner.prompt():
-            copied = course.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(course.plan))
-        self.progress.copied_seconds += copied.seconds + copied.waited_seconds
-
-    def _save_last(self, step: int, saver: Checkpointer) -> None:
-        """Save what has come of it all: where the disk is full, again and again while somebody may make room, unless
-        the job was asked to stop, before or meanwhile, and has little time left."""
-        self._told(self._ended(saver))
-        outcome = None
-        for seconds in (*AGAIN_SECONDS, None):
-            self._save(step)
-            outcome = self._ended(saver)
-            lacks_room = outcome is not None and outcome.lacks_room
-            is_last = seconds is None or not lacks_room or bool(self.progress.stopped_by)
-            self._told(outcome, "" if is_last else f"; make room: it is tried again in {seconds} s")
-            if is_last or self._is_stopped_within(seconds or 0):
-                break
-        if self.job.leads and outcome is not None and not outcome.complete:
-            self.progress.unsaved = f"what was trained since is lost: {outcome.warning}"
-
-    def _is_stopped_within(self, seconds: float) -> bool:
-        """Wait for so long, or until the job is asked to stop, which all ranks learn together."""
-        end = time.perf_counter() + seconds
-        while not self._is_stopped():
-            with self.course.execution.runner.prompt():
-                is_over = self.job.agree(lambda: b"over" if time.perf_counter() >= end else b"") == b"over"
-            if is_over:
-                return False
-            time.sleep(min(TICK_SECONDS, seconds))
-        return True
-
-    def _ended(self, saver: Checkpointer) -> Outcome | None:
-        """What became of the save that is under way."""
-        with self.course.execution.runner.prompt():
-            return saver.wait()
-
-    def _check_finite(self, carried: Mapping[Key, np.ndarray], step: int) -> None:
-        """Raises UserError for a state that no run could go on from: the loss of its own step may still look well."""
-        constants = self._constants
-        for (region, _, _), array in carried.items():
-            if region not in constants and not numbers.is_finite(array):
-                then = ", which are not saved" if self.course.saver is not None else ""
-                raise UserError(f"step {step}: {region} holds numbers that are not finite{then}: {SMALLER}")
-
-    @property
-    def _constants(self) -> set[str]:
-        """What is carried and never changes: a mask may come with infinities, and is saved with them."""
-        graph = self.job.graph
-        return set(graph.states) - set(graph.updates)
-
-    @property
-    def _latest(self) -> Path | None:
-        return self.course.saver.latest if self.course.saver is not None else None
-
-    @property
-    def _left(self) -> str:
-        """What there is to go on from, should the training end now."""
-        if self._latest is not None:
-            return f"with --resume the same command goes on from {self._latest}"
-        return "nothing is saved yet; --checkpoint DIR with --checkpoint-every N saves, to --resume from"
-
-    def _told(self, outcome: Outcome | None, then: str = ", and training goes on") -> None:
-        """Tell what became of a save, and what happens where it came to nothing."""
-        if outcome is None:
-            return
-        facts = {name: getattr(outcome, name) for name in outcome.__struct_fields__}
-        self.progress.checkpoints.append(facts)
-        self.log.record("checkpoint", **facts)
-        if outcome.warning:
-            self.say.warn(f"{outcome.warning}{'' if outcome.complete else then}")
-        if outcome.complete:
-            last_words.leave(self._left)
-            self.say.line(telling.checkpoint_line(outcome.step, outcome.path, outcome.nbytes, outcome.seconds))

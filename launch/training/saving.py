@@ -1,0 +1,172 @@
+"""Saving: what of a training is saved when, what is told of it, and what there is to go on from at any moment.
+
+It does not know how steps are run, nor how a checkpoint reaches the disk.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from castile.launch.checkpoints.checkpointer import Checkpointer, Outcome
+from castile.launch.jobs import numbers
+from castile.launch.jobs.execution import Execution
+from castile.launch.jobs.jobs import Job
+from castile.launch.processes import last_words
+from castile.launch.processes.ranks import Ended, UserError
+from castile.launch.reports.screen import Speaker
+from castile.launch.training import telling
+from castile.launch.training.metrics import Metrics
+from castile.launch.training.telling import Progress
+from castile.planner import strategy as strategies
+from castile.planner.strategy import Strategy
+from castile.runtime.backends.base import Key
+
+SMALLER = "train again with a smaller --lr"
+# When the last save is tried again: ten minutes in all.
+AGAIN_SECONDS = (5, 15, 40, 60, 120, 180, 180)
+# Meanwhile it is asked so often whether the job is to stop.
+TICK_SECONDS = 0.2
+
+
+@dataclass
+class Saves:
+    """The saves of a training under a plan; all ranks come to them after the same steps.
+
+    saver        None where there is no place to save to
+    is_stopped   whether the job was asked to stop until now, which all ranks learn together
+    """
+
+    job: Job
+    plan: Strategy
+    execution: Execution
+    saver: Checkpointer | None
+    log: Metrics
+    say: Speaker
+    progress: Progress
+    is_stopped: Callable[[], bool]
+
+    @property
+    def latest(self) -> Path | None:
+        """The checkpoint that the training would go on from now, None for none."""
+        return self.saver.latest if self.saver is not None else None
+
+    @property
+    def left(self) -> str:
+        """What there is to go on from, should the training end now."""
+        if self.latest is not None:
+            return f"with --resume the same command goes on from {self.latest}"
+        return "nothing is saved yet; --checkpoint DIR with --checkpoint-every N saves, to --resume from"
+
+    def due(self, step: int) -> bool:
+        """Whether the state after that many steps is to be saved."""
+        return self.saver is not None and self.saver.due(step)
+
+    def save(self, step: int) -> None:
+        """Begin to save what came of that many steps. Raises UserError where no run could go on from it."""
+        assert self.saver is not None
+        carried = self.execution.saved()
+        self.check(carried, step)
+        with self.execution.runner.prompt():
+            copied = self.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(self.plan))
+        self.progress.copied_seconds += copied.seconds + copied.waited_seconds
+
+    def poll(self) -> None:
+        """Tell what has become of a save, as soon as that is known."""
+        if self.saver is not None:
+            with self.execution.runner.prompt():
+                outcome = self.saver.poll()
+            self._told(outcome)
+
+    def end(self, step: int) -> None:
+        """Save what has come of it all: where the disk is full, again and again while somebody may make room, unless
+        the job was asked to stop, before or meanwhile, and has little time left. Without a place to save to see that
+        it is a state to go on from.
+        """
+        saver = self.saver
+        if saver is None:
+            if self.progress.num_steps:
+                self.check(self.execution.saved(), step)
+            return
+        self._told(self._ended(saver))
+        outcome = None
+        for seconds in (*AGAIN_SECONDS, None):
+            self.save(step)
+            outcome = self._ended(saver)
+            lacks_room = outcome is not None and outcome.lacks_room
+            is_last = seconds is None or not lacks_room or bool(self.progress.stopped_by)
+            self._told(outcome, "" if is_last else f"; make room: it is tried again in {seconds} s")
+            if is_last or self._is_stopped_within(seconds or 0):
+                break
+        if self.job.leads and outcome is not None and not outcome.complete:
+            self.progress.unsaved = f"what was trained since is lost: {outcome.warning}"
+        saver.close()
+        self.progress.latest = str(self.latest or "")
+
+    def break_off(self) -> None:
+        """Before a mistake or a fault ends the run let the save that is under way become a checkpoint, wherever other
+        ranks are; what there is then is told behind the fault.
+        """
+        self._end_alone("ending the save that is under way")
+        if self.latest is not None:
+            last_words.follow(self.left)
+
+    def interrupted(self, done: int) -> Ended:
+        """What Ctrl-C after so many steps ends the run with: it lets the save that is under way end, and a second one
+        leaves that as it is.
+        """
+        at_once = False
+        try:
+            self._end_alone("ending the save that is under way; Ctrl-C once more leaves it")
+        except KeyboardInterrupt:
+            at_once = True
+        return Ended(signal.SIGINT, f"ended after step {done}: {self.left}", at_once)
+
+    def check(self, carried: Mapping[Key, np.ndarray], step: int) -> None:
+        """Raises UserError for a state that no run could go on from: the loss of its own step may still look well."""
+        graph = self.job.graph
+        # what is carried and never changes, such as a mask, may come with infinities, and is saved with them
+        constants = set(graph.states) - set(graph.updates)
+        for (region, _, _), array in carried.items():
+            if region not in constants and not numbers.is_finite(array):
+                then = ", which are not saved" if self.saver is not None else ""
+                raise UserError(f"step {step}: {region} holds numbers that are not finite{then}: {SMALLER}")
+
+    def _end_alone(self, what: str) -> None:
+        if self.saver is not None and self.saver.is_saving:
+            self.say.note(what)
+            self._told(self.saver.break_off(), "")
+
+    def _is_stopped_within(self, seconds: float) -> bool:
+        """Wait for so long, or until the job is asked to stop, which all ranks learn together."""
+        end = time.perf_counter() + seconds
+        while not self.is_stopped():
+            with self.execution.runner.prompt():
+                is_over = self.job.agree(lambda: b"over" if time.perf_counter() >= end else b"") == b"over"
+            if is_over:
+                return False
+            time.sleep(min(TICK_SECONDS, seconds))
+        return True
+
+    def _ended(self, saver: Checkpointer) -> Outcome | None:
+        """What became of the save that is under way."""
+        with self.execution.runner.prompt():
+            return saver.wait()
+
+    def _told(self, outcome: Outcome | None, then: str = ", and training goes on") -> None:
+        """Tell what became of a save, and what happens where it came to nothing."""
+        if outcome is None:
+            return
+        facts = {name: getattr(outcome, name) for name in outcome.__struct_fields__}
+        self.progress.checkpoints.append(facts)
+        self.log.record("checkpoint", **facts)
+        if outcome.warning:
+            self.say.warn(f"{outcome.warning}{'' if outcome.complete else then}")
+        if outcome.complete:
+            last_words.leave(self.left)
+            self.say.line(telling.checkpoint_line(outcome.step, outcome.path, outcome.nbytes, outcome.seconds))
