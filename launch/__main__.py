@@ -14,10 +14,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO, cast
 
 from castile import __version__
 from castile.launch.processes import mpi_settings, ranks
+from castile.launch.processes.streams import Lossy
 
 _FOLDER = Path(__file__).parent
 
@@ -34,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     # Where it was closed before Python began there is none, and what asks it or writes to it need not know.
     sys.stderr = sys.stderr or open(os.devnull, "w")
-    return ranks.main_guard(lambda: _dispatch(args))
+    with contextlib.redirect_stderr(cast(TextIO, Lossy(sys.stderr))):
+        return ranks.main_guard(lambda: _dispatch(args))
 
 
 def commands() -> dict[str, str]:

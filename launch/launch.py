@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -223,8 +223,10 @@ def _relay(stream: IO[bytes], left: Path, passed: Sequence[int], said: list[str]
     # who was asked to end has not died
     for text in notes.told(stream, lambda: None if passed else last_words.read(left), hosts):
         said += [text] if text.startswith("castile: ") else []
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        # ranks would stand still, should nobody read on
+        with suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 def _split(args: list[str]) -> tuple[list[str], list[str]]:

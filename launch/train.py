@@ -208,12 +208,14 @@ def run(command: Train) -> int:
         _show(command, job, chosen, progress.sampled[-1], outputs)
     facts |= {"changed": changed, "samples": telling.samples(dataset), "files": _files(command, job) | outputs.paths}
     facts["total_seconds"] = time.perf_counter() - begun
-    say.close(telling.text, facts)
-    # whatever becomes of these, the training is told
-    if progress.num_sampled:
-        job.learn(chosen.prepared, progress.sampled)
-        with jobs.kept(command.profile or None):
-            job.keep()
+    try:
+        say.close(telling.text, facts)
+    finally:
+        # whatever becomes of these, the training is told; and they are learned, though there is no room to tell it
+        if progress.num_sampled:
+            job.learn(chosen.prepared, progress.sampled)
+            with jobs.kept(command.profile or None):
+                job.keep()
     outputs.refuse(progress.unsaved)
     outputs.end()
     return 0

@@ -179,6 +179,11 @@ def test_output_for_which_there_is_no_room_is_told_in_one_sentence(words, unbuff
     assert (done.returncode, done.stderr) == (2, told)
 
 
+@pytest.mark.parametrize("words", ["train nosuch", "launch -n 2 train nosuch", "nosuch", "train --nosuch"])
+def test_the_status_of_a_mistake_is_true_though_nobody_can_be_told_of_it(words):
+    assert ended(f"{words} 2>/dev/full").returncode == 2
+
+
 @pytest.mark.parametrize("where", [">/dev/full", ">/dev/full 2>/dev/full"])
 def test_a_training_does_not_end_for_want_of_room_for_its_lines(where, folder, tmp_path):
     """Only its report, at the end of all, may be missed by whoever waits for it."""

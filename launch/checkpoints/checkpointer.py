@@ -24,7 +24,8 @@ from castile.launch.checkpoints import manifest, words, writer
 from castile.launch.checkpoints.disk import Disk, free_bytes
 from castile.launch.checkpoints.layout import Layout
 from castile.launch.checkpoints.manifest import Facts, File
-from castile.launch.processes.ranks import NO_ROOM, UserError
+from castile.launch.processes.ranks import UserError
+from castile.launch.processes.streams import NO_ROOM
 from castile.runtime.backends.base import Key
 from castile.runtime.comm.base import Communicator
 from castile.runtime.memory import written

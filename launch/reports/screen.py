@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from castile.launch.processes.ranks import NO_ROOM
+from castile.launch.processes.streams import NO_ROOM
 from castile.launch.reports import progress, report
 from castile.launch.reports.progress import REFRESH_SECONDS, Advance
 
