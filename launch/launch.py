@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Annotated
+from typing import IO, Annotated, Any, Self
 
 import tyro
 
@@ -124,26 +124,24 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
 
     Ranks' output passes through; of what mpirun itself says of their end no more than `notes` tells.
     """
-    passed: list[int] = []
     said: list[str] = []
     hosts: list[str] = []
     read, write = os.pipe()
     with ExitStack() as stack:
+        # from before mpirun is there until all is said
+        passing = stack.enter_context(_Passing())
+        passed = passing.passed
         left = stack.enter_context(last_words.awaited())
         told = stack.enter_context(open(read, "rb"))
-        ours = {**environment, last_words.VARIABLE: str(left)}
+        ours = {**environment, last_words.VARIABLE: left.told}
         process = stack.enter_context(_started(words, ours, told, write))
-        handlers = {number: signal.signal(number, _passing(process, passed)) for number in _passed()}
+        passing.to(process)
         relay = threading.Thread(target=_relay, args=(told, left, passed, said, hosts), daemon=True)
         relay.start()
-        try:
-            status = process.wait()
-            # The pipe stays open for as long as any rank lives.
-            relay.join(GRACE_SECONDS)
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        last = last_words.read(left)
+        status = process.wait()
+        # The pipe stays open for as long as any rank lives.
+        relay.join(GRACE_SECONDS)
+        last = left.read()
         # mpirun may have ended the ranks before they could say it
         if passed and status and last and not any(last in text for text in said):
             print(f"castile: {last}", file=sys.stderr)
@@ -191,17 +189,39 @@ def _ending_with_parent() -> Callable[[], None] | None:
     return ask
 
 
-def _passing(process: subprocess.Popen[bytes], passed: list[int]) -> Callable[[int, FrameType | None], None]:
-    """Passes signals on and notes them; the first SIGTERM as SIGUSR1, which mpirun gives its ranks without killing
-    them after it.
+class _Passing:
+    """While it is entered signals are noted, and passed on to mpirun as soon as that is there; the first SIGTERM as
+    SIGUSR1, which mpirun gives its ranks without killing them after it.
     """
 
-    def handler(number: int, frame: FrameType | None) -> None:
-        gently = number == signal.SIGTERM and not passed
-        passed.append(number)
-        process.send_signal(signal.SIGUSR1 if gently else number)
+    def __init__(self) -> None:
+        self.passed: list[int] = []
+        self._waiting: list[int] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._before: dict[signal.Signals, Any] = {}
 
-    return handler
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._note) for number in _passed()}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def to(self, process: subprocess.Popen[bytes]) -> None:
+        """Pass on to this process what has come and what comes."""
+        self._process = process
+        self._pass()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        gently = number == signal.SIGTERM and not self.passed
+        self.passed.append(number)
+        self._waiting.append(signal.SIGUSR1 if gently else number)
+        self._pass()
+
+    def _pass(self) -> None:
+        while self._waiting and self._process is not None:
+            self._process.send_signal(self._waiting.pop(0))
 
 
 def _passed() -> tuple[signal.Signals, ...]:
@@ -218,10 +238,12 @@ def _is_ours(status: int) -> bool:
     return status in (1, 2) or 128 < status < 128 + signal.NSIG
 
 
-def _relay(stream: IO[bytes], left: Path, passed: Sequence[int], said: list[str], hosts: list[str]) -> None:
+def _relay(
+    stream: IO[bytes], left: last_words.Awaited, passed: Sequence[int], said: list[str], hosts: list[str]
+) -> None:
     """Writes what is told, and notes in `said` what castile says, and in `hosts` where ranks were lost."""
     # who was asked to end has not died
-    for text in notes.told(stream, lambda: None if passed else last_words.read(left), hosts):
+    for text in notes.told(stream, lambda: None if passed else left.read(), hosts):
         said += [text] if text.startswith("castile: ") else []
         # ranks would stand still, should nobody read on
         with suppress(OSError):

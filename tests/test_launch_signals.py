@@ -20,11 +20,11 @@ sys.exit(launch.start(words, os.environ | launch.variables()))
 PATIENCE_SECONDS = 20
 
 
-def begun(program, **more):
+def begun(program, scratch, **more):
     return subprocess.Popen(
         [sys.executable, "-c", program],
         text=True,
-        env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
+        env=os.environ | {"PYTHONPATH": str(CHECKOUT), "TMPDIR": str(scratch)},
         stdout=subprocess.PIPE,
         process_group=0,
         **more,
@@ -33,9 +33,9 @@ def begun(program, **more):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGKILL])
-def test_a_signal_ends_the_ranks_too(number):
+def test_a_signal_ends_the_ranks_too(number, tmp_path):
     """Ranks that have not met in MPI yet, and so see nothing of each other's end."""
-    process = begun(SLEEPER)
+    process = begun(SLEEPER, tmp_path)
     assert process.stdout is not None
     with process:
         pids = [int(process.stdout.readline()) for _ in range(2)]
@@ -49,6 +49,25 @@ def test_a_signal_ends_the_ranks_too(number):
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left
+    # of what it kept nothing lies anywhere, killed or not
+    assert not list(tmp_path.glob("castile*"))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.2])
+def test_whoever_presses_ctrl_c_again_and_again_gets_its_status_and_no_traceback(delay, tmp_path):
+    process = begun(SLEEPER, tmp_path, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    with process:
+        for _ in range(2):
+            process.stdout.readline()
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.01 + delay)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    # one that comes after all is said meets Python as it ends
+    assert process.returncode in (130, -signal.SIGINT) and err == ""
+    assert not list(tmp_path.glob("castile*"))
 
 
 LEAVING = """
@@ -70,9 +89,9 @@ sys.exit(launch.start(words, os.environ | launch.variables()))
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_what_there_is_when_a_signal_ends_a_launch_is_told_once(number):
+def test_what_there_is_when_a_signal_ends_a_launch_is_told_once(number, tmp_path):
     """Whether the rank said it, or mpirun ended it before it could."""
-    process = begun(LEAVING, stderr=subprocess.PIPE)
+    process = begun(LEAVING, tmp_path, stderr=subprocess.PIPE)
     assert process.stdout is not None
     with process:
         assert process.stdout.readline() == "begun\n"

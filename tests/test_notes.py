@@ -1,5 +1,6 @@
 """Notes: what mpirun says of a job's end is not told twice, and a rank that was killed is told in one sentence."""
 
+import os
 import signal
 
 import pytest
@@ -106,11 +107,20 @@ def test_other_faults_of_mpi_are_told_as_they_come():
 def test_the_last_that_is_left_is_read_and_to_leave_nothing_is_no_fault(monkeypatch):
     monkeypatch.delenv(last_words.VARIABLE, raising=False)
     last_words.leave("nobody waits for it")
-    with last_words.awaited() as path:
-        assert last_words.read(path) == ""
-        monkeypatch.setenv(last_words.VARIABLE, str(path))
-        for words in ("first", "then"):
+    with last_words.awaited() as left:
+        assert left.read() == ""
+        monkeypatch.setenv(last_words.VARIABLE, left.told)
+        for words in ("first of all", "then", "", "ein Wörtchen"):
             last_words.leave(words)
-            assert last_words.read(path) == words
+            assert left.read() == words
     last_words.leave("too late")
-    assert last_words.read(path) == "" and not path.parent.exists()
+
+
+def test_words_go_to_no_file_but_that_of_the_launcher(monkeypatch, tmp_path):
+    """On another host the same link may lead to what is no business of ours."""
+    (tmp_path / "theirs").write_text("theirs")
+    with (tmp_path / "theirs").open("r+") as file, last_words.awaited() as left:
+        _, _, name = left.told.partition(" ")
+        monkeypatch.setenv(last_words.VARIABLE, f"/proc/{os.getpid()}/fd/{file.fileno()} {name}")
+        last_words.leave("ours")
+    assert (tmp_path / "theirs").read_text() == "theirs"

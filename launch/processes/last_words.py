@@ -1,18 +1,21 @@
 """Last words: what the ranks of a job leave with whoever launched them, told where one of them is killed.
 
-A rank that is killed says nothing, and those that wait for it in MPI do not hear of it. It does not know what is left.
+A rank that is killed says nothing, and those that wait for it in MPI do not hear of it. What is left lies in memory of
+the launcher, so that nothing is where that is killed, too. It does not know what is left.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager, suppress
 
-# Names a file on the launcher's host; ranks elsewhere, and ranks of other launchers, leave nothing.
+# Names memory of the launcher: PATH NAME, a link of this system's and what it leads to. Ranks elsewhere, where another
+# process may have such a link, and ranks of other launchers leave nothing.
 VARIABLE = "CASTILE_LAST_WORDS"
+# What stands behind the words, as shorter ones take the place of longer ones in one call: a kill leaves no half.
+_END = b"\0"
 
 _left = ""
 _after = ""
@@ -27,12 +30,13 @@ def leave(text: str) -> None:
     """Leave these words in place of those before."""
     global _left
     _left = text
-    if path := os.environ.get(VARIABLE):
-        # to leave none is no reason to stop
-        with suppress(OSError):
-            draft = Path(f"{path}.{os.getpid()}.part")
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(path)
+    path, _, name = os.environ.get(VARIABLE, "").partition(" ")
+    # to leave none is no reason to stop
+    with suppress(OSError):
+        if path and os.readlink(path) == name:
+            descriptor = os.open(path, os.O_WRONLY)
+            os.pwrite(descriptor, text.encode() + _END, 0)
+            os.close(descriptor)
 
 
 def follow(text: str) -> None:
@@ -46,21 +50,33 @@ def following() -> str:
     return _after
 
 
+class Awaited:
+    """Where ranks leave their words. told: what they are to be given as VARIABLE, "" where there is no such place."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+        self.told = ""
+        if descriptor is not None:
+            link = f"fd/{descriptor}"
+            self.told = f"/proc/{os.getpid()}/{link} {os.readlink(f'/proc/self/{link}')}"
+
+    def read(self) -> str:
+        """The words that were left last, "" where there are none."""
+        if self._descriptor is None:
+            return ""
+        size = os.fstat(self._descriptor).st_size
+        return os.pread(self._descriptor, size, 0).partition(_END)[0].decode(errors="replace")
+
+
 @contextmanager
-def awaited() -> Iterator[Path]:
-    """A path whose name the ranks are to be given by VARIABLE; `read` tells what was left there."""
-    with ExitStack() as stack:
-        folder = os.devnull
-        # a host without room for it is told of by what needs the room
-        with suppress(OSError):
-            made = tempfile.TemporaryDirectory(prefix="castile-launch-", ignore_cleanup_errors=True)
-            folder = stack.enter_context(made)
-        yield Path(folder) / "words"
-
-
-def read(path: Path) -> str:
-    """The words that were left last, "" where there are none."""
+def awaited() -> Iterator[Awaited]:
+    """A place for words, as long as the block lasts."""
+    descriptor = None
+    # it is Linux that has such memory
+    with suppress(OSError, AttributeError):
+        descriptor = os.memfd_create(f"castile-{secrets.token_hex(8)}")
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""
+        yield Awaited(descriptor)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
