@@ -252,3 +252,21 @@ def test_the_last_save_is_tried_while_somebody_may_make_room(num_refusals, numbe
     assert (status, latest("run").step) == ((2, 2) if is_lost else (0, 4))
     assert ("castile: what was trained since is lost: the checkpoint of step 4, " in err) == is_lost
     assert err.count("step-00000002 stays the latest") == num_tries + is_lost
+
+
+OUTPUTS = ("checkpoint", "tensorboard", "metrics", "out", "trace", "picture")
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["there", "to be made"])
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_folder_that_may_not_be_written_is_refused_before_any_work(name, there, alone, capsys, monkeypatch):
+    access, folder = os.access, alone / "theirs"
+    folder.mkdir()
+    # whoever runs the tests may be one who may write anywhere
+    monkeypatch.setattr("os.access", lambda path, mode: os.fspath(path) != str(folder) and access(path, mode))
+    monkeypatch.setattr("castile.launch.jobs.jobs.start", lambda *_: pytest.fail("it went on"))
+    path = folder if there and name in OUTPUTS[:2] else folder / "new" / "x.svg" if not there else folder / "x.svg"
+    for more in ([], ["--resume"] if name == "checkpoint" else []):
+        assert main([*MLP, f"--{name}", str(path), *more]) == 2
+        told = f"castile: --{name} {path}: the folder {folder} may not be written; choose another path\n"
+        assert capsys.readouterr().err == told

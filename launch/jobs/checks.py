@@ -158,11 +158,11 @@ def writable(*, of: object, **given: str) -> None:
 
 
 def folders(**given: str) -> None:
-    """Raises UserError, with the option's name, for a path that is no folder and cannot become one; "" is no path. As
-    with `writable`, rank 0 looks.
+    """Raises UserError, with the option's name, for a path at which no folder is, nor can become one, that files can be
+    written into; "" is no path. As with `writable`, rank 0 looks.
     """
     for name, path in given.items():
-        if path and not silent() and not Path(path).is_dir() and (why := _hindrance(Path(path) / "x")):
+        if path and not silent() and (why := _hindrance(Path(path) / "x")):
             raise UserError(f"{_option(name)} {path}: {why}; choose another path")
 
 
