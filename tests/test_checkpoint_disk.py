@@ -153,3 +153,31 @@ def test_too_little_room_is_told_before_the_first_step(monkeypatch, tmp_path):
             saver.prepare(cut(state(5), comm.rank, 2), PLAN)
 
     on_ranks(2, body)
+
+
+def file(path):
+    path.write_text("x")
+
+
+def link(path):
+    path.symlink_to(path.parent / "nowhere")
+
+
+def deep(path):
+    (path / "more" / "still").mkdir(parents=True)
+    (path / "more" / "x").write_text("x")
+
+
+@pytest.mark.parametrize("make", [file, link, deep])
+@pytest.mark.parametrize("suffix", ["", ".part"])
+@pytest.mark.parametrize("step", [10, 15])
+def test_rubbish_under_a_checkpoints_name_hinders_nobody(step, suffix, make, tmp_path):
+    """Of a step that is yet to be saved, whatever it is: the one before is found, and what comes is written."""
+    save(tmp_path, [5])
+    for more in ("", folders.DAMAGED) if not suffix else ("",):
+        make(tmp_path / f"{folders.name_of(step)}{suffix}{more}")
+    found = folders.latest(tmp_path)
+    assert found is not None and found.step == 5 and len(found.warnings) == (suffix == "")
+    assert [o.complete for o in save(tmp_path, [10, 15], begin_step=5)] == [True, True]
+    found = folders.latest(tmp_path)
+    assert found is not None and (found.step, found.warnings) == (15, ()) and not list(tmp_path.glob("*.part"))

@@ -62,11 +62,13 @@ class Disk:
             os.close(descriptor)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a folder of files; what is gone already is no matter."""
-        for entry in sorted(path.iterdir()) if path.is_dir() else []:
-            self.remove(entry)
-        if path.is_dir():
+        """Remove a folder and all in it, or what else has its name; what is gone already is no matter."""
+        if path.is_dir() and not path.is_symlink():
+            for entry in sorted(path.iterdir()):
+                self.remove_tree(entry)
             self.remove_folder(path)
+        elif os.path.lexists(path):
+            self.remove(path)
 
 
 def free_bytes(folder: Path) -> int:

@@ -115,8 +115,7 @@ def clean(disk: Disk, folder: Path, step: int) -> None:
         disk.remove_tree(left)
     for path in _damaged(folder, step):
         aside = path.with_name(path.name + DAMAGED)
-        if aside.exists():
-            disk.remove_tree(aside)
+        disk.remove_tree(aside)
         disk.rename(path, aside)
 
 

@@ -206,7 +206,7 @@ def open_checkpoint(path: str | Path) -> Reader:
             raise Damaged(path, manifest.NAME, "", f"more than {manifest.MAX_BYTES} bytes are no manifest")
         data = source.read_bytes()
     except OSError as error:
-        if not path.is_dir():
+        if not os.path.lexists(path):
             raise Gone(path, ": there is no such folder") from error
         raise Damaged(path, manifest.NAME, "", f"it cannot be read ({error.strerror})") from error
     try:
