@@ -241,9 +241,18 @@ def _is_ours(status: int) -> bool:
 def _relay(
     stream: IO[bytes], left: last_words.Awaited, passed: Sequence[int], said: list[str], hosts: list[str]
 ) -> None:
-    """Writes what is told, and notes in `said` what castile says, and in `hosts` where ranks were lost."""
+    """Writes what is told, the ranks' last words once, whoever says them first; notes in `said` what castile says, and
+    in `hosts` where ranks were lost.
+    """
+
+    def unsaid() -> str:
+        last = left.read()
+        return "" if any(last in text for text in said) else last
+
     # who was asked to end has not died
-    for text in notes.told(stream, lambda: None if passed else left.read(), hosts):
+    for text in notes.told(stream, lambda: None if passed else unsaid(), hosts):
+        if text == f"castile: {left.read()}\n" and not unsaid():
+            continue
         said += [text] if text.startswith("castile: ") else []
         # ranks would stand still, should nobody read on
         with suppress(OSError):

@@ -99,3 +99,33 @@ def test_what_there_is_when_a_signal_ends_a_launch_is_told_once(number, tmp_path
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 128 + number
     assert err == "castile: half of it is kept\n"
+
+
+KILLED = """
+import os, sys
+from castile.launch import launch
+program = '''
+import os, signal, sys, time
+from castile.launch.processes import interrupts, ranks
+def body():
+    rank = ranks.this_world().rank
+    with interrupts.told("half of it is kept"):
+        ranks.this_world().communicator.barrier()
+        if rank == 1:
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+sys.exit(ranks.main_guard(body))
+'''
+words = launch.mpirun_words(3, None, [sys.executable, "-c", program])
+sys.exit(launch.start(words, os.environ | launch.variables()))
+"""
+
+
+@pytest.mark.mpi
+def test_what_there_is_when_a_rank_is_killed_is_told_once(tmp_path):
+    """Also where others, which mpirun then ends, say it themselves."""
+    with begun(KILLED, tmp_path, stderr=subprocess.PIPE) as process:
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert err.count("half of it is kept") == 1 and err.count("rank 1 on ") == 1 and err.count("\n") <= 2
