@@ -31,9 +31,10 @@ from castile.launch.processes import interrupts
 from castile.launch.processes.ranks import UserError
 from castile.launch.reports import report
 from castile.launch.reports.screen import Speaker
-from castile.launch.train import RESOLVED, Train
+from castile.launch.train import Train
 from castile.launch.training import evaluate, resume, telling
 from castile.launch.training.evaluate import HeldOut
+from castile.launch.training.records import RESOLVED
 from castile.launch.typed import options
 from castile.planner import searches
 from castile.planner.bodies.vocabulary import wide

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from castile import __version__
 from castile.launch import models
 from castile.launch.arrays import weights
 from castile.launch.checkpoints import folder as folders
@@ -34,9 +33,11 @@ from castile.launch.measuring.explore import Chosen, Wish
 from castile.launch.pictures import timeline as timelines
 from castile.launch.processes import interrupts
 from castile.launch.processes.ranks import UserError
+from castile.launch.processes.stopping import SIGNALS, Stopping
 from castile.launch.reports import trace
 from castile.launch.reports.screen import Speaker
-from castile.launch.training import metrics, resume, telling
+from castile.launch.training import records, resume, telling
+from castile.launch.training.telling import Progress
 from castile.launch.training.training import Course, Training
 from castile.launch.typed import files, optimizers, options, rates
 from castile.launch.typed.files import Outputs
@@ -47,9 +48,6 @@ from castile.planner.strategy import Strategy
 from castile.runtime import debug
 from castile.runtime.timeline import Timeline
 
-RESOLVED = "resolved.toml"
-# Options that say how a run is shown.
-HOW_SHOWN = ("print", "json")
 NUM_KEPT = 2
 
 
@@ -171,10 +169,10 @@ def run(command: Train) -> int:
     alike.check_data(job.comm, dataset)
     alike.check_file(job.comm, "--weights", command.weights)
     values = weights.load(command.weights, job.model, job.graph) if command.weights else None
-    num_steps, told = command.steps or dataset.num_steps(job.graph.batch, command.epochs or 1), _told(command)
+    num_steps, told = _num_steps(command, job, dataset), records.told(command)
     here = _facts(command, job, dataset, num_steps)
     saved = _saved(command, job, here, say)
-    given = _given(command, job, saved)
+    given, before = _given(command, job, saved), saved.path if saved is not None else None
     job.measure()
     if saved is not None and saved.step >= num_steps:
         say.line(telling.nothing_to_train(saved.step, num_steps))
@@ -182,7 +180,7 @@ def run(command: Train) -> int:
         command = replace(command, checkpoint="", metrics="", tensorboard="", out="", trace="", picture="")
         chosen = explore.any_known(job) if given is None else explore.given(job, *given)
     else:
-        with interrupts.told(telling.not_begun(saved.path if saved is not None else None, given is not None)):
+        with interrupts.told(telling.not_begun(before, given is not None)):
             chosen = _choose(command, job, dataset, given, say)
         if chosen.candidates:
             # what was measured stays, whatever becomes of the training; what hinders it is told at the end
@@ -193,32 +191,39 @@ def run(command: Train) -> int:
     if line := tuning.settings_line(job, chosen.prepared.tasks, _profiling(command)):
         say.line(line)
     telling.show_plan(job, chosen)
+    outputs = Outputs()
     if job.leads and command.out:
         meant = command.optimizer, command.clip
         signed = strategies.signed(chosen.plan, command.model, job.graph, job.machine, *meant)
-        files.write(command.out, strategies.encode(signed))
-    execution = _begin(command, job, chosen, values)
-    course = _course(command, job, dataset, chosen, execution, saved, num_steps, here)
-    with _log(command, job, course, say) as log:
-        progress = Training(job, course, log, say).run()
-        log.record("end", **telling.end(progress, course.first_step))
-    facts = telling.facts(job, chosen, progress, course.first_step, told)
-    outputs = Outputs()
-    if job.leads and progress.sampled:
-        _show(command, job, chosen, progress.sampled[-1], outputs)
-    facts |= {"changed": changed, "samples": telling.samples(dataset), "files": _files(command, job) | outputs.paths}
-    facts["total_seconds"] = time.perf_counter() - begun
+        outputs.write("plan", command.out, lambda path: files.write(path, strategies.encode(signed)))
+    with interrupts.told(telling.not_begun(before, True)):
+        execution = _begin(command, job, chosen, values)
+        course = _course(command, job, dataset, chosen, execution, saved, num_steps, here)
+    # who is asked to stop while the run ends lets it end
+    with Stopping(job.comm, SIGNALS if course.saver else ()):
+        with records.begin(command, job, course.first_step, course.num_steps, say) as log:
+            progress = Training(job, course, log, say).run()
+            log.record("end", **telling.end(progress, course.first_step))
+        facts = telling.facts(job, chosen, progress, course.first_step, told)
+        if job.leads and progress.sampled:
+            _show(command, job, chosen, progress.sampled[-1], outputs)
+        facts |= {"changed": changed, "samples": telling.samples(dataset)}
+        facts |= {"files": outputs.paths | _files(command, job), "total_seconds": time.perf_counter() - begun}
+        _close(command, job, chosen, progress, facts, say)
+    outputs.refuse(progress.unsaved)
+    outputs.end()
+    return 0
+
+
+def _close(command: Train, job: Job, chosen: Chosen, progress: Progress, facts: dict[str, Any], say: Speaker) -> None:
+    """Tell the training, and learn from it; whatever becomes of one of the two the other is done."""
     try:
         say.close(telling.text, facts)
     finally:
-        # whatever becomes of these, the training is told; and they are learned, though there is no room to tell it
         if progress.num_sampled:
             job.learn(chosen.prepared, progress.sampled)
             with jobs.kept(command.profile or None):
                 job.keep()
-    outputs.refuse(progress.unsaved)
-    outputs.end()
-    return 0
 
 
 def _show(command: Train, job: Job, chosen: Chosen, measured: Timeline, outputs: Outputs) -> None:
@@ -274,11 +279,6 @@ def _check(command: Train) -> None:
     debug.level()
 
 
-def _told(command: Train) -> dict[str, Any]:
-    """The run as it is told and written: but for how it is shown."""
-    return runfile.given(command, without=HOW_SHOWN)
-
-
 def _profiling(command: Train) -> str:
     """The command that measures the kernel calls of this run's plan."""
     plan = command.plan or command.out
@@ -290,7 +290,7 @@ def _profiling(command: Train) -> str:
 
 
 def _print(command: Train) -> int:
-    text = json.dumps(_told(command)) if command.json else runfile.text(command, without=("print",)).rstrip()
+    text = json.dumps(records.told(command)) if command.json else runfile.text(command, without=("print",)).rstrip()
     if jobs.communicator().rank == 0:
         print(text)
     return 0
@@ -368,27 +368,16 @@ def _course(
     )  # fmt: skip
 
 
-def _log(command: Train, job: Job, course: Course, say: Speaker) -> metrics.Metrics:
-    """Where records go, on rank 0; the first tells of the run, and the same lies beside them as a run file."""
-    if not job.leads:
-        return metrics.Metrics()
-    log = metrics.start(command.metrics, command.tensorboard, command.resume, say.warn)
-    has_place = command.metrics and not files.is_stream(Path(command.metrics))
-    beside = [Path(command.metrics).with_suffix(f".{RESOLVED}")] if has_place else []
-    beside += [Path(command.checkpoint) / RESOLVED] if command.checkpoint else []
-    runfile.write(beside, command, HOW_SHOWN, say.warn)
-    log.record(
-        "run", run=_told(command), castile=__version__, num_ranks=job.comm.size,
-        first_step=course.first_step, num_steps=course.num_steps,
-    )  # fmt: skip
-    return log
+def _num_steps(command: Train, job: Job, dataset: Dataset) -> int:
+    """How many steps the run has from its beginning to its end."""
+    return command.steps or dataset.num_steps(job.graph.batch, command.epochs or 1)
 
 
 def _files(command: Train, job: Job) -> dict[str, str]:
     """What was written where."""
     profile = "" if job.database is None else str(job.database.path)
     named = {
-        "plan": command.out, "profile": profile, "metrics": command.metrics, "tensorboard": command.tensorboard,
+        "profile": profile, "metrics": command.metrics, "tensorboard": command.tensorboard,
         "checkpoints": command.checkpoint,
     }  # fmt: skip
     return {name: path for name, path in named.items() if path}

@@ -270,3 +270,42 @@ def test_a_folder_that_may_not_be_written_is_refused_before_any_work(name, there
         assert main([*MLP, f"--{name}", str(path), *more]) == 2
         told = f"castile: --{name} {path}: the folder {folder} may not be written; choose another path\n"
         assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_who_is_asked_to_stop_while_the_run_ends_lets_it_end(number, alone, capsys, monkeypatch):
+    close, kept = Speaker.close, []
+
+    def stopped(*args):
+        signal.raise_signal(number)
+        close(*args)
+
+    monkeypatch.setattr(Speaker, "close", stopped)
+    monkeypatch.setattr(Job, "keep", lambda job: kept.append(job.snapshot))
+    before = signal.getsignal(number)
+    assert main([*MLP, "--steps", "5", "--checkpoint", "run", "--trace", "trace.json"]) == 0
+    assert latest("run").step == 5 and (alone / "trace.json").exists() and len(kept) == 2
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("part", ["_begin", "_course"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_ends_while_a_run_is_made_ready_says_what_was_there_before(number, part, alone, capsys, monkeypatch):
+    words = [*MLP, "--steps", "9", "--checkpoint", "run", "--resume"]
+    assert main([*words[:-3], "--steps", "3", "--checkpoint", "run"]) == 0
+    monkeypatch.setattr(f"castile.launch.train.{part}", lambda *_: signal.raise_signal(number))
+    capsys.readouterr()
+    assert main(words) == 128 + number
+    left = "castile: ended before the first step: with --resume the same command goes on from run/step-00000003\n"
+    assert capsys.readouterr().err.endswith(left)
+
+
+def test_a_plan_that_cannot_be_written_keeps_nobody_from_training(alone, capsys, monkeypatch):
+    def write(path, data):
+        raise UserError(f"{path}: no room")
+
+    monkeypatch.setattr("castile.launch.train.files.write", write)
+    assert main([*MLP, "--steps", "4", "--checkpoint", "run", "--out", "plan.json", "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert latest("run").step == 4 and "plan" not in json.loads(out)["files"]
+    assert err.endswith("castile: plan.json: no room\n")

@@ -1,0 +1,44 @@
+"""Records: where a run writes down what happens, and the run itself as a file beside that.
+
+It does not know what happens in it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from castile import __version__
+from castile.launch.jobs import runfile
+from castile.launch.jobs.jobs import Job
+from castile.launch.reports.screen import Speaker
+from castile.launch.training import metrics
+from castile.launch.typed import files
+
+RESOLVED = "resolved.toml"
+# Options that say how a run is shown.
+HOW_SHOWN = ("print", "json")
+
+
+def told(command: Any) -> dict[str, Any]:
+    """The run as it is told and written: but for how it is shown."""
+    return runfile.given(command, without=HOW_SHOWN)
+
+
+def begin(command: Any, job: Job, first_step: int, num_steps: int, say: Speaker) -> metrics.Metrics:
+    """Where records go, on rank 0; the first tells of the run, and the same lies beside them as a run file.
+
+    command   that of `castile train`. Raises UserError where records cannot be begun.
+    """
+    if not job.leads:
+        return metrics.Metrics()
+    log = metrics.start(command.metrics, command.tensorboard, command.resume, say.warn)
+    has_place = command.metrics and not files.is_stream(Path(command.metrics))
+    beside = [Path(command.metrics).with_suffix(f".{RESOLVED}")] if has_place else []
+    beside += [Path(command.checkpoint) / RESOLVED] if command.checkpoint else []
+    runfile.write(beside, command, HOW_SHOWN, say.warn)
+    log.record(
+        "run", run=told(command), castile=__version__, num_ranks=job.comm.size, first_step=first_step,
+        num_steps=num_steps,
+    )  # fmt: skip
+    return log
