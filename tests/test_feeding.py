@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from castile.launch import data
 from castile.launch.data import Arrays, Dataset
+from castile.launch.processes.ranks import UserError
 from castile.launch.training.feeding import Feeder, places
 from castile.runtime.region import Box, blocks, slices
 
@@ -142,7 +143,9 @@ def test_waiting_is_counted():
     ("error", "kind", "words"),
     [
         (ValueError("file x is cut short"), ValueError, "^samples of step 4: file x is cut short$"),
-        (MemoryError("no room"), RuntimeError, "^samples of step 4: MemoryError: no room$"),
+        (MemoryError("no room"), MemoryError, "^samples of step 4: no room$"),
+        (FileNotFoundError(2, "No such file", "a.bin"), UserError, "^samples of step 4: a.bin: No such file$"),
+        (KeyError("x"), RuntimeError, "^samples of step 4: KeyError: 'x'$"),
     ],
 )
 def test_errors_come_to_the_caller_with_their_cause(error, kind, words):

@@ -16,6 +16,7 @@ from types import TracebackType
 import numpy as np
 
 from castile.launch.data import Dataset
+from castile.launch.processes.ranks import UserError
 from castile.runtime.region import Box, slices
 
 AHEAD = 2
@@ -59,7 +60,7 @@ class Feeder(Iterator[Rows]):
     waited_seconds   how long the steps had to wait for samples: 0 where loading is hidden
 
     A context manager: when it ends, and when a step's samples cannot be had, the thread ends too. An error of the
-    thread is raised by `next` with its cause, a ValueError as a ValueError, and names the step.
+    thread is raised by `next` with its cause, and names the step: a user's mistake as one, such as a file that is gone.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Feeder(Iterator[Rows]):
         self._look_ahead(AHEAD)
 
     def __next__(self) -> Rows:
-        """The next step's feed. Raises ValueError or RuntimeError where its samples could not be had."""
+        """The next step's feed. Raises ValueError, MemoryError or RuntimeError where its samples could not be had."""
         if not self._ahead:
             self.close()
             raise StopIteration
@@ -84,9 +85,7 @@ class Feeder(Iterator[Rows]):
             rows = future.result()
         except Exception as error:
             self.close()
-            kind = ValueError if isinstance(error, ValueError) else RuntimeError
-            said = str(error) if kind is ValueError else f"{type(error).__name__}: {error}"
-            raise kind(f"samples of step {step + 1}: {said}") from error
+            raise _of_step(step + 1, error) from error
         self.waited_seconds += time.perf_counter() - begun
         self._given.append((step, rows))
         self._look_ahead(1)
@@ -120,3 +119,14 @@ class Feeder(Iterator[Rows]):
 
     def _rows(self, step: int) -> Rows:
         return Rows(self._places, self._dataset.take(step, self._batch, self._places))
+
+
+def _of_step(step: int, error: Exception) -> Exception:
+    """The same error of the samples of a step, which counts from 1."""
+    where = f"samples of step {step}: "
+    if isinstance(error, OSError) and error.filename is not None:
+        return UserError(f"{where}{error.filename}: {error.strerror}")
+    if isinstance(error, ValueError | MemoryError):
+        kind = ValueError if isinstance(error, ValueError) else MemoryError
+        return kind(f"{where}{error}")
+    return RuntimeError(f"{where}{type(error).__name__}: {error}")
