@@ -8,6 +8,7 @@ job that breaks off goes by the words in the folder. That must be one that all h
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Mapping
 from concurrent import futures
@@ -227,9 +228,8 @@ class Checkpointer:
             if save.path.is_dir():
                 return ""
             try:
-                for mine in (save.share, save.ending):
-                    if mine is not None and mine.done():
-                        mine.result()
+                if save.share.done():
+                    save.share.result()
                 files = words.left(part, self._layout[1].writers)
                 if files is not None and writer.publish(self.disk, save.path, self._sealed(save, files), files):
                     return ""
@@ -299,12 +299,13 @@ class Checkpointer:
             self.disk.remove_tree(part)
             return ""
         try:
-            if not writer.publish(self.disk, save.path, self._sealed(save, files), files):
-                # a rank that has left since ends it, and this one with the job
-                return ""
+            is_ours = writer.publish(self.disk, save.path, self._sealed(save, files), files)
         except (OSError, ValueError):
             self.disk.remove_tree(part)
             raise
+        if not is_ours:
+            # a rank that has left since ends it, and nobody hears of this
+            raise FileExistsError(errno.EEXIST, "another rank ends it", str(part))
         try:
             folders.retire(self.disk, self.folder, self.keep)
         except OSError as error:
