@@ -150,6 +150,8 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
                 print(notes.lost(hosts[0], last), file=sys.stderr)
             # mpirun that has lost a host ends with 0
             status = status or 1
+    if status > 0 and any(map(notes.is_unread, said)):
+        return 128 + signal.SIGPIPE
     if status > 0 and passed:
         # mpirun ends with 1, as after any failure, or as what it was given in place of the signal; a shell that runs us
         # in a loop is to see that it was Ctrl-C
@@ -251,9 +253,10 @@ def _relay(
 
     # who was asked to end has not died
     for text in notes.told(stream, lambda: None if passed else unsaid(), hosts):
-        if text == f"castile: {left.read()}\n" and not unsaid():
+        is_again = text == f"castile: {left.read()}\n" and not unsaid()
+        said += [text] if text.startswith("castile: ") or notes.is_unread(text) else []
+        if is_again or notes.is_unread(text):
             continue
-        said += [text] if text.startswith("castile: ") else []
         # ranks would stand still, should nobody read on
         with suppress(OSError):
             sys.stderr.write(text)

@@ -129,3 +129,21 @@ def test_what_there_is_when_a_rank_is_killed_is_told_once(tmp_path):
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 128 + signal.SIGKILL
     assert err.count("half of it is kept") == 1 and err.count("rank 1 on ") == 1 and err.count("\n") <= 2
+
+
+TALKING = """
+import os, sys
+from castile.launch import launch
+program = "import sys, time\\nfor n in range(10**6): print('line', n, flush=True); time.sleep(0.001)"
+words = launch.mpirun_words(2, None, [sys.executable, "-c", program])
+sys.exit(launch.start(words, os.environ | launch.variables()))
+"""
+
+
+@pytest.mark.mpi
+def test_a_launch_whose_output_nobody_reads_any_more_ends_as_any_program(tmp_path):
+    with begun(TALKING, tmp_path, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(PATIENCE_SECONDS) == 128 + signal.SIGPIPE
+        assert process.stderr.read() == ""

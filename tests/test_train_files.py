@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -133,6 +134,34 @@ def test_who_is_stopped_is_told_which_checkpoint_there_is(has_room, before, alon
     assert f"stopped by SIGTERM after step 4: {left}\n" in capsys.readouterr().out
 
 
+def test_a_run_that_nobody_listens_to_any_more_ends_the_save_that_is_under_way(alone):
+    words = f"{shlex.join([sys.executable, '-c', LATE, *MLP])} --steps 100 --checkpoint run --checkpoint-every 5"
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    ended = subprocess.run(
+        ["bash", "-c", f"{words} | head -n 9 >/dev/null; exit ${{PIPESTATUS[0]}}"],
+        env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+    assert latest("run").warnings == () and not list(alone.glob("run/*.part"))
+
+
+LATE = """
+import sys, time
+from castile.launch.__main__ import main
+from castile.launch.checkpoints.disk import Disk
+from castile.launch.training.training import Training
+sync, step_once = Disk.sync, Training._step
+def slowly(*args):
+    time.sleep(0.1)
+    sync(*args)
+def step(training, number, feeder):
+    time.sleep(0.02)
+    step_once(training, number, feeder)
+Disk.sync, Training._step = slowly, step
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (UserError("mend this"), 2)])
 def test_what_breaks_a_run_off_leaves_the_save_that_is_under_way(end, status, alone, capsys, monkeypatch):
     write, step_once = Disk.write, Training._step
@@ -157,23 +186,27 @@ def test_what_breaks_a_run_off_leaves_the_save_that_is_under_way(end, status, al
 
 
 LEFT_ALONE = """
-import signal, sys, threading, time
+import signal, sys, threading
 from castile.launch.__main__ import main
+from castile.launch.checkpoints.checkpointer import Checkpointer
 from castile.launch.checkpoints.disk import Disk
 from castile.launch.training.training import Training
 step_once = Training._step
-def never(*args):
-    threading.Event().wait()
+create = Disk.create
+def never_the_second(disk, path):
+    if "step-00000008" in str(path):
+        threading.Event().wait()
+    return create(disk, path)
 def step_or_end(training, step, feeder):
-    if step == 7:
-        # what was begun before is written
-        time.sleep(0.5)
-        Disk.write = never
     if step == 9:
-        threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
         raise KeyboardInterrupt
     step_once(training, step, feeder)
-Training._step = step_or_end
+def again(saver):
+    main_thread = threading.main_thread().ident
+    threading.Timer(0.3, lambda: signal.pthread_kill(main_thread, signal.SIGINT)).start()
+    return break_off(saver)
+break_off = Checkpointer.break_off
+Disk.create, Training._step, Checkpointer.break_off = never_the_second, step_or_end, again
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -182,7 +215,7 @@ def test_a_second_ctrl_c_leaves_the_save_says_what_there_is_and_waits_for_no_dis
     words = [*MLP, "--steps", "100", "--checkpoint", "run", "--checkpoint-every", "4"]
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
     ended = subprocess.run(
-        [sys.executable, "-c", LEFT_ALONE, *words], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", LEFT_ALONE, *words], env=environment, capture_output=True, text=True, timeout=180
     )
     assert ended.returncode == 130 and "Ctrl-C once more leaves it ...\n" in ended.stdout
     left = "with --resume the same command goes on from run/step-00000004\n"

@@ -23,6 +23,8 @@ _NOISE = re.compile(
     # to a second Ctrl-C, with an empty line behind it
     r"|Abort is in progress\.\.\.hit ctrl-c again"
 )
+# The launcher itself writes what ranks print, and ends them where nobody reads it any more.
+_UNREAD = re.compile(r"\[\S+:\d+\] \w+: SIGPIPE detected - aborting")
 # What most often is behind a signal that nobody sent by hand.
 _CAUSES = {
     signal.SIGKILL: "by hand, or by the system where memory ran out",
@@ -54,6 +56,11 @@ def told(lines: Iterable[bytes], last_words: Callable[[], str | None], hosts: li
             yield from _in_our_words(box, last_words, hosts)
             box = []
     yield from box
+
+
+def is_unread(line: str) -> bool:
+    """Whether the launcher says that the reader of its output has gone."""
+    return _UNREAD.match(line) is not None
 
 
 def lost(host: str, last_words: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,9 +139,14 @@ class Saves:
                 raise UserError(f"step {step}: {region} holds numbers that are not finite{then}: {SMALLER}")
 
     def _end_alone(self, what: str) -> None:
-        if self.saver is not None and self.saver.is_saving:
+        if self.saver is None or not self.saver.is_saving:
+            return
+        # it may be that nobody listens any more which ends the run
+        with suppress(BrokenPipeError):
             self.say.note(what)
-            self._told(self.saver.break_off(), "")
+        outcome = self.saver.break_off()
+        with suppress(BrokenPipeError):
+            self._told(outcome, "")
 
     def _is_stopped_within(self, seconds: float) -> bool:
         """Wait for so long, or until the job is asked to stop, which all ranks learn together."""
