@@ -327,6 +327,11 @@ def decode(data: bytes, what: str = "plan") -> Strategy:
         raise ValueError(f"{what}: num_procs is {strategy.num_procs}; a plan is for at least 1 processor")
     if strategy.batch < 0:
         raise ValueError(f"{what}: batch is {strategy.batch}; 0 is for a number of samples that is not known")
+    if strategy.clip is not None and not strategy.clip >= 0:
+        raise ValueError(f"{what}: clip is {strategy.clip}; a norm is above 0, and 0 clips nothing")
+    for name, value in msgspec.structs.asdict(strategy.predicted).items() if strategy.predicted else ():
+        if value < 0:
+            raise ValueError(f"{what}: predicted.{name} is {value}; it is 0 or more")
     if strategy.schema != SCHEMA:
         raise ValueError(f"{what}: schema {strategy.schema}, this castile reads schema {SCHEMA}: plan again")
     return strategy

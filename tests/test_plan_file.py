@@ -94,3 +94,15 @@ def test_a_node_is_a_line(plan: str):
     read = strategies.read(plan)
     assert all(any(line.startswith(f'  "{name}": {{') and line[-1] == "}" for line in lines) for name in read.configs)
     assert strategies.decode(strategies.encode(read)) == read
+
+
+@pytest.mark.parametrize(
+    "field, value", [("step_seconds", -1.0), ("peak_bytes", -5), ("moved_bytes", -1), ("clip", -0.5)]
+)
+def test_what_a_file_foretells_is_not_below_0(field, value):
+    told = strategies.Predicted(1.0, 1, 1)
+    plan = json.loads(strategies.encode(strategies.Strategy({}, num_procs=1, predicted=told)))
+    where, holder = ("clip", plan) if field == "clip" else (f"predicted.{field}", plan["predicted"])
+    holder[field] = value
+    with pytest.raises(ValueError, match=f"{where} is {value}"):
+        strategies.decode(json.dumps(plan).encode())
