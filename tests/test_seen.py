@@ -22,13 +22,14 @@ from castile.planner.evaluation.seen import Seen
 from castile.planner.explanation import Explanation, account, label
 from castile.planner.known.seeds import seeds, stamped
 from castile.planner.lower import Lowering
-from castile.planner.strategy import Strategy
+from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine as presets
 from castile.runtime.task import NUM_LANES
 from castile.runtime.timeline import PICOSECONDS
 from tests.answers import answer
 from tests.cut_batches import PLANS, can_be_cut, machines_of
 from tests.effort import examples
+from tests.little import evaluator, machine
 from tests.strategies import in_microbatches, problems
 from tests.training import SGD
 
@@ -143,3 +144,12 @@ def test_a_large_plan_is_told_of_without_being_written_out(
     assert main(["simulate", large]) == 0
     out = capsys.readouterr().out
     assert any(line.split()[0] == "0-63" for line in out.splitlines() if line) and ">0-63<" in drawn
+
+
+def test_too_many_microbatches_are_neither_packed_nor_looked_at_one_by_one() -> None:
+    """A batch that is cut into a hundred million pieces was written out before its arenas were packed: for ever."""
+    count = 10**8
+    graph = models.parse("mlp:layers=1,width=8").graph(2 * count)
+    known = evaluator(graph, machine(1, memory=2**50), SGD, microbatches=count)
+    plan = known.lowering.plan({name: Config() for name in graph.nodes})
+    assert known.see(plan).is_long and max(known.pack(plan)) >= max(known.evaluate(plan).peak_bytes)

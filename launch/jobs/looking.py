@@ -6,7 +6,7 @@ It does not know how a search moves, nor what is told of what was found.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -154,7 +154,8 @@ class Looking(Wanted):
     def _computed_again(self) -> Iterator[Chosen]:
         """From where on pipelines that compute more again are looked at, once nothing else fits."""
         for number, way in product(self._numbers[1:2], self._ways_left if self._may_fill else ()):
-            yield Chosen(number, *self.at(self.dropped(way), number))
+            with suppress(ValueError):  # a model that cannot be cut has no pipelines
+                yield Chosen(number, *self.at(self.dropped(way), number))
 
     def _again(
         self, limits: Budget, is_settled: IsOver, progress: Progress | None, chosen: Chosen, plan: Strategy | None

@@ -157,12 +157,11 @@ class Evaluator:
         return seen.tasks, seen.count
 
     def see(self, strategy: Strategy) -> Seen:
-        """A plan's step to be looked at: all of it, of a large machine that through which the plan is evaluated.
-
-        Raises ValueError as `evaluate` does.
+        """A plan's step to be looked at: all of it; of a large machine, or in too many microbatches, that through which
+        the plan is evaluated. Raises ValueError as `evaluate` does.
         """
         seen = self._see(strategy, self._key(strategy))
-        return seen if seen.is_all or len(seen.role) >= LARGE else self._seen_all(strategy)
+        return seen if seen.is_all or seen.is_long or len(seen.role) >= LARGE else self._seen_all(strategy)
 
     def evaluate(self, strategy: Strategy) -> Evaluated:
         """What a plan is worth. Raises ValueError where it is none for this graph and machine, or too large to see."""
@@ -332,9 +331,9 @@ class Evaluator:
         return tuple(self._packing(seen).peak_bytes[seen.role].tolist())
 
     def _packable(self, strategy: Strategy) -> Seen:
-        """A plan with all its microbatches; of a large machine with those few through which it is evaluated."""
+        """A plan with all its microbatches; of a large machine, or where they are too many, with those few seen."""
         seen = self._see(strategy, self._key(strategy))
-        return self._seen_all(strategy) if seen.is_short and len(seen.role) < LARGE else seen
+        return seen if not seen.is_short or seen.is_long or len(seen.role) >= LARGE else self._seen_all(strategy)
 
     def _packing(self, seen: Seen, capacities: np.ndarray | float = np.inf) -> Packing:
         """Where all lies in the arenas of those processors that were seen, as far as these have room."""

@@ -19,6 +19,9 @@ from castile.planner.strategy import Strategy
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
 
+# Microbatches of more tasks than these all together take ten seconds and more to write out.
+MOST_WRITTEN = 2**17
+
 
 @dataclass(frozen=True, eq=False)
 class Seen:
@@ -54,6 +57,11 @@ class Seen:
     def is_short(self) -> bool:
         """Whether not all microbatches are written out."""
         return self.cycle is not None
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its microbatches are too many to write all of them out."""
+        return self.is_short and int(self.count.sum()) > MOST_WRITTEN
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -78,7 +79,10 @@ def cycle(tasks: TaskGraph, number: np.ndarray, simulated: Simulated) -> Cycle |
     start, end = simulated.timeline.start, simulated.timeline.end
     ready = np.zeros(tasks.num_tasks, np.int64)
     np.maximum.at(ready, np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.need_ptr)), end[tasks.needs])
-    of = [np.flatnonzero(number == n) for n in range(int(number.max()) + 1)]
+    # Of thousands of microbatches each is not looked for among all tasks.
+    order = np.argsort(number, kind="stable")
+    bounds = np.searchsorted(number[order], np.arange(int(number.max()) + 2))
+    of = [order[begin:end] for begin, end in pairwise(bounds.tolist())]
     when = _When(ready, start, end, tasks.cost, of, number < 0)
     firsts = [int(ready[micro].min()) for micro in of]
     for apart in range(1, min(MOST_APART, len(of) - 2) + 1):
