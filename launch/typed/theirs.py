@@ -9,9 +9,10 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 @contextmanager
@@ -30,12 +31,16 @@ def told(path: str | Path, error: BaseException) -> str:
     # Python's own text of a fault of syntax says the line
     at = f" (line {lines[-1]})" if lines and not isinstance(error, SyntaxError) else ""
     if isinstance(error, SystemExit):
-        return f"it calls sys.exit{at}: leave that to `if __name__ == '__main__'`"
+        return f"it calls sys.exit{at}: leave that, and reading a command line, to `if __name__ == '__main__'`"
     return f"{type(error).__name__}{': ' * bool(said)}{said}{at}"
 
 
 def module(path: str | Path, what: str) -> ModuleType:
-    """The file, run. Raises ValueError in one sentence that begins with `what` and the path where it cannot be."""
+    """The file, run. Raises ValueError in one sentence that begins with `what` and the path where it cannot be.
+
+    It sees a command line of its own name alone: castile's is not its. What it prints goes to standard error, then and
+    when its functions are called, as standard output may be one JSON object.
+    """
     spec = importlib.util.spec_from_file_location(_name(path), _full(path))
     if spec is None or spec.loader is None:
         raise ValueError(f"{what} {path} is no Python file: its name should end in .py")
@@ -45,14 +50,24 @@ def module(path: str | Path, what: str) -> ModuleType:
         sys.path.append(folder)
     # Python looks a class's annotations up where its module is listed.
     sys.modules[found.__name__] = found
+    vars(found)["print"] = _print
+    words, sys.argv = sys.argv, [str(path)]
     try:
-        spec.loader.exec_module(found)
+        with redirect_stdout(sys.stderr):
+            spec.loader.exec_module(found)
     except (Exception, SystemExit) as error:
         del sys.modules[found.__name__]
         is_its_own = isinstance(error, OSError) and error.filename == str(_full(path))
         why = error.strerror if isinstance(error, OSError) and is_its_own else told(path, error)
         raise ValueError(f"{what} {path}: {why}") from error
+    finally:
+        sys.argv = words
     return found
+
+
+def _print(*values: object, **how: Any) -> None:
+    """As Python's own, to standard error unless told otherwise: a thread may be at work, so that nothing is turned."""
+    print(*values, **{"file": sys.stderr, **how})
 
 
 def _name(path: str | Path) -> str:
