@@ -34,6 +34,7 @@ from castile.runtime.strict import suggestion
 from castile.runtime.timeline import PICOSECONDS
 from castile.runtime.transfer import TooManyTransfers
 
+BUDGET = "100"
 KINDS = ("compute", "copy", "transfer")
 Rows = list[dict[str, Any]]
 
@@ -60,8 +61,8 @@ class Explain:
     """Samples a step; by default as many as the plan's file says, or the model's own."""
     profile: options.File = ""
     """A profile database with measurements of this machine; without one the machine's figures are the prices."""
-    budget: options.Budget = "100"
-    """How many other plans to simulate for --op and for --why-not (100), or for how long (10s)."""
+    budget: options.BudgetOrOwn = ""
+    """With --op or --why-not: how many other plans to simulate for each, 100 by default, or for how long (10s)."""
     picture: options.File = ""
     """Draw which processor has which part of each node, as SVG."""
     json: bool = False
@@ -75,7 +76,9 @@ def run(command: Explain) -> int:
     """Simulate, account, tell; rank 0 alone. Raises ValueError or UserError for a user's mistake."""
     checks.counts(batch=command.batch)
     checks.writable(of=command, picture=command.picture)
-    budget = parse_budget(command.budget)
+    budget = parse_budget(command.budget or BUDGET)
+    if command.budget and not (command.op or command.why_not):
+        raise UserError("--budget means nothing without --op or --why-not: give one of them too")
     plan = strategies.read(command.plan)
     machine = offline.machine_of(command.machine, plan, command.plan)
     if offline.is_silent(machine):

@@ -225,8 +225,14 @@ def _check_pieces(command: Plan, looking: Looking) -> None:
 
 
 def _check_names(looking: Looking) -> None:
-    """Raises ValueError where there is no such search, known plan or pinned node."""
-    find(looking.command.search, looking.lowering)
+    """Raises ValueError where there is no such search, known plan or pinned node, or a search has one process only."""
+    command = looking.command
+    looked_for = find(command.search, looking.lowering)
+    if command.processes > 1 and not hasattr(looked_for, "PROCESSES"):
+        raise UserError(
+            f"--processes {command.processes} means nothing for --search {command.search}, which goes on in one "
+            "process: leave it out, or give --search tempering"
+        )
     checks.trains(looking.lowering)
     looking.pins(looking.lowering)
     if names := looking.names:

@@ -262,6 +262,12 @@ def test_explain_tells_people_the_same(plan, capsys):
         assert report.milliseconds(row["step_seconds"]) in line and f"{row['times']:.3f}" in line
 
 
+def test_a_budget_is_for_other_plans(plan, capsys):
+    assert main(["explain", plan, "--machine", MACHINE, "--budget", "20"]) == 2
+    said = "castile: --budget means nothing without --op or --why-not: give one of them too\n"
+    assert capsys.readouterr().err == said
+
+
 def test_op_tells_of_one_node(plan, capsys):
     words = ["explain", plan, "--machine", MACHINE, "--op", "fc1", "--budget", "20"]
     facts = answer(capsys, *words)

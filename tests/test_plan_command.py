@@ -421,3 +421,12 @@ def test_of_plans_of_many_parts_a_pipeline_is_taken_before_anything_is_searched(
 def _told(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert main(words) == 0
     return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("search", ["mcmc", "data_parallel"])
+def test_processes_are_refused_where_a_search_goes_on_in_one(search: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", MLP, "--machine", "local:procs=2", "--search", search, "--processes", "2"]) == 2
+    assert capsys.readouterr().err == (
+        f"castile: --processes 2 means nothing for --search {search}, which goes on in one process: leave it out, or "
+        "give --search tempering\n"
+    )

@@ -18,6 +18,8 @@ from castile.planner.searching.crews import Crew, Leg, Walked
 BUDGET = "4000"
 # Of the best plan's own time: what a walk's plans may take longer and still be kept with probability 1/e.
 LADDER = (0.002, 0.006, 0.02, 0.06)
+# Walks go on in at most so many processes.
+PROCESSES = len(LADDER)
 # Proposals of a walk between two exchanges.
 LEG = 50
 
@@ -26,7 +28,7 @@ def search(run: Run) -> None:
     """Walks from the best of the seeds, the best of them coldest, until the budget is spent."""
     best = sorted(run.seeds.values(), key=lambda seed: seed.energy)
     current = [best[min(n, len(best) - 1)] for n in range(len(LADDER))]
-    num_processes = min(run.num_processes, len(LADDER))
+    num_processes = min(run.num_processes, PROCESSES)
     with Crew(run.evaluator, num_processes, run.pins, run.budget.is_over) as crew:
         while run.spent < 1:
             legs = [
