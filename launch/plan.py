@@ -112,6 +112,7 @@ def run(command: Plan) -> int:
     checks.counts(batch=command.batch, processes=command.processes, accumulate=command.accumulate)
     checks.dtype(command.dtype)
     checks.norm(command.clip)
+    checks.seed(command.seed)
     if command.objective == "latency" and (command.optimizer or command.clip is not None):
         raise UserError("--optimizer and --clip mean nothing with --objective latency, which updates nothing")
     checks.writable(of=command, out=command.out, trace=command.trace, picture=command.picture)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -30,6 +31,8 @@ HOST_SHARE = 0.8
 
 # No cluster has more, and at this number a search takes gigabytes and minutes: what is above it is mistyped.
 MOST_PROCS = 2**16
+# And in a name no number has more digits.
+MOST_DIGITS = 18
 
 # The kind of processors that are cores.
 CPU = "cpu"
@@ -295,8 +298,11 @@ def _split(text: str) -> tuple[Path, dict[str, int]]:
 
 def _setting(text: str, part: str) -> tuple[str, int]:
     key, equals, value = part.partition("=")
-    if not (key.strip() and equals and value.strip().isascii() and value.strip().isdigit()):
-        raise ValueError(f"machine {text!r}: settings are written name:key=number, and {part!r} is not one")
+    if not (key.strip() and equals and re.fullmatch(rf"[0-9]{{1,{MOST_DIGITS}}}", value.strip())):
+        raise ValueError(
+            f"machine {text!r}: settings are written name:key=number, of at most {MOST_DIGITS} digits, and {part!r} is "
+            "not one"
+        )
     return key.strip(), _positive(text, key.strip(), int(value))
 
 

@@ -32,7 +32,8 @@ _PLACED = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 def from_toml(data: bytes, form: type[T], source: str) -> T:
     """The value of type `form` in a TOML file's bytes. Raises ValueError in one sentence that begins with `source`."""
     try:
-        tree = tomllib.loads(data.decode())
+        # some editors begin a file with a mark of its bytes' order
+        tree = tomllib.loads(data.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{source} is not TOML: {error}") from error
     return convert(tree, form, source)

@@ -430,3 +430,20 @@ def test_processes_are_refused_where_a_search_goes_on_in_one(search: str, capsys
         f"castile: --processes 2 means nothing for --search {search}, which goes on in one process: leave it out, or "
         "give --search tempering\n"
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--machine", "local:procs=" + "9" * 5000),
+        ("--machine", "dgx-h100:nodes=" + "9" * 5000),
+        ("--machine", "dgx-h100", "--pin", "fc1: {o: " + "9" * 5000 + "}"),
+        ("--machine", "dgx-h100", "--seed", "-1"),
+    ],
+)
+def test_numbers_of_any_length_and_sign_are_told_in_a_sentence(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", MLP, *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("castile: ") and said.count("\n") == 1

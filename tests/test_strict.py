@@ -11,7 +11,7 @@ import pytest
 from castile.launch.checkpoints.manifest import Manifest
 from castile.planner.costs.snapshot import Snapshot
 from castile.planner.strategy import Strategy
-from castile.runtime import machine
+from castile.runtime import machine, strict
 from castile.runtime.strict import _fields, _structs, convert, hint
 
 
@@ -44,3 +44,8 @@ def test_where_no_name_is_near_the_first_are_told() -> None:
     assert hint("zz", ["one", "two"]) == "; there are one, two"
     assert hint("twoo", ["one", "two"]) == " (did you mean 'two'?)"
     assert hint("zz", [f"x{n}" for n in range(99)]).endswith("x6, x7, ...")
+
+
+def test_a_mark_of_the_order_of_bytes_is_no_part_of_a_toml_file() -> None:
+    """Some editors begin a file with one."""
+    assert strict.from_toml(b"\xef\xbb\xbfnodes = 2\n", dict, "file") == {"nodes": 2}

@@ -98,6 +98,12 @@ def norm(clip: float | None) -> None:
         raise UserError(f"--clip {clip}: give a norm above 0, or 0 to clip nothing")
 
 
+def seed(number: int) -> None:
+    """Raises UserError for a --seed that chance, where steps are run, cannot begin with."""
+    if not 0 <= number < 2**64:
+        raise UserError(f"--seed {number}: give a number from 0 to 2^64 - 1")
+
+
 def dtype(text: str) -> None:
     """Raises UserError for what no model computes with."""
     if text not in DTYPES:

@@ -58,7 +58,8 @@ def _given_way(form: type[T], typed: T) -> dict[str, Any]:
 def read(data: bytes, form: type[T], source: str) -> T:
     """The command in a run file's bytes. Raises ValueError in one sentence that begins with `source`."""
     try:
-        tree = tomllib.loads(data.decode())
+        # some editors begin a file with a mark of its bytes' order
+        tree = tomllib.loads(data.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{source} is not TOML: {error}") from error
     hints = get_type_hints(form)

@@ -66,7 +66,7 @@ def parse(text: str) -> Pin:
     if len(values) < len(pairs):
         raise ValueError(f"pin {text!r}: something is pinned twice")
     procs = values.pop(PROCS, None)
-    numbers = {key: int(value) for key, value in values.items() if value.isdigit()}
+    numbers = {key: int(value) for key, value in values.items() if re.fullmatch(r"[0-9]{1,18}", value)}
     for key in values:
         if numbers.get(key, 0) < 1:
             raise ValueError(f"pin {text!r}: {key} should be a number of at least 1, not {values[key]}")
