@@ -80,12 +80,17 @@ def run(command: Launch) -> int:
         # within an allocation of Slurm's hosts have its names, and may have no ssh
         if command.hostfile is not None and "SLURM_JOB_ID" not in os.environ:
             hostfiles.check_apart(hostfiles.names(command.hostfile))
-        return start(words, os.environ | added)
+        return start(words, os.environ | added | _plain())
     if command.json:
         print(json.dumps({"command": words, "environment": added}))
     else:
         print(shlex.join([*(f"{name}={value}" for name, value in added.items()), *words]))
     return 0
+
+
+def _plain() -> dict[str, str]:
+    """What keeps styles out of what ranks write where this is no terminal: mpirun gives them one all the same."""
+    return {} if sys.stdout is not None and sys.stdout.isatty() else {"TERM": "dumb"}
 
 
 def variables() -> dict[str, str]:

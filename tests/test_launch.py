@@ -345,3 +345,12 @@ def test_ranks_that_are_to_be_launched_are_asked_for(capsys):
 def test_a_word_that_is_one_of_few(capsys):
     assert main(["checkpoint", "list", "run"]) == 2
     assert capsys.readouterr().err == "castile: castile checkpoint: 'list' is none of ls, verify, export\n"
+
+
+@pytest.mark.mpi
+def test_what_ranks_write_to_a_file_has_no_styles():
+    """mpirun gives them a terminal where there is none."""
+    words = [sys.executable, "-m", "castile", "launch", "-n", "1", "plan", "--help"]
+    environment = os.environ | {"TERM": "xterm-256color"}
+    told = subprocess.run(words, env=environment, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=True)
+    assert told.stdout.startswith("usage: castile plan") and "\x1b" not in told.stdout
