@@ -33,6 +33,8 @@ from castile.runtime.task import NUM_LANES, CostKey, Kind, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
 
 BASE = "data_parallel"
+# By so much shares that add to one may be told as more.
+ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,9 @@ def run(command: Simulate) -> int:
 
 def _given(command: Simulate) -> tuple[str, str, Strategy | None]:
     """The plan's file, the model, and the plan, if the user named one."""
-    is_plan = command.what.endswith(".json") or (Path(command.what).is_file() and not models.is_file(command.what))
+    # a name of the zoo is a model, whatever files lie here: ./gpt is a file
+    is_model = models.is_file(command.what) or command.what in models.available()
+    is_plan = command.what.endswith(".json") or (Path(command.what).is_file() and not is_model)
     if is_plan and command.plan:
         raise UserError(f"{command.what} is a plan and --plan {command.plan} is another: name one of them, and a model")
     if not is_plan:
@@ -222,6 +226,8 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
         f"{memory.written(facts['moved_bytes'])}; prices: {report.prices_words(facts['prices'])}\n"
     )
     out.print(report.kind_table(facts["kinds"]))
+    if sum(kind["share"] for kind in facts["kinds"]) > 1 + ROUNDING:
+        out.say("shares are of all processors' time, and add to more than 100 %: transfers go on beside kernels")
     out.say("")
     out.print(report.proc_table(facts["procs"]))
     fullest = max(facts["procs"], key=lambda row: row["peak_bytes"])

@@ -95,3 +95,19 @@ def test_waiting_is_what_no_lane_works():
     np.testing.assert_allclose(working * PICOSECONDS, [5, 5])
     rows = {row["what"]: row for row in simulate.kinds(all_seen(tasks, made), working)}
     assert rows["waiting"]["proc_seconds"] * PICOSECONDS == pytest.approx(4)
+
+
+def test_shares_that_add_to_more_than_all_time_say_why(capsys):
+    for model, is_more in (("gpt", True), ("mlp", False)):
+        words = ["simulate", model, "--machine", "dgx-h100" if is_more else "local:procs=1"]
+        shares = [row["share"] for row in answer(capsys, *words)["kinds"]]
+        assert (sum(shares) > 1.001) == is_more
+        assert main(words) == 0
+        assert ("add to more than 100 %: transfers go on beside kernels" in capsys.readouterr().out) == is_more
+
+
+def test_a_name_of_the_zoo_is_a_model_whatever_files_lie_here(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mlp").write_text("no plan")
+    assert answer(capsys, "simulate", "mlp", "--machine", MACHINE)["model"] == "mlp"
+    assert "mlp is not JSON" in sentence(capsys, "simulate", "./mlp", "--machine", MACHINE)
