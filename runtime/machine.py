@@ -31,8 +31,8 @@ HOST_SHARE = 0.8
 
 # No cluster has more, and at this number a search takes gigabytes and minutes: what is above it is mistyped.
 MOST_PROCS = 2**16
-# And in a name no number has more digits.
-MOST_DIGITS = 18
+# In a name no number has more digits: of thousands Python makes none.
+MOST_DIGITS = 100
 
 # The kind of processors that are cores.
 CPU = "cpu"
