@@ -114,7 +114,7 @@ def test_wsd_keeps_the_peak_until_its_last_steps():
         ("constant:floor=0.1", r"schedule constant has no setting 'floor'"),
         ("cosine:warmup=-1", r"schedule cosine: warmup should be a number of at least 0, got -1"),
         ("cosine:floor=1.5", r"floor is a share of the peak and should be at most 1, got 1.5"),
-        ("linear:warmup=nan", r"warmup should be a number of at least 0, got nan"),
+        ("linear:warmup=nan", r"setting 'warmup' should be a finite number, got 'nan'"),
         ("linear:warmup=2.5", r"warmup should be whole steps or a share below 1, got 2.5"),
         ("wsd:decay=much", r"setting 'decay' should be a number, got 'much'"),
         ("wsd:step=3", r"no setting 'step'"),

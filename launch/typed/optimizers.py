@@ -5,8 +5,6 @@ It does not know how updates are cut or run.
 
 from __future__ import annotations
 
-from math import isfinite
-
 from castile.launch.typed import settings
 from castile.planner import op as ops
 from castile.planner.families.updates import Optimizer, Updates
@@ -23,12 +21,7 @@ def parse(text: str) -> Optimizer:
     if name not in known:
         raise ValueError(f"no optimizer {name!r}{suggestion(name, list(known))}; there are {', '.join(known)}")
     kind = ops.find(name)
-    values = settings.typed(kind, given, f"optimizer {name}")
-    for key, value in values.items():
-        # operators compare with bounds, and no comparison refuses nan
-        if not isfinite(value):
-            raise ValueError(f"optimizer {name}: setting {key!r} should be a finite number, got {given[key]!r}")
-    made: Optimizer = kind(**values)
+    made: Optimizer = kind(**settings.typed(kind, given, f"optimizer {name}"))
     return made
 
 

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import cos, isfinite, pi, sqrt
+from math import cos, pi, sqrt
 from typing import Any
 
 from castile.launch.typed import settings
@@ -72,7 +72,7 @@ def parse(text: str) -> Schedule:
         raise ValueError(f"no schedule {name!r}{suggestion(name, list(known))}; there are {among}")
     values = settings.typed(known[name], given, f"schedule {name}", reserved=("step", "num_steps"))
     for key, value in values.items():
-        if not (isfinite(value) and value >= 0):
+        if value < 0:
             raise ValueError(f"schedule {name}: {key} should be a number of at least 0, got {value:g}")
         if key == "floor" and value > 1:
             raise ValueError(f"schedule {name}: floor is a share of the peak and should be at most 1, got {value:g}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -16,9 +17,18 @@ _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 
 def split(text: str) -> tuple[str, dict[str, str]]:
-    """The name and the settings of NAME or NAME:key=value,key=value. Raises ValueError where it is not of that form."""
+    """The name and the settings of NAME or NAME:key=value,key=value. Raises ValueError where it is not of that form.
+
+    What follows a comma and has no = goes on with the value before it, as in a file's name.
+    """
     name, colon, given = text.partition(":")
-    pieces = [piece.partition("=") for piece in given.split(",")] if colon else []
+    said = list[str]()
+    for piece in given.split(",") if colon else []:
+        if said and "=" not in piece and piece:
+            said[-1] += f",{piece}"
+        else:
+            said.append(piece)
+    pieces = [piece.partition("=") for piece in said]
     for key, equals, value in pieces:
         if not (key.isidentifier() and equals and value):
             raise ValueError(
@@ -68,7 +78,11 @@ def typed(
 
 def _value(kind: Any, text: str, who: str) -> Any:
     try:
-        return _TRUTH[text.lower()] if kind is bool else kind(text)
+        value = _TRUTH[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError) as error:
         names = {bool: "true or false", int: "a whole number", float: "a number"}
         raise ValueError(f"{who} should be {names.get(kind, kind)}, got {text!r}") from error
+    # Whoever takes it compares it with bounds, and no comparison refuses nan.
+    if kind is float and not isfinite(value):
+        raise ValueError(f"{who} should be a finite number, got {text!r}")
+    return value
