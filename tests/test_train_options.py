@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -17,6 +18,7 @@ from castile.launch.train import Train
 from castile.launch.typed import optimizers
 from tests import homes
 from tests.mpi import CHECKOUT, mpirun_apart
+from tests.runs import MLP, told
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +168,23 @@ def test_a_run_file_on_the_command_line_of_a_process(home, tmp_path):
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["num_steps"] == 4 and facts["run"]["lr"] == 0.01 and facts["run"]["search"] == "data_parallel"
+
+
+def test_programs_are_told_what_people_are(alone, capsys):
+    """Each line but those of steps, whose figures are in records, and of what is being done; and of the end, whose
+    figures are facts.
+    """
+    words = [*MLP, "--steps", "3", "--checkpoint", "run"]
+    facts = told(capsys, *words[len(MLP) :])
+    shutil.rmtree("run")
+    assert main(words) == 0
+    shown = capsys.readouterr().out.splitlines()
+
+    def timeless(line):
+        return re.sub(r"[\d.]+( ms| s|$)", "", line)
+
+    said, seen = [timeless(line) for text in facts["told"] for line in text.splitlines()], [*map(timeless, shown)]
+    assert len(said) > 5 and all(line in seen for line in said), (said, seen)
+    ends = r"prediction error|other programs|steps waited|held out|profile:|checkpoints:|[\d.]+ s in all"
+    others = rf"step +\d+  loss|.* \.\.\.$|{ends}"
+    assert [line for line in shown if timeless(line) not in said and not re.match(others, line)] == []

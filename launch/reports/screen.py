@@ -45,13 +45,15 @@ class Bar:
 
 @dataclass
 class Speaker:
-    """Tells people lines as they come, or programs one JSON object at the end; only the leading rank speaks.
+    """Tells people lines as they come, or programs one JSON object at the end, with the same lines as "told" but those
+    of steps and of what was being done; only the leading rank speaks.
 
     A run does not end because there is no room for a line on the way: that is warned of once.
     """
 
     leads: bool
     json: bool
+    _told: list[str] = field(default_factory=list, init=False)
     _has_lost: bool = field(default=False, init=False)
 
     @property
@@ -60,6 +62,12 @@ class Speaker:
         return self.leads and not self.json and sys.stderr.isatty()
 
     def line(self, text: str) -> None:
+        if self.json:
+            self._told.append(text)
+        else:
+            self._show(text)
+
+    def _show(self, text: str) -> None:
         if not self.leads or self.json:
             return
         why = _lost(text, sys.stdout)
@@ -69,7 +77,7 @@ class Speaker:
 
     def note(self, text: str) -> None:
         """What is being done, for people who wait; stderr is for what went wrong."""
-        self.line(f"{text} ...")
+        self._show(f"{text} ...")
 
     def warn(self, text: str) -> None:
         """What went wrong while the run goes on."""
@@ -79,8 +87,8 @@ class Speaker:
 
     def step_line(self, text: Callable[[], str]) -> None:
         """A line on a step; where the bar shows the same on the same terminal, nothing."""
-        if not (self.has_bar and sys.stdout.isatty()):
-            self.line(text())
+        if self.leads and not self.json and not (self.has_bar and sys.stdout.isatty()):
+            self._show(text())
 
     @contextmanager
     def bar(self, first: int, total: int) -> Iterator[Bar]:
@@ -107,7 +115,7 @@ class Speaker:
 
     def close(self, text: Callable[[dict[str, Any]], str], facts: dict[str, Any]) -> None:
         if self.leads:
-            print(json.dumps(facts) if self.json else text(facts), flush=True)
+            print(json.dumps({**facts, "told": self._told}) if self.json else text(facts), flush=True)
 
 
 def _lost(text: str, file: TextIO) -> str:
