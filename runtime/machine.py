@@ -146,6 +146,11 @@ class Machine:
         return np.array([number[p] for p in self.processors], dtype=np.int32)
 
     @cached_property
+    def capacity(self) -> np.ndarray:
+        """int64[P]: the bytes of each processor that a plan may use."""
+        return np.array([p.capacity_bytes for p in self.processors], dtype=np.int64)
+
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of processors, memories and links by kind and number; measured figures do not enter."""
         kinds = [(p.kind, round(p.memory_bytes / 2**30)) for p in self.processors]

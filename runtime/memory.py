@@ -192,13 +192,13 @@ def course(graph: TaskGraph, timeline: Timeline, proc: int) -> tuple[np.ndarray,
 
 
 def refuse(
-    graph: TaskGraph, timeline: Timeline, packing: Packing, capacities: Sequence[int], names: Sequence[int] = ()
+    graph: TaskGraph, timeline: Timeline, packing: Packing, capacities: np.ndarray, names: Sequence[int] = ()
 ) -> None:
-    """Raises ValueError where a processor's arena exceeds its capacity in bytes, with the largest owners named.
+    """Raises ValueError where a processor's arena exceeds its capacity, bytes[P], with the largest owners named.
 
     names   what the processors of a folded graph are called on the whole machine
     """
-    excess = packing.peak_bytes - np.asarray(capacities)
+    excess = packing.peak_bytes - capacities
     proc = int(excess.argmax())
     if excess[proc] > 0:
         owners = ", ".join(f"{name} ({written(size)})" for name, size in largest(graph, timeline, [proc])[0])

@@ -57,6 +57,11 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return share * (rates.get(dtype) or self.flops_per_second)
 
     @property
+    def capacity_bytes(self) -> int:
+        """What a plan may use of its memory."""
+        return self.memory_bytes - self.reserved_bytes
+
+    @property
     def has_traits(self) -> bool:
         """Whether it matters how what kernels touch lies in memory."""
         return any(getattr(self, trait) for trait in TRAITS)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from castile.launch.measuring import measure
@@ -17,6 +18,16 @@ class Ring:
 
     def __init__(self) -> None:
         self.own = self
+
+
+def trial(name, peak_bytes):
+    """Of a plan that needs so much on each processor."""
+    return measure.Trial(name, None, SimpleNamespace(packing=SimpleNamespace(peak_bytes=np.array(peak_bytes))), 0)
+
+
+def job(room, backend="numpy"):
+    """On processors of so much memory."""
+    return SimpleNamespace(backend=backend, machine=SimpleNamespace(capacity=np.array(room)))
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +53,7 @@ def test_what_was_measured_is_free_and_what_was_there_is_left_alone(fails, froze
     before = weakref.ref(Ring())
     with set_aside() if frozen else nullcontext():
         try:
-            measure.measure(SimpleNamespace(backend="numpy"), [], lambda *_: None, 0.0, 1)
+            measure.measure(job([1]), [trial("a", [1])], lambda *_: None, 0.0, 1)
         except ValueError:
             assert fails
         assert [one() for one in made] == [None]
@@ -51,3 +62,23 @@ def test_what_was_measured_is_free_and_what_was_there_is_left_alone(fails, froze
     # Nobody but itself refers to it. (To look for garbage once more takes seconds after thousands of tests.)
     before().own = None
     assert before() is None
+
+
+@pytest.mark.parametrize(
+    ("backend", "room", "wanted"),
+    [
+        ("numpy", [100, 100], [["a", "b", "c", "d"]]),
+        ("numpy", [60, 40], [["a", "b"], ["c"], ["d"]]),
+        ("numpy", [30, 30], [["a"], ["b"], ["c"], ["d"]]),
+        ("numpy", [1, 1], [["a"], ["b"], ["c"], ["d"]]),
+        ("cuda", [100, 100], [["a"], ["b"], ["c"], ["d"]]),
+    ],
+)
+def test_plans_take_turns_as_far_as_memory_holds_them_together(backend, room, wanted, monkeypatch):
+    """Each processor has to hold what all of a turn need there."""
+    needs = {"a": [30, 10], "b": [30, 10], "c": [5, 30], "d": [30, 20]}
+    trials = [trial(name, peak) for name, peak in needs.items()]
+    taken: list[list[str]] = []
+    monkeypatch.setattr(measure, "_take_turns", lambda job, those, *_: taken.append([t.name for t in those]))
+    measure.measure(job(room, backend), trials, lambda *_: None, 0.0, 1)
+    assert taken == wanted

@@ -64,8 +64,7 @@ def prepare(lowering: Lowering, strategy: Strategy, cost: CostModel) -> Prepared
     number = repeats.numbers(program, tasks)
     tasks, simulated = ordering.simulated(number, tasks, priced, machine.engines, strategy.order)
     packing = memory.pack(tasks, simulated.timeline)
-    capacity = [p.memory_bytes - p.reserved_bytes for p in machine.processors]
-    memory.refuse(tasks, simulated.timeline, packing, capacity)
+    memory.refuse(tasks, simulated.timeline, packing, machine.capacity)
     return Prepared(tasks, simulated, packing)
 
 

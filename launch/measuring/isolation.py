@@ -105,7 +105,7 @@ class Isolated(Bench):
         """Raises UserError where the buffers do not fit side by side."""
         prepared = job.prepare(plan)
         packing = apart(prepared.tasks)
-        _refuse(name, packing, [p.memory_bytes - p.reserved_bytes for p in job.machine.processors])
+        _refuse(name, packing, job.machine.capacity)
         execution = job.execute(Prepared(prepared.tasks, prepared.simulated, packing), 0)
         execution.feed(feed, rate)
         for _ in range(WARM_UP):
@@ -142,8 +142,8 @@ def _aligned(nbytes: np.ndarray) -> np.ndarray:
     return -(-nbytes.astype(np.int64) // ALIGNMENT) * ALIGNMENT
 
 
-def _refuse(name: str, packing: Packing, capacities: Sequence[int]) -> None:
-    excess = packing.peak_bytes - np.asarray(capacities)
+def _refuse(name: str, packing: Packing, capacities: np.ndarray) -> None:
+    excess = packing.peak_bytes - capacities
     proc = int(excess.argmax())
     if excess[proc] > 0:
         need, have = written(int(packing.peak_bytes[proc])), written(int(capacities[proc]))

@@ -58,7 +58,7 @@ class Exchange(NamedTuple):
 
 def exchanges(machine: Machine, dtype: str) -> Iterator[Exchange]:
     """All transfers worth measuring on a machine: in pairs, in groups of 4, 8, ... and among all processors."""
-    room = MEMORY_SHARE * min(p.memory_bytes - p.reserved_bytes for p in machine.processors)
+    room = MEMORY_SHARE * int(machine.capacity.min())
     for groups in _groups(machine):
         size = len(groups[0])
         share, most = size * np.dtype(dtype).itemsize, min(MOST_BYTES, room / 3)

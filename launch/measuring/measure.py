@@ -83,11 +83,24 @@ def measure(
 ) -> None:
     """Time `rounds` steps of every trial, after a warm-up; their timelines go into the trials, on rank 0.
 
-    The trials' memory is free again afterwards. Raises ValueError where there is too little of it.
+    The trials' memory is free again afterwards; those take turns that have room beside each other. Raises ValueError
+    where there is too little for one.
     """
-    for those in [trials] if job.backend == "numpy" else [[t] for t in trials]:
+    for those in _together(job, trials):
         with _freed():
             _take_turns(job, those, feed, rate, rounds)
+
+
+def _together(job: Job, trials: Sequence[Trial]) -> list[list[Trial]]:
+    """The trials in groups of those that are held in memory at once: on a GPU each alone."""
+    groups, left = list[list[Trial]](), np.zeros(0)
+    for t in trials:
+        if not groups or job.backend != "numpy" or (left < t.prepared.packing.peak_bytes).any():
+            groups.append([])
+            left = job.machine.capacity
+        groups[-1].append(t)
+        left = left - t.prepared.packing.peak_bytes
+    return groups
 
 
 @contextlib.contextmanager

@@ -70,8 +70,7 @@ def passing(job: Job, plan: Strategy, trained: Prepared) -> Passing:
     It goes over a batch, or over the largest equal piece of one for which there is memory: steps lend it what they use
     while they run. Raises ValueError where there is for none.
     """
-    refused, machine = list[ValueError](), job.machine
-    room = np.array([p.memory_bytes - p.reserved_bytes for p in machine.processors]) - trained.packing.peak_bytes
+    refused, room = list[ValueError](), job.machine.capacity - trained.packing.peak_bytes
     for graph in _pieces(job):
         try:
             prepared = job.prepare(adapted(plan, job.lowering, graph), forward(job, graph))

@@ -144,7 +144,7 @@ def step_line(job: Job, step: int, progress: Progress, prepared: Prepared, last:
     rate = float(np.median(progress.paces[-last:]))
     fullest = int(prepared.packing.peak_bytes.argmax())
     processor = job.machine.processors[fullest]
-    used, there = int(prepared.packing.peak_bytes[fullest]), processor.memory_bytes - processor.reserved_bytes
+    used, there = int(prepared.packing.peak_bytes[fullest]), processor.capacity_bytes
     return (
         f"step {step:5d}  loss {progress.losses[-1]:.4f} | {ms(seconds)} "
         f"(sim {ms(simulated_seconds).removesuffix(' ms')}, {off:+.1f} %) | {report.pace(rate)} | "

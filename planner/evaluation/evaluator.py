@@ -85,7 +85,7 @@ class Evaluator:
         assert objective in OBJECTIVES and (objective == "latency") <= (lowering.mode == "forward"), objective
         self.lowering, self.cost, self.objective = lowering, cost, objective
         self.cost_snapshot = identity(snapshot)
-        self.capacity = np.array([p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors])
+        self.capacity = lowering.machine.capacity
         self._known: dict[Key, _Known] = {}
         self._refused: dict[Key, TooManyTransfers] = {}
         self._small: dict[Key, bool] = {}
@@ -322,7 +322,7 @@ class Evaluator:
         # Processors of one role are of one kind, so they have as much memory as the one that stands for them.
         reps = seen.folded.representative
         packing = self._packing(seen, self.capacity[reps])
-        memory.refuse(seen.tasks, seen.simulated.timeline, packing, self.capacity[reps].tolist(), reps.tolist())
+        memory.refuse(seen.tasks, seen.simulated.timeline, packing, self.capacity[reps], reps.tolist())
         return tuple(packing.peak_bytes[seen.role].tolist())
 
     def arenas(self, strategy: Strategy) -> tuple[int, ...]:

@@ -176,7 +176,7 @@ def _pipelines(
     num_procs = lowering.machine.num_procs
     if lowering.microbatches == 1:
         return {}
-    room = min(p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors)
+    room = int(lowering.machine.capacity.min())
     _, all_bytes = _param_bytes(lowering)
     made, rows = dict[str, Callable[[], Configs]](), Pipelines(lowering, cost)
     is_large = has_many_parts(lowering)
@@ -258,7 +258,7 @@ def _for_large(lowering: Lowering, cuts: TensorCuts, near: int) -> dict[str, Cal
     and processors all divide; pieces where the cut does, unless what is gathered for a step has no room either.
     """
     num_procs = lowering.machine.num_procs
-    room = min(p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors)
+    room = int(lowering.machine.capacity.min())
     once, all_bytes = _param_bytes(lowering)
     made: dict[str, Callable[[], Configs]] = {}
     for width in [near, *_halves(near), *_doubles(near, num_procs)]:
