@@ -134,10 +134,10 @@ def choose(
     is_made_to_fit = not trials
     if is_made_to_fit:
         progress("no known plan fits: looking for one that does")
-        plan = job.agreed_plan(lambda: next_found(lambda: _looked(job, wish)))
-        job.lowering = job.lowering.remade(microbatches=plan.microbatches, recompute=plan.recompute)
-        plans = {"found to fit": plan} | known(job, asked_for)
-        trials = _fitting(job, plans, seed)
+        fitting = job.agreed_plan(lambda: next_found(lambda: _looked(job, wish)))
+        job.lowering = job.lowering.remade(microbatches=fitting.microbatches, recompute=fitting.recompute)
+        plans = known(job, asked_for)
+        trials = _fitting(job, plans | {"found to fit": fitting}, seed)
     _measure(job, trials, feed, rate)
     for turn in range(MOST_TURNS):
         if not asked_for:
