@@ -227,7 +227,7 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     )
     out.print(report.kind_table(facts["kinds"]))
     if sum(kind["share"] for kind in facts["kinds"]) > 1 + ROUNDING:
-        out.say("shares are of all processors' time, and add to more than 100 %: transfers go on beside kernels")
+        out.say("shares are of all processors' time, and add to more than all of it: transfers go on beside kernels")
     out.say("")
     out.print(report.proc_table(facts["procs"]))
     fullest = max(facts["procs"], key=lambda row: row["peak_bytes"])

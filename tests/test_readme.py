@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from castile.launch import data, models, predict, train
-from castile.launch.explain import Explain
+from castile.launch import data, explain, models, predict, train
 from castile.launch.jobs import jobs
 from castile.launch.validate import STEP_SECONDS
 from tests import documented, test_resnet, test_zoo_sequences, test_zoo_vision
@@ -119,7 +118,7 @@ SAID = {
     ("predict", "profile"): f"by default {usual_profile()}",
     ("predict", "budget"): f"{predict.BUDGET} by default",
     ("validate", "batch"): f"by default so many that a data-parallel step takes at least {1e3 * STEP_SECONDS:g} ms",
-    ("explain", "budget"): f"({Explain.budget})",
+    ("explain", "budget"): f"{explain.BUDGET} by default",
 }
 
 

@@ -103,7 +103,7 @@ def test_shares_that_add_to_more_than_all_time_say_why(capsys):
         shares = [row["share"] for row in answer(capsys, *words)["kinds"]]
         assert (sum(shares) > 1.001) == is_more
         assert main(words) == 0
-        assert ("add to more than 100 %: transfers go on beside kernels" in capsys.readouterr().out) == is_more
+        assert ("add to more than all of it: transfers go on beside kernels" in capsys.readouterr().out) == is_more
 
 
 def test_a_name_of_the_zoo_is_a_model_whatever_files_lie_here(tmp_path, monkeypatch, capsys):

@@ -240,6 +240,8 @@ def test_a_folder_that_is_gone_ends_no_training(alone, capsys, monkeypatch):
 
     def save(saves, step):
         if step == 4:
+            # nobody writes there meanwhile
+            saves.saver.wait()
             shutil.rmtree("run")
         return real(saves, step)
 
