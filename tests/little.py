@@ -26,6 +26,23 @@ from castile.runtime.task import TaskGraph
 SEARCHES = (*available(), "megatron")
 
 
+def described(memory_bytes: int, count: int = 2, kind: str = "small") -> str:
+    """The file of a machine of so many processors, each with so much memory."""
+    return f"""
+[[processor]]
+count = {count}
+kind = "{kind}"
+flops_per_second = 1e10
+bytes_per_second = 1e10
+memory_bytes = {memory_bytes}
+
+[[level]]
+name = "link"
+latency_seconds = 1e-6
+bytes_per_second = 1e9
+"""
+
+
 def one_layer() -> Graph:
     g = Graph("one", "float64")
     x = g.input("x", (4, 40), "b i")

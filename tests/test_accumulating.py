@@ -30,26 +30,14 @@ from castile.planner.searching import accumulating, filling, foresight
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.foresight import Foreseen, Outlook
 from castile.planner.step.recompute import Recomputation
-from tests.little import evaluator, machine, tower
+from tests.little import described, evaluator, machine, tower
 from tests.training import SGD
 
 MODEL = "gpt:layers=1,width=32,heads=2,seq=32,vocab=64"
 BATCH = 32
 # Room for parameters, their gradients and what updates keep, and for the activations of some of the samples.
 MEMORY = 900_000
-SMALL = f"""
-[[processor]]
-count = 2
-kind = "small"
-flops_per_second = 1e10
-bytes_per_second = 1e10
-memory_bytes = {MEMORY}
-
-[[level]]
-name = "link"
-latency_seconds = 1e-6
-bytes_per_second = 1e9
-"""
+SMALL = described(MEMORY)
 
 
 @pytest.fixture

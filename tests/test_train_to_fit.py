@@ -7,28 +7,16 @@ from pathlib import Path
 import pytest
 
 from castile.launch.__main__ import main
+from tests.little import described
 from tests.mpi import mpirun_apart
 
 MODEL = "gpt:layers=1,width=32,heads=2,seq=32,vocab=128"
 BATCH = 32
-SMALL = """
-[[processor]]
-count = {num_procs}
-kind = "cpu"
-flops_per_second = 1e10
-bytes_per_second = 1e10
-memory_bytes = {memory}
-
-[[level]]
-name = "link"
-latency_seconds = 1e-6
-bytes_per_second = 1e9
-"""
 
 
 def little(memory: int, num_procs: int = 1) -> str:
     """A machine of so much memory on each processor."""
-    Path("small.toml").write_text(SMALL.format(memory=memory, num_procs=num_procs))
+    Path("small.toml").write_text(described(memory, num_procs, "cpu"))
     return "small.toml"
 
 
