@@ -252,13 +252,15 @@ def _relay(
     in `hosts` where ranks were lost.
     """
 
+    def is_said(last: str) -> bool:
+        return any(last in text for text in said)
+
     def unsaid() -> str:
-        last = left.read()
-        return "" if any(last in text for text in said) else last
+        return "" if is_said(last := left.read()) else last
 
     # who was asked to end has not died
     for text in notes.told(stream, lambda: None if passed else unsaid(), hosts):
-        is_again = text == f"castile: {left.read()}\n" and not unsaid()
+        is_again = text == f"castile: {(last := left.read())}\n" and is_said(last)
         said += [text] if text.startswith("castile: ") or notes.is_unread(text) else []
         if is_again or notes.is_unread(text):
             continue

@@ -230,7 +230,7 @@ class _Chart:
         """What lives on the processor that is fullest for what it has, over time; names: by which the machine has them.
         """
         every = [memory.course(self.graph, timeline, proc) for proc in range(self.graph.num_procs)]
-        capacity = [machine.processors[name].capacity_bytes for name in names]
+        capacity = machine.capacity[list(names)].tolist()
         shares = [alive.max() / most for (_, alive), most in zip(every, capacity, strict=True)]
         proc = int(np.argmax(shares))
         moments, alive = every[proc]
