@@ -28,21 +28,28 @@ class Near:
 
 
 class Nearness:
-    """Who is near whom, of processors in these groups.
+    """Who is near whom, of processors in these groups."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._turns = Turns(groups)
+        self._holders: dict[tuple[int, ...], Holders] = {}
+
+    def holders(self, procs: tuple[int, ...]) -> Holders:
+        """Those who hold the same, in order."""
+        if procs not in self._holders:
+            self._holders[procs] = Holders(procs, self._turns)
+        return self._holders[procs]
+
+
+class Turns:
+    """Whose turn it is among those who are nearest to somebody, of processors in these groups.
 
     places   of a processor each level and its group there, the nearest first
     """
 
     def __init__(self, groups: Groups) -> None:
         self.places = cache(lambda proc: tuple(enumerate(groups(proc))))
-        self._holders: dict[tuple[int, ...], Holders] = {}
         self._near: dict[tuple[int, ...], Near] = {}
-
-    def holders(self, procs: tuple[int, ...]) -> Holders:
-        """Those who hold the same, in order."""
-        if procs not in self._holders:
-            self._holders[procs] = Holders(procs, self)
-        return self._holders[procs]
 
     def near(self, procs: tuple[int, ...]) -> Near:
         """These as they are nearest to somebody, whatever they hold: all who have them near take them in turn."""
@@ -54,21 +61,21 @@ class Nearness:
 class Holders:
     """Who hold the same, in order."""
 
-    def __init__(self, procs: tuple[int, ...], nearness: Nearness) -> None:
-        self.procs, self._nearness = procs, nearness
+    def __init__(self, procs: tuple[int, ...], turns: Turns) -> None:
+        self.procs, self._turns = procs, turns
         within: dict[tuple[int, int], list[int]] = {}
         for proc in procs:
-            for place in nearness.places(proc):
+            for place in turns.places(proc):
                 within.setdefault(place, []).append(proc)
-        self._within = {place: nearness.near(tuple(each)) for place, each in within.items()}
+        self._within = {place: turns.near(tuple(each)) for place, each in within.items()}
         self._among = frozenset(procs)
         self._asked: dict[int, int] = {}
 
     def nearest(self, proc: int) -> Near:
         """Those of them who are nearest to a processor: itself, if it is one."""
         if proc in self._among:
-            return self._nearness.near((proc,))
-        for place in self._nearness.places(proc):
+            return self._turns.near((proc,))
+        for place in self._turns.places(proc):
             if place in self._within:
                 return self._within[place]
         raise AssertionError(f"no level joins {proc} with any of {self.procs}")

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -154,7 +155,16 @@ class Watched:
             return number, None
 
         plain = Outlook(at)  # type: ignore[arg-type]
-        return replace(plain, foresight=Foresight(lambda asked: plain.draw(asked.numbers), helps))
+        return replace(plain, foresight=Foresight(helps))
+
+
+@contextmanager
+def begun(outlook: Outlook) -> Iterator[Foresight]:
+    """What is expected of it is drawn by what it is without foresight."""
+    assert outlook.foresight is not None
+    plain = replace(outlook, foresight=None)
+    with outlook.foresight.begun(lambda asked: plain.draw(asked.numbers)):
+        yield outlook.foresight
 
 
 @pytest.fixture(params=["alone", "beside", "whoever begins"])
@@ -172,8 +182,7 @@ def test_places_are_the_same_with_those_that_follow_drawn_beside(
     watched = Watched({1: 4.0, 2: 2.0, 4: 1.2, 16: 0.5, 32: 0.4, 64: 0.4})
     monkeypatch.setattr(foresight, "foresee", watched.foresee)
     outlook, numbers = watched.outlook(helps is not False), (1, 2, 4, 8, 16, 32, 64)
-    assert outlook.foresight is not None
-    with outlook.foresight:
+    with begun(outlook):
         places = [*outlook.places(numbers, most, lambda: False)]
     expected, shares = list[int](), dict[int, float]()
     for number in numbers:
@@ -194,8 +203,7 @@ def test_of_numbers_that_are_asked_for_together_none_is_drawn_behind_one_that_fi
     outlook, numbers = watched.outlook(helps is not False), (1, 2, 3, 4, 8, 16)
     assert [*outlook.draw(numbers)] == [*watched.here] == [1, 4]
     watched.here.clear()
-    assert outlook.foresight is not None
-    with outlook.foresight:
+    with begun(outlook):
         outlook.expect(*numbers)
         assert [one.number for one in outlook.places(numbers, 1.0, lambda: False)] == [1, 4, 8, 16]
     assert helps is None or watched.here == ([8] if helps else [1, 4, 8, 16])
@@ -205,9 +213,8 @@ def test_what_is_not_begun_with_is_forgotten(monkeypatch: pytest.MonkeyPatch) ->
     """By those alone for whom it was expected."""
     outlook, given_up = Watched({1: 1.0, 2: 1.0, 4: 1.0}).outlook(True), list[int]()
     other = replace(outlook, recompute=("x",))
-    assert outlook.foresight is not None
     monkeypatch.setattr(Copy, "give_up", lambda self, number: given_up.append(number) or number != 1)
-    with outlook.foresight as ahead:
+    with begun(outlook) as ahead:
         for one in (outlook, other):
             one.expect(1)
             one.expect(2)
@@ -228,8 +235,7 @@ def test_what_cannot_be_cut_is_told_as_nothing_beside_too(monkeypatch: pytest.Mo
     watched = Watched({1: 4.0})
     monkeypatch.setattr(foresight, "foresee", watched.foresee)
     outlook = watched.outlook(True)
-    assert outlook.foresight is not None
-    with outlook.foresight as ahead:
+    with begun(outlook) as ahead:
         outlook.expect(3)
         assert ahead.is_expected(3, (), None)
         assert [*outlook.places((3,), inf, lambda: False)] == [] and not watched.here

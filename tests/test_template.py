@@ -39,10 +39,10 @@ def test_what_is_shared_is_what_each_would_find() -> None:
             first = part.ranges[axes[0]]
             return first, [part.ranges[axis] for axis in branch[first[0]]]
 
-        shared = Shared(look)
+        shared = Shared()
         for _ in range(20):
             part = SimpleNamespace(op=None, alignment=None, ranges={a: (n := rng.randrange(3), n + 1) for a in axes})
-            num_asked, mine = num_asked + 1, shared.of(part)
+            num_asked, mine = num_asked + 1, shared.of(part, look)
             num_found += len(found)
             found.clear()
             assert mine == look(part)

@@ -57,7 +57,7 @@ class Looking(Wanted):
         began, refused, best = clock(), None, None
         try:
             # What is worked out of plans of many parts stays while others are looked at.
-            with self.foresight, uncollected() if self.is_dear else nullcontext():
+            with self.foresight.begun(self.drawn), uncollected() if self.is_dear else nullcontext():
                 best = self._looked(limits, progress)
         except NoPlanFits as error:
             refused = error

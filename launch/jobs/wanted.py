@@ -139,9 +139,10 @@ class Wanted:
     @cached_property
     def foresight(self) -> Foresight:
         """Sketches that are drawn ahead, where whoever looks begins that."""
-        return Foresight(self._drawn, self.is_dear and num_cores() > 1 and not self.is_alone)
+        return Foresight(self.is_dear and num_cores() > 1 and not self.is_alone)
 
-    def _drawn(self, asked: Question) -> Drawn:
+    def drawn(self, asked: Question) -> Drawn:
+        """What known plans take, as it is asked ahead."""
         return self.outlook(asked.recompute, asked.is_meant).draw(asked.numbers)
 
     def at(self, recompute: Dropped, microbatches: int) -> tuple[Evaluator, Pins | None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import count, groupby
 
 import numpy as np
 
@@ -104,9 +104,7 @@ def _pairs(tasks: np.ndarray, before: np.ndarray) -> np.ndarray:
 
 def _numbers() -> defaultdict[Hashable, int]:
     """A number for each key, in the order in which they are asked for."""
-    found = defaultdict[Hashable, int]()
-    found.default_factory = found.__len__
-    return found
+    return defaultdict(count().__next__)
 
 
 class _Latest:

@@ -6,7 +6,7 @@ One template serves all nodes of the same operator, shapes and split, whatever t
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -331,10 +331,9 @@ class _Common:
         shapes = tuple([layout.shape(number) for layout in layouts])
         flops, given = grid.flops(which, number), shapes[: len(self.step.inputs)]
         if given not in self._recordings:
-            specs = tuple(map(Spec, given, self.dtypes))
-            self._recordings[given] = Shared(lambda like: self._recorded(like, specs))
+            self._recordings[given] = Shared()
         shared = self._recordings[given]
-        recording, bodies = shared.of(grid.part(number))
+        recording, bodies = shared.of(grid.part(number), partial(self._recorded, given))
         if self._place_counts:
             self._axes |= shared.axes
         known = (shapes, flops, id(bodies))
@@ -342,8 +341,9 @@ class _Common:
             self._works[known] = self._made(recording, bodies, shapes, flops, grid.part(number))
         return self._works[known]
 
-    def _recorded(self, part: Part, specs: tuple[Spec, ...]) -> tuple[Recording, Bodies]:
+    def _recorded(self, given: Shapes, part: Part) -> tuple[Recording, Bodies]:
         """What a part records, with the bodies made of it: one for all that look where they are and do the same."""
+        specs = tuple(map(Spec, given, self.dtypes))
         recording = self._recorder.recorded(part, specs)
         return self._alike.setdefault((specs, recording.told), (recording, {}))
 

@@ -36,17 +36,18 @@ class Shared(Generic[Result]):
     axes   of which one has looked at ranges so far
     """
 
-    def __init__(self, find: Callable[[Part], Result]) -> None:
-        self._find, self.axes = find, set[str]()
+    def __init__(self) -> None:
+        self.axes = set[str]()
         self._known: dict[tuple[str, ...], dict[tuple[tuple[int, int], ...], Result]] = {}
 
-    def of(self, part: Part) -> Result:
+    def of(self, part: Part, find: Callable[[Part], Result]) -> Result:
+        """What follows from this one, by what finds it."""
         for axes, known in self._known.items():
             ranges = tuple([part.ranges[axis] for axis in axes])
             if ranges in known:
                 return known[ranges]
         watched = Watched(part.ranges)
-        result = self._find(Part(part.op, part.alignment, watched))
+        result = find(Part(part.op, part.alignment, watched))
         self._known.setdefault(tuple(watched.seen), {})[tuple(watched.seen.values())] = result
         self.axes.update(watched.seen)
         return result

@@ -7,6 +7,7 @@ It does not know for what a number is wanted, nor how a sketch is drawn.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -77,27 +78,28 @@ Drawn = dict[int, Foreseen | None]
 
 
 class Foresight:
-    """Sketches that are drawn in a process beside before they are asked for; it begins where a block of this does.
+    """Sketches that are drawn in a process beside before they are asked for, while it has begun.
 
-    draw    what a question asks
     helps   whether that pays, and there is a core for it
     """
 
-    def __init__(self, draw: Callable[[Question], Drawn], helps: bool) -> None:
-        self._draw, self._helps = draw, helps
+    def __init__(self, helps: bool) -> None:
+        self._helps = helps
         self._asked: dict[Question, int] = {}
         self._copy: Copy[Question, Drawn] | None = None
 
-    def __enter__(self) -> Foresight:
+    @contextmanager
+    def begun(self, draw: Callable[[Question], Drawn]) -> Iterator[None]:
+        """With what draws what a question asks. Who has that may have this too: it is not kept."""
         if self._helps:
-            self._copy = Copy(self._draw)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._copy is not None:
-            self._copy.end(at_once=True)
-        self._copy = None
-        self._asked.clear()
+            self._copy = Copy(draw)
+        try:
+            yield
+        finally:
+            if self._copy is not None:
+                self._copy.end(at_once=True)
+            self._copy = None
+            self._asked.clear()
 
     def expect(self, question: Question, can_wait: bool = False) -> None:
         """Begin with it, if there is who could; what is expected last is drawn first, and what can wait behind all."""
