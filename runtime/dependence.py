@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ from castile.runtime.transfer import Links, Pattern, Piece, Source
 
 NO_KINDS = np.zeros(0, dtype=np.int8)
 Touch = tuple[Sequence[int], Sequence[int]]  # the buffers that a task reads, and those that it writes
+# Of large plans there are many pieces.
+_PROC, _BOX = attrgetter("proc"), attrgetter("box")
 
 
 def scan(touches: Iterable[Touch], made: Sequence[int] = ()) -> np.ndarray:
@@ -72,6 +75,7 @@ class Contribution(NamedTuple):
 class Version:
     """The analysis of one version; ports are numbered producers, patterns, readers, overwriters in one row.
 
+    num_sources    how many instances are sources, which come first
     frames[j]      the shape of what reader j reads where it sees it in strides, None where that is an unbroken run
     made[k]        the instance that producer port k writes; adds[k]: it adds to what earlier ports wrote there
     located[j]     the instance that reader j reads
@@ -80,6 +84,7 @@ class Version:
     first[i]       the port that begins instance i's life, -1 where it was there before
     """
 
+    num_sources: int
     instances: tuple[Piece, ...]
     patterns: tuple[Pattern, ...]
     frames: tuple[tuple[int, ...] | None, ...]
@@ -126,20 +131,21 @@ class Version:
     @cached_property
     def slots(self) -> np.ndarray:
         """The slot of each instance."""
-        return np.array([i.proc for i in self.instances], dtype=np.int64)
+        return np.fromiter(map(_PROC, self.instances), np.int64, len(self.instances))
 
     @cached_property
     def volumes(self) -> np.ndarray:
         """The elements of each instance."""
         # Many share their box, as one object.
-        boxes = {id(i.box): i.box for i in self.instances}
-        volume = {name: box.volume for name, box in boxes.items()}
-        return np.array([volume[id(i.box)] for i in self.instances], dtype=np.int64)
+        boxes = list(map(_BOX, self.instances))
+        names = list(map(id, boxes))
+        volume = {name: box.volume for name, box in dict(zip(names, boxes)).items()}
+        return np.fromiter(map(volume.__getitem__, names), np.int64, len(names))
 
     @cached_property
     def are_sources(self) -> np.ndarray:
         """bool: which instances are sources."""
-        return np.array([i.kind == "source" for i in self.instances], dtype=bool)
+        return np.arange(len(self.instances)) < self.num_sources
 
 
 def version(
@@ -170,14 +176,15 @@ def version(
         ports += [(number, proc) for proc in c.procs]
         adds += [number < known] * len(c.procs)
     t = collectives.plan(list(sources), readers, dtype, links, forms, twins, most)
+    num_sources = sum(len(source.procs) for source in t.sources)
     # what was there before begins with no port
-    there = sum(len(source.procs) for source in t.sources) if carried else 0
+    there = num_sources if carried else 0
     order = _ordered(
         tuple(map(t.instances.__getitem__, ports)), tuple(adds), tuple([(p.reads, p.writes) for p in t.patterns]),
         tuple(t.located), len(t.pieces), there, carried, overwritten,
     )  # fmt: skip
     frames = tuple([_frame(box, t.pieces[place].box) for (_, box), place in zip(readers, t.located, strict=True)])
-    return Version(tuple(t.pieces), tuple(t.patterns), frames, *order)
+    return Version(num_sources, tuple(t.pieces), tuple(t.patterns), frames, *order)
 
 
 def in_place(held: Sequence[tuple[int, Box]], num_readers: int, carried: bool, overwritten: bool) -> Version:
@@ -190,7 +197,7 @@ def in_place(held: Sequence[tuple[int, Box]], num_readers: int, carried: bool, o
         every, (False,) * len(held), (), every * num_readers, len(held), len(held) * carried, carried, overwritten
     )
     pieces = tuple([Piece("source", box, slot) for slot, box in held])
-    return Version(pieces, (), (None,) * (len(held) * num_readers), *order)
+    return Version(len(held), pieces, (), (None,) * (len(held) * num_readers), *order)
 
 
 def filled(readers: Sequence[tuple[int, Box]], twins: Sequence[Hashable] = ()) -> Version:
@@ -204,7 +211,7 @@ def filled(readers: Sequence[tuple[int, Box]], twins: Sequence[Hashable] = ()) -
     every, located = tuple(range(len(places))), tuple([number[slot, lies[slot, box]] for slot, box in readers])
     order = _ordered(every, (False,) * len(places), (), located, len(places), len(places), True, False)
     frames = tuple([_frame(box, lies[slot, box]) for slot, box in readers])
-    return Version(tuple([Piece("source", box, slot) for slot, box in places]), (), frames, *order)
+    return Version(len(places), tuple([Piece("source", box, slot) for slot, box in places]), (), frames, *order)
 
 
 def everywhere(box: Box, num_procs: int, located: np.ndarray) -> Version:
@@ -215,8 +222,8 @@ def everywhere(box: Box, num_procs: int, located: np.ndarray) -> Version:
     pieces = tuple([Piece("source", box, slot) for slot in range(num_procs)])
     every, ports = np.arange(num_procs), np.arange(len(located))
     return Version(
-        pieces, (), (None,) * len(located), every, np.zeros(num_procs, bool), located, np.zeros((0, 2), np.int64),
-        np.stack([ports, located], axis=1), np.full(num_procs, -1),
+        num_procs, pieces, (), (None,) * len(located), every, np.zeros(num_procs, bool), located,
+        np.zeros((0, 2), np.int64), np.stack([ports, located], axis=1), np.full(num_procs, -1),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import groupby, islice
+from itertools import chain, compress, groupby, islice
 from math import inf
 from operator import itemgetter
 
@@ -22,6 +22,8 @@ from castile.runtime.dependence import Contribution, Version, everywhere, filled
 from castile.runtime.machine import Machine
 from castile.runtime.region import Box, disjoint, whole
 from castile.runtime.transfer import Links
+
+Procs = tuple[int, ...]
 
 
 class Placed(msgspec.Struct, frozen=True, eq=False):
@@ -51,7 +53,8 @@ class Versions:
         self._placed: dict[tuple[int, Config], Placed] = {}
         self._boxes: dict[tuple[Box | None, ...], int] = {}
         self._apart: dict[int, bool] = {}
-        self._tasks: dict[tuple[int, ...], np.ndarray] = {}
+        self._tasks: dict[tuple[bool, ...], np.ndarray] = {}
+        self._slots: dict[tuple[Procs, ...], tuple[Procs, tuple[Procs, ...]]] = {}
         self._among: dict[tuple[int, ...], tuple[Links, Hashable]] = {}
 
     def placed(self, boxes: tuple[Box | None, ...], config: Config, are_apart: bool = False) -> Placed:
@@ -65,12 +68,12 @@ class Versions:
         key = number, config
         if key not in self._placed:
             r = config.replicas
-            tasks = tuple([n * r + k for n, box in enumerate(boxes) if box is not None for k in range(r)])
-            if tasks not in self._tasks:
-                self._tasks[tasks] = np.array(tasks, dtype=np.int64)
-            procs = tuple([config.procs[n] for n in tasks])
-            touched = tuple([box for box in boxes if box is not None for _ in range(r)])
-            self._placed[key] = Placed(number, boxes, config, procs, touched, self._tasks[tasks])
+            every = boxes if r == 1 else tuple([box for box in boxes for _ in range(r)])
+            are_touched = tuple([box is not None for box in every])
+            if are_touched not in self._tasks:
+                self._tasks[are_touched] = np.flatnonzero(are_touched)
+            procs, touched = tuple(compress(config.procs, are_touched)), tuple(filter(None, every))
+            self._placed[key] = Placed(number, boxes, config, procs, touched, self._tasks[are_touched])
         return self._placed[key]
 
     def on_host(self, shape: tuple[int, ...]) -> Placed:
@@ -93,32 +96,34 @@ class Versions:
     def _get(
         self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed], together: tuple[int, ...], most: float
     ) -> tuple[Version, tuple[int, ...]]:
-        slots: dict[int, int] = {}
-        known: dict[tuple[int, ...], tuple[int, ...]] = {}
-        renamed = []
-        for p in (*made, *read):
-            of = p.touching
-            if of not in known:
-                fresh = [proc for proc in dict.fromkeys(of) if proc not in slots]
-                slots.update({proc: slot for slot, proc in enumerate(fresh, len(slots))})
-                known[of] = tuple(map(slots.__getitem__, of))
-            # how many replicas there are follows from how many boxes are touched
-            renamed.append((p.layout, known[of]))
-        procs = tuple(slots)
+        every = (*made, *read)
+        procs, of_ports = self._renamed(tuple([p.touching for p in every]))
         among, apart = self._links(procs)
         carried, overwritten = flow.role == "carried", bool(flow.overwriters)
-        key = (together, tuple(renamed), flow.dtype, flow.role, overwritten, apart)
+        # how many replicas there are follows from how many boxes are touched
+        layouts = tuple([p.layout for p in every])
+        key = (together, layouts, of_ports, flow.dtype, flow.role, overwritten, apart)
         if key not in self._made:
             seen = [p for p in read if p.touching]
             if len(made) == 1 and all([_lie_alike(p, made[0]) for p in seen]) and self._is_apart(made[0]):
-                held = list(zip(renamed[0][1], made[0].touched, strict=True))
+                held = list(zip(of_ports[0], made[0].touched, strict=True))
                 self._made[key] = in_place(held, len(seen), carried, overwritten)
             elif flow.role == "input" and (box := _one_box(read)) is not None:
-                self._made[key] = everywhere(box, len(procs), _joined([of for _, of in renamed]))
+                self._made[key] = everywhere(box, len(procs), _joined(of_ports))
             else:
-                of_ports = [of for _, of in renamed]
                 self._made[key] = _analysed(flow, made, read, together, of_ports, among, carried, overwritten, most)
         return self._made[key], procs
+
+    def _renamed(self, touching: tuple[Procs, ...]) -> tuple[Procs, tuple[Procs, ...]]:
+        """The processors of each slot, and the slots of all that touch a version, given their processors."""
+        if touching not in self._slots:
+            # many touch it alike
+            different = dict.fromkeys(touching)
+            every = tuple(dict.fromkeys(chain.from_iterable(different)))
+            slots = dict(zip(every, range(len(every))))
+            renamed = {procs: tuple(map(slots.__getitem__, procs)) for procs in different}
+            self._slots[touching] = every, tuple(map(renamed.__getitem__, touching))
+        return self._slots[touching]
 
     def _is_apart(self, placed: Placed) -> bool:
         """Whether all parts have a box and no two overlap."""
