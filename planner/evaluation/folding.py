@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import msgspec
 import numpy as np
@@ -228,12 +228,13 @@ class _Assembly:
         self.steps, self.flows, self.small, self.union, self.keys = steps, flows, small, small.union, keys
         self._catalogue = catalogue
         where = {shape: n for n, shape in enumerate(small.union.shapes)}
-        self.shape = np.array([where[b.shape] for b in blocks], np.int64)
+        shapes, slots = zip(*blocks, strict=True)
+        self.shape = np.fromiter(map(where.__getitem__, shapes), np.int64, len(blocks))
         self.base = pointer(np.diff(small.pick_ptr)[self.shape])
         # The block of each relation of each block: itself, then the steps that it touches.
-        rels = [(n, *(b.slots)) for n, b in enumerate(blocks)]
-        self.rel_ptr = pointer([len(r) for r in rels])
-        self.rel_block = np.array([b for r in rels for b in r], np.int64)
+        begin, touched = pointer([*map(len, slots)]), np.fromiter(chain.from_iterable(slots), np.int64)
+        self.rel_ptr = begin + np.arange(len(begin))
+        self.rel_block = np.insert(touched, begin[:-1], np.arange(len(blocks)))
 
     def _spread(self, shape: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Entries sorted by shape laid out for every block: which entry, and of which block."""
@@ -298,8 +299,7 @@ class _Assembly:
         """The same, in which nothing waits."""
         union, small, full = self.union, self.small, self.full
         pick, node, block = self._tasks
-        num_tasks = len(node)
-        lane_ptr, lanes = self._lanes(num_tasks)
+        lane_ptr, lanes = self._lanes(num_tasks := len(node))
         buffer, buffer_block, written = self._buffers
         first = union.buffer_first[buffer]
         born = np.full(len(buffer), -1)
@@ -321,9 +321,10 @@ class _Assembly:
 
     def _order(self, block: np.ndarray) -> np.ndarray:
         """As in a composed graph."""
-        starts = [slot + 1 << 40 for slot in range(len(self.steps))]
-        starts += [(f.slot + 1 << 40) + (n + 1 << 20) for n, f in enumerate(self.flows)]
-        return np.array(starts, np.int64)[block] + np.arange(len(block)) - self.base[block]
+        starts, flows = np.arange(1, len(self.shape) + 1) << 40, np.flatnonzero(np.diff(self.base[len(self.steps) :]))
+        slots = np.array([self.flows[n].slot for n in flows.tolist()], np.int64)
+        starts[len(self.steps) + flows] = (slots + 1 << 40) + (flows + 1 << 20)
+        return starts[block] + np.arange(len(block)) - self.base[block]
 
     def _lanes(self, num_tasks: int) -> tuple[np.ndarray, np.ndarray]:
         union, small = self.union, self.small

@@ -7,26 +7,23 @@ is looked at once, however many layers have it. It does not know durations: what
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
+from operator import attrgetter
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from castile.planner.evaluation.colours import distinct, mixed, sums
 from castile.planner.lower import KEPT
-from castile.planner.lowering.instances import HOST, FlowInstance, FlowTemplate, StepInstance
+from castile.planner.lowering.instances import HOST, NONE, FlowInstance, FlowTemplate, StepInstance
 from castile.planner.lowering.rows import pointer
 from castile.planner.strategy import Config
 from castile.runtime.task import NUM_LANES, CostKey, Kind
 
 
-def _none() -> np.ndarray:
-    return np.zeros(0, np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class Shape:
+class Shape(msgspec.Struct, frozen=True, eq=False):
     """An instance and all that look alike: n nodes, each a task of its own or, behind those, of a step at its ports.
 
     source, number         the first instance of this shape; shapes are numbered as they are met
@@ -56,15 +53,15 @@ class Shape:
     lane: np.ndarray
     nth: np.ndarray
     steps: tuple[int, ...] = ()
-    before: np.ndarray = field(default_factory=_none)
-    after: np.ndarray = field(default_factory=_none)
-    buffer_proc: np.ndarray = field(default_factory=_none)
-    buffer_bytes: np.ndarray = field(default_factory=_none)
-    buffer_first: np.ndarray = field(default_factory=_none)
-    use_node: np.ndarray = field(default_factory=_none)
-    use_buffer: np.ndarray = field(default_factory=_none)
-    strided: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
-    adds: list[tuple[int, int]] = field(default_factory=list)
+    before: np.ndarray = NONE
+    after: np.ndarray = NONE
+    buffer_proc: np.ndarray = NONE
+    buffer_bytes: np.ndarray = NONE
+    buffer_first: np.ndarray = NONE
+    use_node: np.ndarray = NONE
+    use_buffer: np.ndarray = NONE
+    strided: Sequence[tuple[int, int, tuple[int, ...]]] = ()
+    adds: Sequence[tuple[int, int]] = ()
 
     @property
     def num_nodes(self) -> int:
@@ -304,11 +301,11 @@ class Union:
 
     def _all(self, name: str, dtype: type = np.int64, of: str = "", base: np.ndarray | None = None) -> np.ndarray:
         """A field of all shapes; with `of`, numbers of nodes (or what `base` begins), as many as that field has."""
-        joined = np.concatenate([np.zeros(0, dtype), *(getattr(s, name) for s in self.shapes)])
+        joined = np.concatenate([np.zeros(0, dtype), *map(attrgetter(name), self.shapes)])
         if not of:
             return joined
         begin = self.node_ptr if base is None else base
-        return joined + np.repeat(begin[:-1], [len(getattr(s, of)) for s in self.shapes])
+        return joined + np.repeat(begin[:-1], [*map(len, map(attrgetter(of), self.shapes))])
 
     def _aliases(self) -> np.ndarray:
         place = {s.number: n for n, s in enumerate(self.shapes)}

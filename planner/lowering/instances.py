@@ -241,8 +241,9 @@ class FlowInstance(msgspec.Struct, frozen=True, eq=False, dict=True):
         """The slot that the transfers follow: the last producer's, or the one before the first of those who read what
         transfers bring.
         """
-        of_producers = [slot for slot, _ in self.flow.producers]
-        return max(of_producers, default=min([self.slots[n] for n in self.template.served], default=0) - 1)
+        if self.flow.producers:
+            return max([slot for slot, _ in self.flow.producers])
+        return min([self.slots[n] for n in self.template.served], default=0) - 1
 
     def task(self, number: int, local: int, first_buffer: int) -> Task:
         """The transfer written out."""
