@@ -121,8 +121,10 @@ class StepTemplate:
     does   what they compute: one object for all passes that differ in where in its region lies what they touch
     """
 
-    def __init__(self, step: Step, grid: Grid, common: _Common, does: Works, places: Places) -> None:
-        self._step, self._grid, self._common, self.does, self._places = step, grid, common, does, places
+    def __init__(self, step: Step, cuts: Cuts, grid: Grid, common: _Common, places: Places) -> None:
+        self._step, self._grid, self._common, self._places = step, grid, common, places
+        self._layouts = layouts_of(step, grid)
+        self.does = common.works(step, cuts, grid, self._layouts)
         self.num_parts = grid.count
         self._parts: dict[int, PartTemplate] = {}
         self._boxes: Boxes = {}
@@ -137,21 +139,25 @@ class StepTemplate:
         if number not in self._parts:
             inputs = tuple([self.boxes(port, False)[number] for port in range(len(self._step.inputs))])
             outputs = tuple([self.boxes(port, True)[number] for port in range(len(self._step.outputs))])
-            work = self._common.work(self._step.which, self._grid, layouts_of(self._step, self._grid), number)
+            work = self._common.work(self._step.which, self._grid, self._layouts, number)
             self._parts[number] = PartTemplate(inputs, outputs, work)
         return self._parts[number]
 
     def known(self, port: int, output: bool) -> Boxes:
         """Where it is kept which boxes a port has: one object for all templates of which it has the same."""
-        is_moved = self._places and self._places[port + len(self._step.inputs) * output]
+        is_moved = self._places and self._places[self._row(port, output)]
         return self._boxes if is_moved else self.does.boxes
+
+    def _row(self, port: int, output: bool) -> int:
+        """The place of a port among all, inputs then outputs."""
+        return port + len(self._step.inputs) * output
 
     def boxes(self, port: int, output: bool) -> tuple[Box | None, ...]:
         """The box of a port by part."""
         known = self.known(port, output)
         if (port, output) not in known:
-            layout = self._grid.layout((self._step.outputs if output else self._step.inputs)[port])
-            bears = self._common.bears[port + len(self._step.inputs) * output]
+            row = self._row(port, output)
+            layout, bears = self._layouts[row], self._common.bears[row]
             boxes = (layout.each(bears.laid) if bears.order else layout).by_part
             touched = [(work.outputs if output else work.inputs)[port] for work in self.does.each]
             rows = zip(boxes, self.does.number.tolist()) if not all(touched) else ()
@@ -160,8 +166,7 @@ class StepTemplate:
 
     def are_apart(self, port: int, output: bool) -> bool:
         """Whether it is known of the boxes of a port that all parts have one and no two overlap."""
-        layout = self._grid.layout((self._step.outputs if output else self._step.inputs)[port])
-        return layout.are_apart and None not in self.boxes(port, output)
+        return self._layouts[self._row(port, output)].are_apart and None not in self.boxes(port, output)
 
     def strided(self, replicas: int, rows: Sequence[InStrides]) -> tuple[np.ndarray, list[CostKey]]:
         """The tasks, when each part has that many replicas, that read arrays in strides, and cost keys that say so."""
@@ -213,7 +218,7 @@ class Templates:
             if number not in self._common:
                 self._common[number] = _Common(step, dtypes)
             common = self._common[number]
-            self._made[key] = StepTemplate(step, grid, common, common.works(step, cuts, grid), places)
+            self._made[key] = StepTemplate(step, cuts, grid, common, places)
             assert micro == step.micro or step.axis not in common.looked_at, f"{step.name} looks at its samples"
         return self._made[key]
 
@@ -245,7 +250,8 @@ class Templates:
         known = self.node_kind(step.node), step.which, step.axis
         if known not in self._sampled:
             common = _Common(step, dtypes)
-            common.works(step, (), self.grid(step.node, (), step.axis, step.micro))
+            grid = self.grid(step.node, (), step.axis, step.micro)
+            common.works(step, (), grid, layouts_of(step, grid))
             self._sampled[known] = step.axis in common.looked_at
         return self._sampled[known]
 
@@ -309,10 +315,10 @@ class _Common:
         """The axes of which ranges told what parts recorded so far."""
         return {axis for shared in self._recordings.values() for axis in shared.axes}
 
-    def works(self, step: Step, cuts: Cuts, grid: Grid) -> Works:
+    def works(self, step: Step, cuts: Cuts, grid: Grid, layouts: Sequence[Layout]) -> Works:
         """The works of one of these steps under a split: all touch boxes of the same shapes."""
         if cuts not in self._split:
-            self._split[cuts] = self._find(step.which, grid, layouts_of(step, grid))
+            self._split[cuts] = self._find(step.which, grid, layouts)
         return self._split[cuts]
 
     def _find(self, which: str, grid: Grid, layouts: Sequence[Layout]) -> Works:
