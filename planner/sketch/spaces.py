@@ -6,7 +6,7 @@ It does not know what a Config costs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, count, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -79,6 +79,7 @@ class SpaceTable:
         self._numbers: dict[int, dict[Placement, int]] = {}
         self._others: dict[Placement, int] = {}
         self._found: list[dict[Config, int | None]] = [{} for _ in nodes]
+        self._told: dict[int, Config] = {}
         for node, space, configs in zip(nodes, spaces, known, strict=True):
             self._add(node, space, list(configs), most)
         self.first = pointer([len(entries) for entries in self._entries])
@@ -118,9 +119,8 @@ class SpaceTable:
         """What a space has by itself: the same for all nodes that share it."""
         key = id(space), axes
         if key not in self._tables:
-            degree = np.array([[split.get(axis, 1) for axis in axes] for split in space.splits], np.int64)
-            degree = degree.reshape(len(space.splits), len(axes))
-            numbers = {tuple(row): n for n, row in enumerate(degree.tolist())}
+            rows = [tuple(map(split.get, axes, repeat(1))) for split in space.splits]
+            numbers, degree = dict(zip(rows, count())), np.array(rows, np.int64).reshape(len(rows), len(axes))
             self._tables[key] = _Splits(space.splits, degree, numbers, self._chosen(space, degree, most))
         return self._tables[key]
 
@@ -177,10 +177,12 @@ class SpaceTable:
         return int(self.first[space] + same[0]) if len(same) else None
 
     def config(self, space: int, number: int) -> Config:
-        """The Config of a number."""
-        split, placement = divmod(int(self._entries[space][number - int(self.first[space])]), MOST_PLACEMENTS)
-        placed = self._placements[placement]
-        return Config(dict(self.splits[space][split]), placed.replicas, placed.procs)
+        """The Config of a number: one object, as plans are known by the hashes of their Configs."""
+        if number not in self._told:
+            split, placement = divmod(int(self._entries[space][number - int(self.first[space])]), MOST_PLACEMENTS)
+            placed = self._placements[placement]
+            self._told[number] = Config(dict(self.splits[space][split]), placed.replicas, placed.procs)
+        return self._told[number]
 
     def arrays(self) -> Spaces:
         """All of it, flat."""
