@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import product
-from math import prod
+from math import inf, prod
 from pathlib import Path
 
 import msgspec
@@ -237,11 +237,10 @@ def check_config(node: Node, config: Config, num_procs: int | None = None) -> No
         copies = config.procs[part * config.replicas : (part + 1) * config.replicas]
         if len(set(copies)) < len(copies):
             raise ValueError(f"{node.name}: part {part} is replicated twice on one processor: {copies}")
-    out = [p for p in config.procs if p < 0 or (num_procs is not None and p >= num_procs)]
-    if out:
-        raise ValueError(
-            f"{node.name}: processor {out[0]} is out of range; the machine has {num_procs}, counted from 0"
-        )
+    most = num_procs if num_procs is not None else inf
+    if min(config.procs) < 0 or max(config.procs) >= most:
+        out = next(p for p in config.procs if not 0 <= p < most)
+        raise ValueError(f"{node.name}: processor {out} is out of range; the machine has {num_procs}, counted from 0")
 
 
 def check(

@@ -62,6 +62,8 @@ def is_line(step: Step) -> bool:
 
 def collapsed(steps: Sequence[Step], results: Iterable[Symbol | None]) -> list[Step]:
     """The calls of a body that makes `results`, chains made one call each, at the place of their last."""
+    if len(steps) < 2:
+        return list(steps)
     kept = set(results)
     first = [s.kernel for s in steps if s.kernel in (*_ALONE, "contract") or vocabulary.adds_onto(s.kernel)]
     if not _inner(steps, kept, first):

@@ -148,7 +148,7 @@ class Program:
     @cached_property
     def micro_of_flow(self) -> tuple[int, ...]:
         """For each flow the microbatch of all steps that it touches, -1 where that is none or there are several."""
-        return tuple([_only(self.micro_of_step[slot] for slot in slots) for slots in self.slots])
+        return tuple([_only(map(self.micro_of_step.__getitem__, slots)) for slots in self.slots])
 
     @cached_property
     def one_micro_of_flow(self) -> tuple[int, ...]:
