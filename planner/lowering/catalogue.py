@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -15,6 +16,8 @@ from castile.planner.lowering.instances import HOST, NONE, PATTERN, FlowTemplate
 from castile.runtime.compiled import compiled
 from castile.runtime.task import CostKey
 
+# Large plans have many steps.
+_DOES, _CONFIG = attrgetter("template.does"), attrgetter("config")
 NO_PAIRS = np.zeros((0, 2), dtype=np.int64)
 BUFFERS = -1
 # A catalogue of so many entries begins anew: those of plans of long ago take memory.
@@ -38,7 +41,7 @@ class Kinds(Generic[Kin]):
             if key not in known:
                 known[key] = len(self.each)
                 self.each.append(thing)
-        return np.array([known[key] for key in keys], dtype=np.int64)
+        return np.fromiter(map(known.__getitem__, keys), np.int64, len(keys))
 
 
 class Table(Generic[Kin]):
@@ -175,7 +178,7 @@ class Catalogue:
         long = self.tasks, self.transfers, self.lanes, self.edges, self.uses, self.buffers
         if sum(table.num_rows for table in long) > MOST:
             self.clear()
-        placed = [(id(s.template.does), id(s.config)) for s in steps]
+        placed = list(zip(*(map(id, map(of, steps)) for of in (_DOES, _CONFIG)), strict=True))
         return self._steps.numbers(steps, placed), self._flows.numbers(flows, flows)
 
     def private_adding(self, kind: int, ports: int) -> np.ndarray:

@@ -133,8 +133,8 @@ class Layout:
         """Where the buffers and tasks of each flow begin, then those of each step that it touches; and where in these
         its tasks are.
         """
-        slots = np.fromiter(chain.from_iterable([f.slots for f in self.flows]), dtype=np.int64)
-        counts = np.array([len(f.slots) for f in self.flows], dtype=np.int64)
+        every = [f.slots for f in self.flows]
+        slots, counts = np.fromiter(chain.from_iterable(every), np.int64), np.array([*map(len, every)], np.int64)
         first = np.cumsum(counts) - counts
         own = np.stack([self.buffer_base[:-1], self.flow_base[:-1]]).T.reshape(-1)
         return np.insert(self.step_base[slots], np.repeat(first, 2), own), first + 2 * np.arange(len(first)) + 1

@@ -25,32 +25,32 @@ class Kinds:
         self._templates, self._steps, dtypes = templates, program.steps, program.dtypes.__getitem__
         self._nodes = [step.node.name for step in program.steps]
         self.step = [templates.kind(step, dtypes) for step in program.steps]
-        self._alike = list(map(templates.alike, self.step))
+        alike = list(map(templates.alike, self.step))
+        self._alike, self._places = [number for number, _ in alike], [places for _, places in alike]
         rows = zip(program.flows, program.slots, program.users, strict=True)
         self.flow = [numbers.setdefault(self._key(*row), len(numbers)) for row in rows]
         self.of_users = [_chosen(users) for users in program.users]
 
     def _key(self, flow: Flow, slots: tuple[int, ...], users: tuple[str, ...]) -> Hashable:
-        ports = (*flow.producers, *flow.readers, *flow.overwriters)
-        # Which of them are of one step, and which steps of one node: mostly each is of its own.
-        of_steps = [slot for slot, _ in ports] if len(slots) < len(ports) else ()
-        home, of_nodes = None, [self._nodes[slot] for slot in slots]
+        of_steps, ports = zip(*flow.producers, *flow.readers, *flow.overwriters)
+        home, of_nodes = None, list(map(self._nodes.__getitem__, slots))
         if flow.home is not None:
             home = self._templates.node_kind(flow.home.node), flow.home.result
             of_nodes.append(flow.home.node.name)
         return (
-            flow.role, flow.dtype, flow.shape, len(flow.producers), len(flow.readers),
-            tuple([port for _, port in ports]), tuple([slots.index(slot) for slot in of_steps]),
-            tuple([self._alike[slot][0] for slot in slots]), self._lying(flow, slots), home,
-            tuple([users.index(name) for name in of_nodes]) if len(users) < len(of_nodes) else (),
+            flow.role, flow.dtype, flow.shape, len(flow.producers), len(flow.readers), ports,
+            # Which of them are of one step, and which steps of one node: mostly each is of its own.
+            tuple(map(slots.index, of_steps)) if len(slots) < len(ports) else (),
+            tuple(map(self._alike.__getitem__, slots)), self._lying(flow, slots), home,
+            tuple(map(users.index, of_nodes)) if len(users) < len(of_nodes) else (),
         )  # fmt: skip
 
     def _lying(self, flow: Flow, slots: tuple[int, ...]) -> Hashable:
         """Where in the region lies what ports touch, () where all of it is as it comes."""
-        if not any([self._alike[slot][1] for slot in slots]):
+        if not any(map(self._places.__getitem__, slots)):
             return ()
         made = [(slot, port + len(self._steps[slot].inputs)) for slot, port in (*flow.producers, *flow.overwriters)]
-        every = [(self._alike[slot][1], port) for slot, port in (*made, *flow.readers)]
+        every = [(self._places[slot], port) for slot, port in (*made, *flow.readers)]
         return tuple([places[port] if places else () for places, port in every])
 
 

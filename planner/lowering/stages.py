@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, groupby
+from itertools import compress, count, groupby
+from operator import attrgetter
 
 import numpy as np
 
@@ -23,6 +24,8 @@ Procs = Sequence[int]
 
 # What a stage begins with a microbatch only in its turn; all else has none.
 BEGIN, NO_TURN = ("F", FETCHED_ANEW), (0, 0)
+# Large plans have many steps.
+_IS_LATE, _COUNT = attrgetter("is_late"), attrgetter("step.micro.count")
 
 
 def stages(of_nodes: Iterable[Procs]) -> list[int]:
@@ -138,7 +141,7 @@ def _late(rows: Rows) -> np.ndarray:
     """What is computed again, or fetched for one microbatch, waits until its processor is done with the forward passes
     and gradients of activations that come before it: else it would be there, and kept, long before it is read."""
     steps, kind = [step.step for step in rows.steps], _numbers()
-    is_late = np.array([step.is_late for step in steps], np.bool_)
+    is_late = np.fromiter(map(_IS_LATE, steps), np.bool_, len(steps))
     if not is_late.any():
         return np.zeros((0, 2), np.int64)
     kinds = np.array([[kind[form, step.micro] for form in (step.form, "F", "B")] for step in steps])
@@ -156,8 +159,8 @@ def turns(rows: Rows, ahead: int = 0) -> Turns:
     parameters wait for those of activations, for which the stage before waits (Qi et al., "Zero Bubble Pipeline
     Parallelism", ICLR 2024).
     """
-    cut = np.array([step.step.micro.count > 1 for step in rows.steps], np.bool_)
-    every = [step for step, is_cut in zip(rows.steps, cut.tolist(), strict=True) if is_cut]
+    cut = np.fromiter(map(_COUNT, rows.steps), np.int64, len(rows.steps)) > 1
+    every = list(compress(rows.steps, cut))
     forward, kind = _forward(every), _numbers()
     stage = stages(step.config.procs for step in forward)
     depth = depths(stage)

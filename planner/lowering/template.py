@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -33,6 +34,8 @@ InStrides = tuple[tuple[int, int, tuple[int, ...]], ...]  # tasks, input ports, 
 Shapes = tuple[tuple[int, ...], ...]
 # Of each port, inputs then outputs, where in its region lies what parts touch, () where as it comes; () if all do so.
 Places = tuple[Hashable, ...]
+# Of a port what it is, its region, and where in that lies what is touched.
+_ROLE, _REGION, _LYING = attrgetter("role", "index"), attrgetter("region"), attrgetter("cut", "begin")
 
 
 class Work(msgspec.Struct, frozen=True, eq=False):
@@ -234,11 +237,12 @@ class Templates:
         if id(step) not in self._steps:
             # where a body does not ask which samples it is given, all microbatches are alike
             micro = step.micro if self._looks_at_samples(step, dtypes) else Micro(0, step.micro.count)
-            ports = tuple([(p.role, p.index, dtypes(p.region), p.cut, p.begin) for p in (*step.inputs, *step.outputs)])
-            key = (self.node_kind(step.node), step.which, step.axis, micro, ports)
+            ports = (*step.inputs, *step.outputs)
+            roles, elements = tuple(map(_ROLE, ports)), tuple(map(dtypes, map(_REGION, ports)))
+            key = (self.node_kind(step.node), step.which, step.axis, micro, roles, elements, tuple(map(_LYING, ports)))
             kind = self._numbers.setdefault(key, len(self._numbers))
             if kind not in self._alike:
-                alike = (self._recorded_kind(step.node), *key[1:-1], tuple([port[:3] for port in ports]))
+                alike = (self._recorded_kind(step.node), *key[1:-1])
                 self._alike[kind] = self._numbers.setdefault(alike, len(self._numbers)), self._places(step)
             self._steps[id(step)] = step, kind, micro
         return self._steps[id(step)][1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 
 import msgspec
 
@@ -179,7 +180,7 @@ def bearing(step: Step) -> list[Operand]:
 
 def touched(flow: Flow) -> tuple[int, ...]:
     """The slots of the steps that a flow touches, each once: as they make it, read it and write it anew."""
-    return tuple(dict.fromkeys([slot for slot, _ in (*flow.producers, *flow.readers, *flow.overwriters)]))
+    return tuple(dict.fromkeys(map(itemgetter(0), (*flow.producers, *flow.readers, *flow.overwriters))))
 
 
 def update_name(param: str) -> str:
