@@ -28,9 +28,9 @@ def experts(graph: Graph) -> dict[str, str]:
 
 def _of_matrices(node: Node) -> str:
     """The axis along which parameters are one matrix after the other, each multiplied with what is its own; else ""."""
-    operands, results = node.alignment.operands, node.alignment.results
-    made = {axis for result in results for axis in result.axes}
-    if not any(o.param and not made.issuperset(o.axes) for o in operands):
+    params = [o for o in node.alignment.operands if o.param]
+    made = {axis for result in node.alignment.results for axis in result.axes} if params else set()
+    if all(made.issuperset(o.axes) for o in params):
         return ""
     return next((axis for axis in node.alignment.axes if _is_everywhere(node, axis)), "")
 

@@ -31,7 +31,7 @@ def in_pieces(lowering: Lowering, configs: Mapping[str, Config]) -> dict[str, Co
     for param in large(lowering.graph):
         name = update_name(param)
         update, home = lowering.names.optional[name], homes[name]
-        key = update.op, tuple(update.alignment.extents.items()), home
+        key = lowering.templates.node_kind(update), home
         if key not in known:
             known[key] = _shared(update, home)
         if known[key] != home:

@@ -161,15 +161,15 @@ class Sketch:
 
     def number(self, configs: Mapping[str, Config]) -> np.ndarray:
         """The Configs' numbers. Raises ValueError where one is none of the sketch."""
-        found = [self.table.find(k, configs[name]) for name, k in zip(self.names, self._spaces.tolist(), strict=True)]
+        found = list(map(self.table.find, self._spaces.tolist(), map(configs.__getitem__, self.names)))
         if None in found:
             raise ValueError(f"{self.names[found.index(None)]}: the sketch has no such Config")
         return np.array([*found, *self._host], np.int64)
 
     def configs(self, plan: np.ndarray) -> dict[str, Config]:
         """The Configs of numbers."""
-        rows = zip(self.names, self._spaces.tolist(), plan[: len(self.names)].tolist(), strict=True)
-        return {name: self.table.config(k, c) for name, k, c in rows}
+        told = map(self.table.config, self._spaces.tolist(), plan[: len(self.names)].tolist())
+        return dict(zip(self.names, told, strict=True))
 
     def update(self, in_pieces: bool) -> None:
         """From now on plans keep what they do with their updates in pieces (`known/pieces`), or whole as at first."""
