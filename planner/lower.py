@@ -137,10 +137,10 @@ class Lowering:
         for update, tensor, user, alike in self._users:
             if update not in configs:
                 key = alike, configs[user]
-                if key not in self._homes:
+                if (home := self._homes.get(key)) is None:
                     nodes = self.names.optional[update], self.names.nodes[user]
-                    self._homes[key] = self._home(*nodes, tensor, configs[user])
-                configs[update] = self._homes[key]
+                    home = self._homes[key] = self._home(*nodes, tensor, configs[user])
+                configs[update] = home
         dropped = {name: self._fetches[name] for name in strategy.recompute if name in self._fetches}
         for name, update in {**self._followers, **dropped}.items():
             configs.setdefault(name, configs[update])
