@@ -6,7 +6,9 @@ It does not know how a form's task is written out, nor what regions hold. Proces
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from math import ceil, inf, log2
+from operator import attrgetter
 from typing import NamedTuple
 
 from castile.runtime.machine import Level
@@ -18,6 +20,8 @@ SPECIAL_FORMS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "br
 MOST_GIVING = 2
 # So many members of a copy are looked at first to see that a form is cheaper.
 DECISIVE = 8
+# Groups have many members.
+_PROC = attrgetter("proc")
 
 
 class Special(NamedTuple):
@@ -121,8 +125,8 @@ def seconds(form: str, nbytes: float, members: int, level: Level) -> float:
 
 
 def form_seconds(t: Transfer, special: Special) -> float:
-    ends = zip(special.members, special.copies)
-    procs = tuple(dict.fromkeys(end.proc for pair in ends for end in pair if end is not None))
+    ends = chain.from_iterable(zip(special.members, special.copies))
+    procs = tuple(dict.fromkeys(map(_PROC, filter(None, ends))))
     n = max(len(procs), len(special.copies) + (special.form == "broadcast"))
     nbytes = special.elements * t.itemsize
     folded = 3 * nbytes / t.links.copy_bytes_per_second if special.form in ("all_reduce", "reduce_scatter") else 0.0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from math import inf, prod
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -22,7 +23,8 @@ from castile.runtime.task import NOTHING, NUM_LANES, Arg, Body, Call, Comm, Cost
 
 # Sums with members of an enumeration are slow.
 COMPUTE, SEND, RECEIVE, COLLECTIVE = map(int, (Lane.COMPUTE, Lane.SEND, Lane.RECEIVE, Lane.COLLECTIVE))
-
+# Collectives have as many views as members.
+_BUFFER = attrgetter("buffer")
 
 TOO_MANY = (
     "what is sent takes more tasks of transfers than can be looked at one by one: lay neighbours out alike, with fewer "
@@ -358,8 +360,7 @@ def emit(
     counts: tuple[tuple[int, ...], ...],
     elements: int,
 ) -> None:
-    reads = tuple(dict.fromkeys(v.buffer for v in send if v))
-    writes = tuple(dict.fromkeys(v.buffer for v in (*receive, *scratch) if v))
+    reads, writes = (tuple(dict.fromkeys(map(_BUFFER, filter(None, of)))) for of in (send, (*receive, *scratch)))
     comm = Comm(form, group, send, receive, scratch, counts)
     t.put(Pattern(Kind.COLLECTIVE, form, group, _key(t, form, group, elements), reads, writes, comm))
 
