@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
+from itertools import count, repeat
 from math import inf
 
 import msgspec
@@ -297,7 +298,7 @@ class Lowering:
         check(strategy, self.names, self.graph, self.machine, self._legal)
         self._legal.update(strategy.configs.items())
         configs = self.configs(strategy)
-        return self.program(strategy), configs, {name: self.number(config) for name, config in configs.items()}
+        return self.program(strategy), configs, dict(zip(configs, map(self.number, configs.values())))
 
     def number(self, config: Config) -> int:
         """The same for equal Configs."""
@@ -320,16 +321,15 @@ class Lowering:
         return self._kinds[id(program)]
 
     def _step_instances(self, program: Program, numbers: Mapping[str, int]) -> list[StepInstance]:
-        known, name_of, instances = self._steps, id(program), []
-        for step, kind in zip(program.steps, self.kinds(program).step, strict=True):
-            number = numbers[step.node.name]
-            key = (name_of, step.slot, number)
-            found = known.get(key)
-            if found is None:
-                template = self._step_template(program, step, (kind, number))
-                found = known[key] = StepInstance(step, template, self._configs[number])
-            instances.append(found)
-        return instances
+        known, kinds = self._steps, self.kinds(program)
+        keys = list(zip(repeat(id(program)), count(), map(numbers.__getitem__, kinds.nodes)))
+        for key in keys:
+            if key not in known:
+                _, slot, number = key
+                step = program.steps[slot]
+                template = self._step_template(program, step, (kinds.step[slot], number))
+                known[key] = StepInstance(step, template, self._configs[number])
+        return list(map(known.__getitem__, keys))
 
     def _step_template(self, program: Program, step: Step, alike: tuple[int, int]) -> StepTemplate:
         """The template of a step, given its kind and the number of its Config."""
@@ -343,25 +343,22 @@ class Lowering:
         self, program: Program, configs: dict[str, Config], numbers: dict[str, int], steps: Sequence[StepInstance],
         most: float,
     ) -> list[FlowInstance]:  # fmt: skip
-        kinds, known, templates, name_of = self.kinds(program), self._flows, self._flow_kinds, id(program)
-        instances, counted, left = [], set[Version](), most
-        rows = zip(program.flows, program.slots, kinds.flow, kinds.of_users, strict=True)
-        for number, (flow, slots, kind, of_users) in enumerate(rows):
-            chosen = of_users(numbers)
-            key = (name_of, number, chosen)
-            found = known.get(key)
-            if found is None:
-                alike = (kind, chosen)
+        kinds, known, templates = self.kinds(program), self._flows, self._flow_kinds
+        keys = list(zip(repeat(id(program)), count(), [of_users(numbers) for of_users in kinds.of_users]))
+        counted, left = set[Version](), most
+        for key in keys:
+            if key not in known:
+                _, number, chosen = key
+                flow, slots, alike = program.flows[number], program.slots[number], (kinds.flow[number], chosen)
                 if alike not in templates:
                     templates[alike] = self._flow_template(flow, slots, configs, steps, left)
-                found = known[key] = FlowInstance(flow, templates[alike], slots)
-            if most < inf and found.version not in counted:
-                counted.add(found.version)
-                left -= len(found.version.patterns)
+                known[key] = FlowInstance(flow, templates[alike], slots)
+            if most < inf and (version := known[key].version) not in counted:
+                counted.add(version)
+                left -= len(version.patterns)
                 if left < 0:
                     raise TooManyTransfers
-            instances.append(found)
-        return instances
+        return list(map(known.__getitem__, keys))
 
     def _flow_template(
         self, flow: Flow, slots: Sequence[int], configs: dict[str, Config], steps: Sequence[StepInstance], most: float

@@ -117,19 +117,18 @@ class Shapes:
             self._wirings.clear()
             self._placed.clear()
             self._digests.clear()
-        found = []
+        known = self._known
         for step in steps:
-            if step not in self._known:
+            if step not in known:
                 key = id(step.template), step.config
                 if key not in self._made:
                     self._made[key] = self._step(step)
-                self._known[step] = Block(self._made[key])
-            found.append(self._known[step])
+                known[step] = Block(self._made[key])
+        found = list(map(known.__getitem__, steps))
         for flow in flows:
-            if flow not in self._known:
-                self._known[flow] = self._block(flow, found)
-            found.append(self._known[flow])
-        return found
+            if flow not in known:
+                known[flow] = self._block(flow, found)
+        return found + list(map(known.__getitem__, flows))
 
     def _step(self, step: StepInstance) -> Shape:
         if step.config not in self._placed:

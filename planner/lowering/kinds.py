@@ -15,6 +15,7 @@ from castile.planner.step.program import Flow, Program
 class Kinds:
     """The kinds of a program's steps and flows, by slot and by number.
 
+    nodes      the name of each step's node
     step       the kind of each step
     flow       the kind of each flow
     of_users   for each flow what picks its users' numbers out of those of all nodes
@@ -23,7 +24,7 @@ class Kinds:
 
     def __init__(self, program: Program, templates: Templates, numbers: dict[Hashable, int]) -> None:
         self._templates, self._steps, dtypes = templates, program.steps, program.dtypes.__getitem__
-        self._nodes = [step.node.name for step in program.steps]
+        self.nodes = [step.node.name for step in program.steps]
         self.step = [templates.kind(step, dtypes) for step in program.steps]
         alike = list(map(templates.alike, self.step))
         self._alike, self._places = [number for number, _ in alike], [places for _, places in alike]
@@ -33,7 +34,7 @@ class Kinds:
 
     def _key(self, flow: Flow, slots: tuple[int, ...], users: tuple[str, ...]) -> Hashable:
         of_steps, ports = zip(*flow.producers, *flow.readers, *flow.overwriters)
-        home, of_nodes = None, list(map(self._nodes.__getitem__, slots))
+        home, of_nodes = None, list(map(self.nodes.__getitem__, slots))
         if flow.home is not None:
             home = self._templates.node_kind(flow.home.node), flow.home.result
             of_nodes.append(flow.home.node.name)
