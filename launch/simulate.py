@@ -132,6 +132,8 @@ def _facts(model: str, plan: str, desk: Desk, seen: Seen) -> dict[str, Any]:
         {
             "proc": p,
             "busy_share": float(seen.busy_seconds[role] / step),
+            # what is sent, received, copied or summed while no kernel runs
+            "moving_share": float(max(0.0, working[role] - seen.busy_seconds[role]) / step),
             "waiting_share": float(1 - working[role] / step),
             "peak_bytes": peak_bytes[p],
             "capacity_bytes": capacity[p],

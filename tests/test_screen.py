@@ -86,6 +86,19 @@ def test_what_follows_the_last_step_has_a_bar_too(monkeypatch):
     assert at == sorted(at)
 
 
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_every_terminal_shows_simulated_beside_measured_times(kind, monkeypatch):
+    """Above the bar, which is gone at the end; a dumb terminal has the lines alone."""
+    shown = terminal(monkeypatch, 120)
+    monkeypatch.setenv("TERM", kind)
+    assert main(TRAIN) == 0
+    lines = [line for line in shown.getvalue().splitlines() if "(sim " in line]
+    assert [line[line.index("step") :].split()[1] for line in lines] == ["1", "2"]
+    if kind == "dumb":
+        assert "━" not in shown.getvalue() and "\n\n" not in shown.getvalue()
+        assert "evaluating on 360 samples ...\n" in shown.getvalue()
+
+
 def test_where_nobody_watches_a_line_says_that_it_begins(capsys):
     for words in ([], ["--json"]):
         assert main([*TRAIN, *words]) == 0

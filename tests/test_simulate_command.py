@@ -45,6 +45,7 @@ def test_simulate_breaks_a_step_down(capsys):
     assert len(facts["procs"]) == facts["num_procs"] == 8
     for row in facts["procs"]:
         assert 0 < row["busy_share"] <= 1 - row["waiting_share"] + 1e-9
+        assert row["busy_share"] + row["moving_share"] + row["waiting_share"] == pytest.approx(1)
         assert 0 < row["peak_bytes"] <= row["capacity_bytes"] and len(row["largest"]) == 5
         assert sum(owner["size_bytes"] for owner in row["largest"]) <= row["peak_bytes"]
     compute = sum(row["proc_seconds"] for what, row in kinds.items() if " over " not in what and what != "waiting")
@@ -60,6 +61,11 @@ def test_simulate_tells_people_the_same(capsys):
     assert report.milliseconds(facts["step_seconds"]) in out and f"in {facts['num_tasks']} tasks" in out
     for row in facts["kinds"]:
         assert row["what"] in out and report.milliseconds(row["proc_seconds"]) in out
+    lines = [line.split() for line in out.splitlines()]
+    at = next(number for number, words in enumerate(lines) if words[:1] == ["processor"])
+    assert lines[at][1:4] == ["computing", "moving", "waiting"]
+    shares = [facts["procs"][0][f"{what}_share"] for what in ("busy", "moving", "waiting")]
+    assert lines[at + 1][1:7] == " ".join(map(report.percent, shares)).split()
     assert "processor 0 is fullest" in out and facts["procs"][0]["largest"][0]["name"] in out
 
 

@@ -6,6 +6,7 @@ It does not know what is being done.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,13 +20,18 @@ REFRESH_SECONDS = 0.2
 Advance = Callable[[str, int, int], None]
 
 
+def is_watched() -> bool:
+    """Whether standard error is a terminal that can draw a bar; a dumb one shows lines, as a file does."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
 @contextlib.contextmanager
 def bar(leads: bool, what: str) -> Iterator[Advance]:
     """Show a bar while the block runs; gives the function that moves it.
 
     That takes what is being done now, in words, how much is done, and how much there is in all.
     """
-    if not leads or not sys.stderr.isatty():
+    if not leads or not is_watched():
         yield lambda text, done, total: None
         return
     from rich.console import Console
@@ -60,7 +66,7 @@ def bar(leads: bool, what: str) -> Iterator[Advance]:
 @contextlib.contextmanager
 def searching() -> Iterator[Progress | None]:
     """Show a bar while the block searches; gives what tells it of the share that is spent and the best plan so far."""
-    if not sys.stderr.isatty():
+    if not is_watched():
         yield None
         return
     from rich.console import Console

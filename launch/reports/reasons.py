@@ -126,7 +126,8 @@ def _tell_op(out: Output, op: Mapping[str, Any], what: str) -> None:
 def _tell_why_not(out: Output, why: Mapping[str, Any], what: str) -> None:
     """What another plan takes, and by what."""
     out.say(
-        f"\n{why['name']} takes {milliseconds(why['step_seconds'])}, {signed(why['longer_seconds'])} "
+        f"\nthe layouts of {why['name']}, all else equal, take {milliseconds(why['step_seconds'])}, "
+        f"{signed(why['longer_seconds'])} "
         f"({why['times']:.2f} times as long); where its longest chain differs:",
     )
     made = table("node or edge", ">here", ">there", ">longer by")

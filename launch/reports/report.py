@@ -237,12 +237,12 @@ def kind_table(kinds: Sequence[Mapping[str, Any]]) -> Table:
 
 def proc_table(procs: Sequence[Mapping[str, Any]]) -> Table:
     """How busy and how full processors are, those alike in one row."""
-    alike: dict[tuple[str, str, str, str], list[int]] = {}
+    alike: dict[tuple[str, ...], list[int]] = {}
     for row in procs:
         full = written(row["peak_bytes"]), written(row["capacity_bytes"])
-        cells = (percent(row["busy_share"]), percent(row["waiting_share"]), *full)
+        cells = (*(percent(row[f"{what}_share"]) for what in ("busy", "moving", "waiting")), *full)
         alike.setdefault(cells, []).append(row["proc"])
-    made = table(">processor", ">computing", ">waiting", ">memory", ">of")
+    made = table(">processor", ">computing", ">moving", ">waiting", ">memory", ">of")
     rows = list(alike.items())
     for cells, members in rows[:MOST_PROCS]:
         made.add_row(_briefly(tuple(members)), *cells)

@@ -59,7 +59,7 @@ class Speaker:
     @property
     def has_bar(self) -> bool:
         """Whether somebody watches a terminal."""
-        return self.leads and not self.json and sys.stderr.isatty()
+        return self.leads and not self.json and progress.is_watched()
 
     def line(self, text: str) -> None:
         if self.json:
@@ -86,8 +86,8 @@ class Speaker:
             _lost(f"castile: {text}", sys.stderr)
 
     def step_line(self, text: Callable[[], str]) -> None:
-        """A line on a step; where the bar shows the same on the same terminal, nothing."""
-        if self.leads and not self.json and not (self.has_bar and sys.stdout.isatty()):
+        """A line on a step, which nobody makes where nobody reads it."""
+        if self.leads and not self.json:
             self._show(text())
 
     @contextmanager
