@@ -85,6 +85,18 @@ def test_a_step_without_gaps_leaves_the_overhead_as_it_was_known():
     assert learn(old, draft.graph(), [both]).overhead_seconds == old.overhead_seconds
 
 
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=8), st.sampled_from([0.0, 3e-6]))
+def test_a_step_that_others_held_up_teaches_no_overhead(drawn, known):
+    """Where all were, what was known holds, else the quickest counts: what holds up only adds."""
+    made, steps = [two_rank_step(np.full(4, 1e-4), gap=gap * 1e-5) for gap, _ in drawn], []
+    for (_, timeline), (_, was_held_up) in zip(made, drawn, strict=True):
+        steps.append(replace(timeline, delayed=int(was_held_up * timeline.seconds * PICOSECONDS / 2)))
+    free = [gap * 1e-5 for gap, was_held_up in drawn if not was_held_up]
+    expected = np.median(free) if free else known or min(gap for gap, _ in drawn) * 1e-5
+    learned = learn(Snapshot(HERE, overhead_seconds=known), made[0][0], steps)
+    assert learned.overhead_seconds == pytest.approx(expected)
+
+
 @settings(max_examples=40)
 @given(st.data())
 def test_a_gap_is_what_has_passed_since_anything_ended_on_the_processor(data):

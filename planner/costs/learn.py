@@ -23,9 +23,9 @@ def learn(snapshot: Snapshot, graph: TaskGraph, timelines: list[Timeline]) -> Sn
     """The snapshot with the steps of `timelines` learned: one merged timeline a step, all of one graph.
 
     A key's figure in a step is the mean over its tasks, so that count x figure is what the step spent; over steps the
-    median is taken, against disturbed steps. Transfers are not learned from steps that other programs held up, but
-    where all were and nothing is known: then the quickest counts, once, as what holds up only adds. Warm-up steps are
-    for the caller to drop. Keys known before are averaged, weighted by counts. The overhead a task is learned too.
+    median is taken, against disturbed steps. Transfers, and the overhead a task, are not learned from steps that other
+    programs held up, but where all were and nothing is known: then the quickest counts, once, as what holds up only
+    adds. Warm-up steps are for the caller to drop. Keys known before are averaged, weighted by counts.
     Raises ValueError where a key's tasks took no time, or a timeline is not of this graph.
     """
     if not timelines:
@@ -78,12 +78,16 @@ def _average(old: Measured | None, new: Measured) -> Measured:
 def _overhead(snapshot: Snapshot, graph: TaskGraph, timelines: list[Timeline]) -> float:
     """The gap before a compute task: the mean over each step's tasks, then the median over steps, in seconds.
 
-    Before most tasks little passes, before some transfers are begun and polled: a step has the sum of all.
+    Before most tasks little passes, before some transfers are begun and polled: a step has the sum of all. One turn of
+    another program is longer than all of these.
     """
-    means = [gaps.mean() for t in timelines if len(gaps := gaps_of(graph, t))]
-    if not means:
+    means = [(gaps.mean(), held_up(t)) for t in timelines if len(gaps := gaps_of(graph, t))]
+    free = [mean for mean, was_held_up in means if not was_held_up]
+    if free:
+        return float(np.median(free)) / PICOSECONDS
+    if snapshot.overhead_seconds or not means:
         return snapshot.overhead_seconds
-    return float(np.median(means)) / PICOSECONDS
+    return float(min(mean for mean, _ in means)) / PICOSECONDS
 
 
 def gaps_of(graph: TaskGraph, timeline: Timeline) -> np.ndarray:
