@@ -26,6 +26,7 @@ from castile.launch.processes import hostfile as hostfiles
 from castile.launch.processes import installing, last_words, mpi_settings, notes
 from castile.launch.processes.ranks import UserError, num_launched
 from castile.launch.typed import options
+from castile.runtime.memory import written
 
 # How long mpirun may take to end its ranks after a signal. Killed outright, it would leave them behind.
 GRACE_SECONDS = 10.0
@@ -35,6 +36,8 @@ PR_SET_PDEATHSIG = 1
 _HANDED_OVER = re.compile(
     r"DEBUG|PYTHONPATH|(OMP|OPENBLAS|MKL)_NUM_THREADS|XDG_(CACHE|DATA)_HOME|(CUDA|CUPY|NCCL|NUMBA|TRITON)_\w+"
 )
+# Python with NumPy and MPI takes more, before a rank has done anything.
+LEAST_RANK_BYTES = 2**25
 _VALUE_OPTIONS = ("-n", "--ranks", "--hostfile")
 
 
@@ -68,8 +71,8 @@ def parse(args: Sequence[str]) -> Launch:
 def run(command: Launch) -> int:
     """Starts the ranks, passes signals on, and returns mpirun's exit status.
 
-    Raises UserError for no command, fewer than one rank, a launch within a launch, a bad host file, hosts of one name,
-    or no mpirun.
+    Raises UserError for no command, fewer than one rank or more than have room, a launch within a launch, a bad host
+    file, hosts of one name, or no mpirun.
     """
     _check(command)
     asked = ["--json"] if command.json and not command.dry_run else []
@@ -281,6 +284,13 @@ def _split(args: list[str]) -> tuple[list[str], list[str]]:
 def _check(command: Launch) -> None:
     if command.ranks < 1:
         raise UserError(f"-n {command.ranks}: a job has at least 1 rank")
+    # mpirun would start them all the same, and the host stand still
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if command.hostfile is None and command.ranks * LEAST_RANK_BYTES > there:
+        raise UserError(
+            f"-n {command.ranks}: so many ranks have no room in the {written(there)} of this host: give at most "
+            f"{there // LEAST_RANK_BYTES}, or --hostfile FILE with more hosts"
+        )
     if not command.command:
         raise UserError("nothing to launch: name a castile command, as in `castile launch -n 2 train convnet`")
     if command.command[0] == "launch" or num_launched() > 1:

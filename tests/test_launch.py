@@ -162,6 +162,7 @@ def test_the_commands_own_options_stay_its_own(num_ranks, rest, marked):
     "words, told",
     [
         (["-n", "0", "doctor"], "at least 1 rank"),
+        (["-n", "1000000000", "--dry-run", "doctor"], "so many ranks have no room"),
         (["-n", "2"], "nothing to launch"),
         (["-n", "2", "launch", "-n", "2", "doctor"], "a launch within a launch"),
         (["-n", "2", "--hostfile", "nowhere", "doctor"], "there is no host file nowhere"),

@@ -109,12 +109,15 @@ def test_plans_of_a_front_lie_at_their_numbers_and_are_joined(data):
         assert at[name] == pytest.approx(wanted, abs=2 * ROUNDED)
         fits = "" if row["fits"] else ", does not fit"
         assert told == f"{name}: {row['step_seconds'] * 1e3:.4g} ms, {memory.written(row['live_bytes'])}{fits}"
-    for words, box in picture.words:
+    named = [(f"plan {words}" if words.isdigit() else words, box) for words, box in picture.words
+             if box.left > front.LEFT and box.bottom < front.HEIGHT - front.BOTTOM]  # fmt: skip
+    for words, box in named:
         if words in at:
             x, y = at[words]
             beside = max(box.left - x, x - box.right), max(box.top - y, y - box.bottom)
             assert max(beside) <= front.RADIUS + drawing.SMALL + 4, words
-    assert len(at) > 1 or "plan 1" in [words for words, _ in picture.words]
+    assert len(at) > 1 or "plan 1" in [words for words, _ in named]
+    assert picture.legend == dict(front.COLOURS)
     drawn_lines = [line for line in picture.all("line") if line.get("stroke") == drawing.EDGE]
     joined = [[float(line.get(end)) for end in ("x1", "y1", "x2", "y2")] for line in drawn_lines]
     places = [at[f"plan {n}"] for n in range(1, len(chosen) + 1)]

@@ -21,6 +21,7 @@ from castile.planner.known.large import MOST_PARTS
 from castile.planner.known.plans import data_parallel
 from castile.planner.searching import filling
 from castile.planner.strategy import Config, Strategy
+from castile.runtime.memory import written as memory_of
 from tests.answers import answer, sentence
 from tests.mpi import CHECKOUT, mpirun_apart
 
@@ -188,6 +189,19 @@ def test_the_front_is_told_and_written(tmp_path, capsys):
     assert main([*words, "--front"]) == 0
     table = capsys.readouterr().out.split("plans that none other beats in both time and memory:")[1]
     assert all(report.milliseconds(row["step_seconds"]) in table for row in front)
+    assert table.split("\n")[1].split()[:3] == ["plan", "step", "arena"]
+    assert all(memory_of(max(row["arena_bytes"])) in table for row in front)
+
+
+@pytest.mark.parametrize("search, has_gaps", [("one_processor", False), ("megatron", True)])
+def test_an_arena_with_gaps_is_told_beside_what_lives_at_once(search, has_gaps, capsys):
+    """`simulate` tells the arena of a plan."""
+    words = ["plan", "mlp:width=256", "--machine", MACHINE, "--search", search]
+    found = answer(capsys, *words)["found"]
+    arena = memory_of(max(found["arena_bytes"]))
+    assert (arena != memory_of(found["live_bytes"])) == has_gaps
+    assert main(words) == 0
+    assert (f"takes an arena of {arena}\n" in capsys.readouterr().out) == has_gaps
 
 
 @pytest.mark.parametrize("words", [[], ["--front"], ["--search", "tempering", "--processes", "2"]])

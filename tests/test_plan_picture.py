@@ -131,6 +131,22 @@ def test_plans_lie_where_their_figures_are(data):
         assert dots[name].left == pytest.approx(zero + every[name]["step_seconds"] * scale, abs=0.1)
 
 
+def test_plans_of_a_front_are_told_apart_where_they_lie_close_together():
+    """As many as a small gpt on eight processors has."""
+    joined = [point(1 + n / 25, 20 - n / 2) for n in range(18)]
+    picture = Picture(front.picture("a front", joined, {}, 2**40))
+    inside = {words for words, box in picture.words if box.left > front.LEFT and box.bottom < front.HEIGHT - front.BOTTOM}
+    assert picture.is_readable() and {str(n) for n in range(1, 19)} <= inside
+
+
+@pytest.mark.parametrize("model", ["resnet:depth=50", "gpt"])
+def test_names_of_nodes_of_the_zoo_have_room(model):
+    machine = machines.parse("dgx-h100:nodes=1")
+    evaluator = Evaluator(Lowering(models.parse(model).graph(8), machine, SGD), CostModel(machine))
+    known = seeds(evaluator.lowering, ["data_parallel"])["data_parallel"]
+    assert "\u2026" not in layout.picture(model, evaluator, known)
+
+
 def test_words_that_lie_apart_are_not_written_on_each_other():
     """By less than the digits with which places are written."""
     for n in range(100):

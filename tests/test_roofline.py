@@ -3,6 +3,8 @@
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from castile.launch.pictures import roofline
 from castile.launch.pictures.drawing import Box
@@ -40,6 +42,23 @@ def test_no_dot_and_no_words_lie_on_words():
     text = roofline.picture(facts())
     picture = Picture(text)
     assert picture.is_readable() and len(dots_of(picture)) == 94 and "100 GFLOP/s, 50 GB/s" in text
+
+
+@given(st.floats(9, 15.9), st.floats(9, 13), st.lists(st.tuples(st.floats(-2, 3), st.floats(-4, 0)), max_size=12))
+def test_no_words_lie_on_the_roof(peak, rate, places):
+    peak, rate, keys = 10**peak, 10**rate, []
+    for power, below in places:
+        reached = 10**below * min(peak, 10**power * rate)
+        rates = {"flops_per_second": reached, "bytes_per_second": reached / 10**power}
+        keys.append(kind(1.0, 1.0, 0.1) | rates)
+    given_facts = facts() | {"keys": keys, "processor": {"flops_per_second": peak, "bytes_per_second": rate}}
+    picture = Picture(roofline.picture(given_facts))
+    assert picture.is_readable()
+    for drawn in [line for line in picture.all("line") if line.get("stroke") == "black"][:2]:
+        x, y, to_x, to_y = (float(drawn.get(name)) for name in ("x1", "y1", "x2", "y2"))
+        for n in range(201):
+            at = Box(*[x + (to_x - x) * n / 200, y + (to_y - y) * n / 200] * 2)
+            assert not any(box.meets(at) for words, box in picture.words[1:] if box.left > roofline.MARGIN), at
 
 
 @pytest.mark.parametrize("seed", range(20))

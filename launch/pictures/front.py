@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from castile.launch.pictures.drawing import EDGE, GRID, Box, Dot, circle, line, names, svg, text, ticks
+from castile.launch.pictures.drawing import EDGE, GRID, Box, Dot, circle, legend, line, names, svg, text, ticks
 from castile.runtime.memory import written
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860.0, 520.0, 90.0, 30.0, 56.0, 60.0
 SIZE, RADIUS = 11, 5.0
 FRONT, KNOWN, LIMIT = "#1f77b4", "#7f7f7f", "#d62728"
+COLOURS = (("plans of the front, by their numbers", FRONT), ("known plans", KNOWN))
 # Axes end so much beyond the last plan; known plans that take or need more times the most of the front are left out.
 BEYOND, FAR = 1.1, 2.0
 
@@ -36,14 +37,16 @@ def picture(title: str, front: Sequence[Facts], known: Mapping[str, Facts], capa
     }
     every = [*front, *near.values()]
     plane = _Plane(*(max(row[what] for row in every) * BEYOND for what in ("step_seconds", "live_bytes")))
-    dots = [(f"plan {number}", row, FRONT) for number, row in enumerate(front, 1)]
-    dots += [(name, row, KNOWN) for name, row in near.items()]
+    # a front may have twenty plans close together: there is room for their numbers, not for words
+    dots = [(f"plan {number}", f"{number}", row, FRONT) for number, row in enumerate(front, 1)]
+    dots += [(name, name, row, KNOWN) for name, row in near.items()]
     left = len(known) - len(near)
     elements = [
         *plane.axes(capacity),
         *_joined(plane, front),
-        *(circle(*plane.at(row), RADIUS, colour, _told(name, row)) for name, row, colour in dots),
-        *names([Dot(*plane.at(row), RADIUS, name) for name, row, _ in dots], plane.inside),
+        *(circle(*plane.at(row), RADIUS, colour, _told(name, row)) for name, _, row, colour in dots),
+        *names([Dot(*plane.at(row), RADIUS, word) for _, word, row, _ in dots], plane.inside),
+        *legend(Box(WIDTH / 2, HEIGHT - 18, WIDTH, HEIGHT), COLOURS),
         *([text(8, HEIGHT - 8, f"{left} known plans lie far outside", SIZE)] if left else []),
     ]
     return svg(WIDTH, HEIGHT, title, elements)
@@ -77,7 +80,7 @@ class _Plane:
             yield line(x, y, WIDTH - RIGHT, y, GRID)
             yield text(x - 6, y + 4, f"{tick:g}", SIZE, "end")
         yield text(WIDTH / 2, HEIGHT - 24, "ms a step", 12, "middle")
-        yield text(8, TOP - 12, f"{written(unit).partition(' ')[2]} of the fullest processor", 12)
+        yield text(8, TOP - 12, f"{written(unit).partition(' ')[2]} that live at once, of the fullest processor", 12)
         if capacity <= self.nbytes:
             x, y = self.place(0, capacity)
             yield line(x, y, WIDTH - RIGHT, y, LIMIT, 1.5, "6 4")

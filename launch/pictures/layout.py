@@ -19,7 +19,7 @@ from castile.planner.strategy import Config, Strategy
 from castile.runtime.levels import Level
 from castile.runtime.timeline import PICOSECONDS
 
-WIDTH, LEFT, RIGHT, TOP = 1200.0, 250.0, 390.0, 92.0
+WIDTH, LEFT, RIGHT, TOP = 1230.0, 280.0, 390.0, 92.0
 ROW, SIZE = 17.0, 11
 # At the right: what a node's Config is, and a bar for what its kernels take.
 WORDS, BAR = 205.0, 100.0

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from castile.launch.pictures.drawing import GRID, Box, Dot, circle, line, names, svg, text
+from castile.launch.pictures.drawing import GRID, Box, Dot, circle, length, line, names, svg, text
 
 WIDTH, HEIGHT, MARGIN = 860.0, 520.0, 64.0
 PASSES = {"F": "#1f77b4", "B": "#d62728", "W": "#2ca02c"}
@@ -20,6 +20,8 @@ OTHER = "#7f7f7f"
 LEAST_RADIUS, MOST_RADIUS = 3.0, 18.0
 # Kinds of tasks that take so much of the step have their names beside their dots, where there is room.
 LEAST_NAMED = 0.05
+# Beside the roof, as wide as it is drawn: boxes of so many pixels each.
+STEP = 4.0
 
 Facts = Mapping[str, Any]
 
@@ -37,7 +39,7 @@ def picture(facts: Facts) -> str:
         *_roof(plane),
         *(_dot(plane, key) for key in dots),
         *_names(plane, dots),
-        *_legend(f"{peak / 1e9:.4g} GFLOP/s, {rate / 1e9:.4g} GB/s of memory"),
+        *_legend(*_legend_at(plane)),
         text(8, HEIGHT - 6, "larger dots take more of the step; above the slope operands are in caches", 10, "start"),
         text(WIDTH - 8, HEIGHT - 6, f"{left} of {len(facts['keys'])} kinds of tasks do no arithmetic", 10, "end"),
     ]
@@ -58,6 +60,11 @@ class _Plane:
         across = (math.log10(intensity) - self.x[0]) / (self.x[1] - self.x[0])
         up = (math.log10(flops) - self.y[0]) / (self.y[1] - self.y[0])
         return MARGIN + across * (WIDTH - 2 * MARGIN), HEIGHT - MARGIN - up * (HEIGHT - 2 * MARGIN)
+
+    def roof(self, x: float) -> float:
+        """How far down the picture the roof is at a pixel across it."""
+        power = self.x[0] + (x - MARGIN) / (WIDTH - 2 * MARGIN) * (self.x[1] - self.x[0])
+        return self.at(10.0**power, min(self.peak, 10.0**power * self.rate))[1]
 
 
 def _intensity(key: Facts) -> float:
@@ -100,8 +107,15 @@ def _radius(key: Facts) -> float:
 def _names(plane: _Plane, dots: Sequence[Facts]) -> Iterator[str]:
     """Names of the kinds that take most of the step."""
     places = [Dot(*plane.at(_intensity(key), key["flops_per_second"]), _radius(key), _name(key)) for key in dots]
-    legend = Box(0, 0, WIDTH / 2, MARGIN + 16 + 18 * (len(WORDS) + 1))
-    return names(places, Box(MARGIN, 0, WIDTH - MARGIN, HEIGHT - MARGIN), [legend])
+    legend, _ = _legend_at(plane)
+    return names(places, Box(MARGIN, 0, WIDTH - MARGIN, HEIGHT - MARGIN), [legend, *_along(plane)])
+
+
+def _along(plane: _Plane) -> list[Box]:
+    """What the roof takes."""
+    lefts = [MARGIN + STEP * number for number in range(math.ceil((WIDTH - 2 * MARGIN) / STEP))]
+    ends = [(left, plane.roof(left), plane.roof(left + STEP)) for left in lefts]
+    return [Box(left, min(ys) - 1, left + STEP, max(ys) + 1) for left, *ys in ends]
 
 
 def _name(key: Facts) -> str:
@@ -113,12 +127,23 @@ def _colour(key: Facts) -> str:
     return PASSES.get(key["pass"], OTHER)
 
 
-def _legend(roof: str) -> Iterator[str]:
-    """What colours and the line mean: above the roof, where few dots are."""
-    for number, (name, colour) in enumerate([*((WORDS[p], c) for p, c in PASSES.items()), ("others", OTHER)]):
-        y = MARGIN + 16 + 18 * number
-        yield circle(MARGIN + 14, y - 4, 5, colour)
-        yield text(MARGIN + 26, y, name, 12, "start")
-    y = MARGIN + 16 + 18 * (len(WORDS) + 1)
-    yield line(MARGIN + 6, y - 4, MARGIN + 22, y - 4, "black", 1.5)
-    yield text(MARGIN + 26, y, roof, 12, "start")
+def _legend_at(plane: _Plane) -> tuple[Box, str]:
+    """Where the legend lies, and what the roof is in words: above the roof, or where that passes there, far below it."""
+    rate = f"{plane.peak / 1e12:.4g} TFLOP/s" if plane.peak >= 1e13 else f"{plane.peak / 1e9:.4g} GFLOP/s"
+    words = f"{rate}, {plane.rate / 1e9:.4g} GB/s of memory"
+    width, height = 26 + length(words, 12), 20.0 + 18 * (len(WORDS) + 1)
+    above = Box(MARGIN, MARGIN, MARGIN + width, MARGIN + height)
+    if not any(above.meets(box) for box in _along(plane)):
+        return above, words
+    return Box(WIDTH - MARGIN - width, HEIGHT - MARGIN - height, WIDTH - MARGIN, HEIGHT - MARGIN), words
+
+
+def _legend(box: Box, roof: str) -> Iterator[str]:
+    """What colours and the line mean."""
+    left, y = box.left, box.top + 16
+    for name, colour in [*((WORDS[p], c) for p, c in PASSES.items()), ("others", OTHER)]:
+        yield circle(left + 14, y - 4, 5, colour)
+        yield text(left + 26, y, name, 12, "start")
+        y += 18
+    yield line(left + 6, y - 4, left + 22, y - 4, "black", 1.5)
+    yield text(left + 26, y, roof, 12, "start")

@@ -212,11 +212,11 @@ def subject(facts: Mapping[str, Any], what: str) -> str:
     )
 
 
-def plan_table(rows: Mapping[str, Mapping[str, Any]], what: str = "step") -> Table:
-    """Plans by name, with their facts, which are of a `what` each."""
+def plan_table(rows: Mapping[str, Mapping[str, Any]], what: str = "step", memory: str = "memory") -> Table:
+    """Plans by name, with their facts, which are of a `what` each; `memory` is what their bytes are called."""
     notes = {name: "" if row["fits"] else "does not fit" for name, row in rows.items()}
     noted = any(notes.values())
-    made = table("plan", f">{what}", ">memory", f">moved a {what}", ">x data parallel", *[""] * noted)
+    made = table("plan", f">{what}", f">{memory}", f">moved a {what}", ">x data parallel", *[""] * noted)
     for name, row in rows.items():
         factor = f"{row['speedup_over_data_parallel']:.2f}"
         moved = written(row["moved_bytes"])

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from castile.launch.reports import report
+from castile.runtime.memory import written
 
 
 def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
@@ -46,12 +47,16 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
         out.say("\nplans that none other beats in both time and memory:")
         # Of a plan of the front it is known what its fullest arena takes.
         rows = [row | {"live_bytes": max(row["arena_bytes"])} for row in facts["front"]]
-        out.print(report.plan_table({row.get("file", f"{n}"): row for n, row in enumerate(rows, 1)}, what))
+        named = {row.get("file", f"{n}"): row for n, row in enumerate(rows, 1)}
+        out.print(report.plan_table(named, what, memory="arena"))
     looked = f"after {report.counted(facts['num_proposals'], 'proposal')} in {facts['elapsed_seconds']:.1f} s"
     same = f"; it equals {facts['equals']}" if facts["equals"] else ""
     out.say(f"\nthe plan, {looked}{same}:")
     for line in lines:
         out.say(f"  {line}")
+    live, arena = written(facts["found"]["live_bytes"]), written(max(facts["found"]["arena_bytes"]))
+    if arena != live:
+        out.say(f"\nmemory is what lives at once: with the gaps between, the plan found takes an arena of {arena}")
     if facts["nearer_prices"]:
         out.say(f"\nprices nearer than data sheets', told from kernels compiled here: {facts['nearer_prices']}")
     out.say_files(facts)
