@@ -59,7 +59,9 @@ def _dispatch(args: list[str]) -> int:
     ranks.this_world()
     _check_text(args)
     if not args or args[0] in ("-h", "--help", "help"):
-        return _told(_overview)
+        if not args[1:]:
+            return _told(_overview)
+        args = [args[1], "--help"]
     if args[0] == "--version":
         return _told(lambda: f"castile {__version__}")
     name, *rest = args

@@ -149,11 +149,20 @@ def _facts(model: str, plan: str, desk: Desk, seen: Seen) -> dict[str, Any]:
         "batch_samples": desk.evaluator.lowering.graph.batch,
         "num_tasks": int(seen.count.sum()),
         "step_seconds": step,
+        "samples_per_second": desk.evaluator.lowering.graph.batch / step,
+        "flops_per_second": flops(seen) / step / desk.machine.num_procs,
         "moved_bytes": moved_bytes(tasks, seen.count),
         "kinds": kinds(seen, working),
         "procs": procs,
         "prices": desk.evaluator.cost.sources(tasks.cost_keys),
     }
+
+
+def flops(seen: Seen) -> int:
+    """The floating-point operations of all kernels of the step, those of replicas and of what is computed again too."""
+    tasks = seen.tasks
+    each = np.array([key.flops for key in tasks.cost_keys], np.int64)[tasks.cost]
+    return int((each * seen.count)[tasks.kind == Kind.COMPUTE].sum())
 
 
 def worked_seconds(tasks: TaskGraph, timeline: Timeline) -> np.ndarray:
@@ -225,8 +234,10 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     out.say(
         f"\na {what} takes {report.milliseconds(facts['step_seconds'])}{report.without(facts)} in "
         f"{facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])} and moves "
-        f"{memory.written(facts['moved_bytes'])}; prices: {report.prices_words(facts['prices'])}\n"
+        f"{memory.written(facts['moved_bytes'])}; prices: {report.prices_words(facts['prices'])}"
     )
+    pace, rate = report.pace(facts["samples_per_second"]), report.rate(facts["flops_per_second"])
+    out.say(f"{pace}, {rate} on each processor\n")
     out.print(report.kind_table(facts["kinds"]))
     if sum(kind["share"] for kind in facts["kinds"]) > 1 + ROUNDING:
         out.say("shares are of all processors' time, and add to more than all of it: transfers go on beside kernels")

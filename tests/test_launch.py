@@ -32,6 +32,16 @@ def test_castile_alone_lists_its_commands(capsys):
     assert "  doctor " in alone and "  launch " in alone
 
 
+def test_help_may_come_before_the_command(capsys):
+    assert main(["diff", "--help"]) == 0
+    told = capsys.readouterr().out
+    for word in ("--help", "-h", "help"):
+        assert main([word, "diff"]) == 0
+        assert capsys.readouterr().out == told
+    assert main(["help", "dif"]) == 2
+    assert "did you mean `castile diff`?" in capsys.readouterr().err
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"castile {__version__}\n"

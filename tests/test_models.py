@@ -281,7 +281,7 @@ def test_a_python_file_is_a_model(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("gtp", r"no model 'gtp' \(did you mean 'gpt'.*there are"),
+        ("gtp", r"no model 'gtp' \(did you mean 'gpt'.*there are.*a Python file with build\(\), or an ONNX file$"),
         ("gpt:layer=3", r"no setting 'layer' \(did you mean 'layers'"),
         ("gpt:layers=many", "setting 'layers' should be a whole number, got 'many'"),
         ("gpt:tied=maybe", "setting 'tied' should be true or false"),

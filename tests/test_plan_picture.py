@@ -135,7 +135,8 @@ def test_plans_of_a_front_are_told_apart_where_they_lie_close_together():
     """As many as a small gpt on eight processors has."""
     joined = [point(1 + n / 25, 20 - n / 2) for n in range(18)]
     picture = Picture(front.picture("a front", joined, {}, 2**40))
-    inside = {words for words, box in picture.words if box.left > front.LEFT and box.bottom < front.HEIGHT - front.BOTTOM}
+    bottom = front.HEIGHT - front.BOTTOM
+    inside = {words for words, box in picture.words if box.left > front.LEFT and box.bottom < bottom}
     assert picture.is_readable() and {str(n) for n in range(1, 19)} <= inside
 
 

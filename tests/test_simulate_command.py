@@ -53,6 +53,24 @@ def test_simulate_breaks_a_step_down(capsys):
     assert compute == pytest.approx(busy, rel=1e-9)
 
 
+@pytest.mark.parametrize("nodes, pieces", [(1, 1), (4, 1), (4, 8)])
+def test_a_step_does_the_operations_of_its_network_however_it_is_cut(nodes, pieces, tmp_path, capsys):
+    """Two for each product of a sample with a weight, in the forward pass and for the gradients of both."""
+    words, path = ("mlp:width=1024,layers=4", "--machine", f"dgx-h100:nodes={nodes}"), str(tmp_path / "plan.json")
+    cut = ("--batch", "4096", "--accumulate", str(pieces))
+    answer(capsys, "plan", *words, "--search", "data_parallel", *cut, "--out", path)
+    facts = answer(capsys, "simulate", path)
+    sizes = [64, *[1024] * 4, 10]
+    products = [a * b for a, b in zip(sizes, sizes[1:])]
+    done = facts["flops_per_second"] * facts["step_seconds"] * facts["num_procs"]
+    # and little else: the images have no gradient
+    assert done == pytest.approx(2 * 4096 * (3 * sum(products) - products[0]), rel=0.05)
+    assert facts["samples_per_second"] * facts["step_seconds"] == pytest.approx(4096)
+    assert main(["simulate", path]) == 0
+    told = f"{report.pace(facts['samples_per_second'])}, {report.rate(facts['flops_per_second'])} on each processor\n"
+    assert f"\n{told}\n" in capsys.readouterr().out
+
+
 def test_simulate_tells_people_the_same(capsys):
     words = ["simulate", MLP, "--machine", MACHINE]
     facts = answer(capsys, *words)

@@ -85,7 +85,8 @@ def load(
     wanted: list[tuple[str, Texts | Figures]] = [*texts.items(), *figures.items(), (label, target.column)]
     num_rows, num_dropped = _read(Path(file), wanted)
     if num_rows < 2:
-        raise ValueError(f"data set csv: {file} has {num_rows} rows with nothing missing ({num_dropped} dropped)")
+        whole = f"{num_rows} of {num_rows + num_dropped} rows have nothing missing in the columns that are used"
+        raise ValueError(f"data set csv: {file}: {whole}: fill at least 2, or name other columns")
     train, rest = split(seed, "csv", num_rows, held_out)
     sizes, columns = {}, {}
     if texts:

@@ -214,7 +214,9 @@ def _by_name(name: str) -> ModuleType:
     if name not in available():
         among = ", ".join(available())
         hint = suggestion(name, list(available()))
-        raise ValueError(f"no model {name!r}{hint}; there are {among}, or name a Python file with build()")
+        raise ValueError(
+            f"no model {name!r}{hint}; there are {among}, or name a Python file with build(), or an ONNX file"
+        )
     return importlib.import_module(f"castile.launch.models.{name}")
 
 

@@ -128,7 +128,7 @@ def _colour(key: Facts) -> str:
 
 
 def _legend_at(plane: _Plane) -> tuple[Box, str]:
-    """Where the legend lies, and what the roof is in words: above the roof, or where that passes there, far below it."""
+    """Where the legend lies, and what the roof is in words: above the roof, or below it where that passes there."""
     rate = f"{plane.peak / 1e12:.4g} TFLOP/s" if plane.peak >= 1e13 else f"{plane.peak / 1e9:.4g} GFLOP/s"
     words = f"{rate}, {plane.rate / 1e9:.4g} GB/s of memory"
     width, height = 26 + length(words, 12), 20.0 + 18 * (len(WORDS) + 1)

@@ -282,6 +282,12 @@ def pace(samples_per_second: float) -> str:
     return f"{samples_per_second / 1e3:.1f}k samples/s" if many else f"{samples_per_second:.3g} samples/s"
 
 
+def rate(flops_per_second: float) -> str:
+    """Floating-point operations a second as people read them: 41.2 TFLOP/s, 0.84 GFLOP/s."""
+    many = flops_per_second >= 1e12
+    return f"{flops_per_second / 1e12:.1f} TFLOP/s" if many else f"{flops_per_second / 1e9:.3g} GFLOP/s"
+
+
 def percent(share: float) -> str:
     """A share as a percentage."""
     return f"{share * 100:.1f} %"
