@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,15 @@ from castile.runtime.timeline import PICOSECONDS, Timeline
 BASE = "data_parallel"
 # By so much shares that add to one may be told as more.
 ROUNDING = 1e-3
+MOST_OWNERS = 5
+# What memory holds, in words.
+HELD = {
+    "parameters": "parameters",
+    "gradients": "their gradients",
+    "state": "the optimizer's state",
+    "results": "results of nodes and their gradients",
+    "temporaries": "temporaries",
+}
 
 
 @dataclass(frozen=True)
@@ -127,7 +136,8 @@ def _facts(model: str, plan: str, desk: Desk, seen: Seen) -> dict[str, Any]:
     peak_bytes, tasks, step = desk.evaluator.packed(seen), seen.tasks, seen.seconds
     capacity = desk.evaluator.capacity.tolist()
     working = worked_seconds(tasks, seen.timeline)
-    owners = memory.largest(tasks, seen.simulated.timeline, range(tasks.num_procs))
+    owners = memory.largest(tasks, seen.simulated.timeline, range(tasks.num_procs), None)
+    params = {param.name for param in desk.evaluator.lowering.graph.params}
     procs = [
         {
             "proc": p,
@@ -137,7 +147,8 @@ def _facts(model: str, plan: str, desk: Desk, seen: Seen) -> dict[str, Any]:
             "waiting_share": float(1 - working[role] / step),
             "peak_bytes": peak_bytes[p],
             "capacity_bytes": capacity[p],
-            "largest": [{"name": name, "size_bytes": nbytes} for name, nbytes in owners[role]],
+            "held": held(owners[role], params),
+            "largest": [{"name": name, "size_bytes": nbytes} for name, nbytes in owners[role][:MOST_OWNERS]],
         }
         for p, role in enumerate(seen.role.tolist())
     ]
@@ -156,6 +167,21 @@ def _facts(model: str, plan: str, desk: Desk, seen: Seen) -> dict[str, Any]:
         "procs": procs,
         "prices": desk.evaluator.cost.sources(tasks.cost_keys),
     }
+
+
+def held(owners: Sequence[tuple[str, int]], params: Set[str]) -> dict[str, int]:
+    """The bytes of each kind of owner: parameters and what is gathered of them, their gradients, what the optimizer
+    keeps, results with their gradients, and what kernels take while they run.
+    """
+    found = dict.fromkeys(HELD, 0)
+    for name, nbytes in owners:
+        of, _, what = name.partition("/")
+        kind = "temporaries" if name.startswith(memory.TEMPORARIES) else "results"
+        if of.partition(" ")[0] in params:
+            kind = "gradients" if what.startswith("grad") else "state"
+            kind = "parameters" if not what or what.startswith("fetched") else kind
+        found[kind] += nbytes
+    return {f"{kind}_bytes": nbytes for kind, nbytes in found.items()}
 
 
 def flops(seen: Seen) -> int:
@@ -245,5 +271,7 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     out.print(report.proc_table(facts["procs"]))
     fullest = max(facts["procs"], key=lambda row: row["peak_bytes"])
     owners = ", ".join(f"{owner['name']} ({memory.written(owner['size_bytes'])})" for owner in fullest["largest"])
-    out.say(f"\nwhen processor {fullest['proc']} is fullest it holds {owners}")
+    sizes = {words: fullest["held"][f"{kind}_bytes"] for kind, words in HELD.items()}
+    kinds = ", ".join(f"{words} {memory.written(nbytes)}" for words, nbytes in sizes.items() if nbytes)
+    out.say(f"\nwhen processor {fullest['proc']} is fullest it holds {owners}\nall in all: {kinds}")
     out.say_files(facts)

@@ -19,6 +19,8 @@ from castile.runtime.task import NUM_LANES, TaskGraph
 from castile.runtime.timeline import Timeline
 
 ALIGNMENT = 64
+# How the names of owners begin that are tasks, and no regions.
+TEMPORARIES = "temporaries of "
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,8 +161,13 @@ def lasting(graph: TaskGraph, but: str = "") -> np.ndarray:
     return np.bincount(graph.buffer_proc[counted], sizes, graph.num_procs).astype(np.int64)
 
 
-def largest(graph: TaskGraph, timeline: Timeline, procs: Iterable[int], n: int = 5) -> list[list[tuple[str, int]]]:
-    """By processor the `n` owners of most bytes when most live there, by region or task name, the largest first."""
+def largest(
+    graph: TaskGraph, timeline: Timeline, procs: Iterable[int], n: int | None = 5
+) -> list[list[tuple[str, int]]]:
+    """By processor the `n` owners of most bytes when most live there, by region or task name, the largest first.
+
+    n   None for all, whose bytes are then all that live
+    """
     lives = _Lives(graph, timeline)
     return [_owners(graph, lives, proc)[:n] for proc in procs]
 
@@ -174,7 +181,7 @@ def _owners(graph: TaskGraph, lives: _Lives, proc: int) -> list[tuple[str, int]]
     here = (blocks.begin <= when) & (when < blocks.end)
     of = (column[here].tolist() for column in (blocks.first, blocks.buffer, blocks.size))
     for task, b, size in zip(*of, strict=True):
-        owners[f"temporaries of {graph.tasks[task].name}" if b < 0 else graph.buffers[b].region] += size
+        owners[f"{TEMPORARIES}{graph.tasks[task].name}" if b < 0 else graph.buffers[b].region] += size
     return sorted(owners.items(), key=lambda owner: (-owner[1], owner[0]))
 
 

@@ -1,16 +1,18 @@
 """The command simulate: what it tells of a plan, and which plans it refuses."""
 
+from math import prod
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from castile.launch import simulate
+from castile.launch import models, simulate
 from castile.launch.__main__ import main
 from castile.launch.reports import report
 from castile.planner import strategy as strategies
 from castile.planner.simulate import simulate as simulated
 from castile.planner.strategy import Strategy
+from castile.runtime.memory import written as memory_of
 from castile.runtime.task import Kind, Lane
 from castile.runtime.timeline import PICOSECONDS
 from tests.answers import answer, sentence
@@ -69,6 +71,32 @@ def test_a_step_does_the_operations_of_its_network_however_it_is_cut(nodes, piec
     assert main(["simulate", path]) == 0
     told = f"{report.pace(facts['samples_per_second'])}, {report.rate(facts['flops_per_second'])} on each processor\n"
     assert f"\n{told}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "search, more, held, kept",
+    [("one_processor", (), 1, 1), ("data_parallel", ("--optimizer", "adamw"), 1, 2),
+     ("fsdp", ("--accumulate", "2"), 8, 1),
+     ("fsdp", ("--dtype", "bfloat16", "--recompute", "parameters"), 8, 1)],
+)  # fmt: skip
+def test_memory_is_told_by_what_it_holds(search, more, held, kept, tmp_path, capsys):
+    """As a processor has all parameters or an eighth of them, and an optimizer one number or two of each."""
+    path, model = str(tmp_path / "plan.json"), "mlp:width=512,layers=3"
+    answer(capsys, "plan", model, "--machine", MACHINE, "--search", search, *more, "--out", path)
+    facts, live = answer(capsys, "simulate", path), answer(capsys, "explain", path)["live_bytes"]
+    fullest = max(facts["procs"], key=lambda row: sum(row["held"].values()))
+    assert sum(fullest["held"].values()) == live
+    bytes_of = 4 * sum(prod(param.shape) for param in models.parse(model).graph(64).params)
+    # places of 64 bytes, and what is gathered of them when most lives, for forward passes and for gradients
+    gathered = 0 if held == 1 else 2 * bytes_of
+    assert bytes_of / held <= fullest["held"]["parameters_bytes"] <= bytes_of / held * 1.01 + gathered
+    assert fullest["held"]["state_bytes"] == pytest.approx(kept * bytes_of / held, rel=0.03)
+    assert all(nbytes >= 0 for nbytes in fullest["held"].values()) and fullest["held"]["results_bytes"] > 0
+    assert main(["simulate", path]) == 0
+    told = max(facts["procs"], key=lambda row: row["peak_bytes"])["held"]
+    out = capsys.readouterr().out
+    assert f"\nall in all: parameters {memory_of(told['parameters_bytes'])}, their gradients " in out
+    assert all(memory_of(nbytes) in out for nbytes in told.values() if nbytes)
 
 
 def test_simulate_tells_people_the_same(capsys):
