@@ -38,6 +38,8 @@ _HANDED_OVER = re.compile(
 )
 # Python with NumPy and MPI takes more, before a rank has done anything.
 LEAST_RANK_BYTES = 2**25
+# Variables of batch systems, within whose allocations mpirun starts ranks on other hosts too.
+ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _VALUE_OPTIONS = ("-n", "--ranks", "--hostfile")
 
 
@@ -286,7 +288,8 @@ def _check(command: Launch) -> None:
         raise UserError(f"-n {command.ranks}: a job has at least 1 rank")
     # mpirun would start them all the same, and the host stand still
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if command.hostfile is None and command.ranks * LEAST_RANK_BYTES > there:
+    is_here = command.hostfile is None and not any(name in os.environ for name in ALLOCATIONS)
+    if is_here and command.ranks * LEAST_RANK_BYTES > there:
         raise UserError(
             f"-n {command.ranks}: so many ranks have no room in the {written(there)} of this host: give at most "
             f"{there // LEAST_RANK_BYTES}, or --hostfile FILE with more hosts"

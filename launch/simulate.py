@@ -184,11 +184,12 @@ def held(owners: Sequence[tuple[str, int]], params: Set[str]) -> dict[str, int]:
     return {f"{kind}_bytes": nbytes for kind, nbytes in found.items()}
 
 
-def flops(seen: Seen) -> int:
+def flops(seen: Seen) -> float:
     """The floating-point operations of all kernels of the step, those of replicas and of what is computed again too."""
     tasks = seen.tasks
-    each = np.array([key.flops for key in tasks.cost_keys], np.int64)[tasks.cost]
-    return int((each * seen.count)[tasks.kind == Kind.COMPUTE].sum())
+    # as numbers with a point: those of a large step are more than 64 bits hold
+    each = np.array([float(key.flops) for key in tasks.cost_keys])[tasks.cost]
+    return float((each * seen.count)[tasks.kind == Kind.COMPUTE].sum())
 
 
 def worked_seconds(tasks: TaskGraph, timeline: Timeline) -> np.ndarray:

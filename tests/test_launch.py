@@ -184,6 +184,13 @@ def test_a_bad_launch_is_told_in_one_sentence(words, told, capsys):
     assert told in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", launch.ALLOCATIONS)
+def test_within_an_allocation_there_may_be_more_ranks_than_one_host_has_room_for(name, monkeypatch, capsys):
+    monkeypatch.setenv(name, "7")
+    assert main(["launch", "-n", "1000000000", "--dry-run", "doctor"]) == 0
+    assert "-n 1000000000 " in capsys.readouterr().out
+
+
 def test_without_mpirun_the_line_that_installs_it_is_told(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))

@@ -2,6 +2,7 @@
 
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -163,3 +164,11 @@ def test_a_name_of_the_zoo_is_a_model_whatever_files_lie_here(tmp_path, monkeypa
     Path("mlp").write_text("no plan")
     assert answer(capsys, "simulate", "mlp", "--machine", MACHINE)["model"] == "mlp"
     assert "mlp is not JSON" in sentence(capsys, "simulate", "./mlp", "--machine", MACHINE)
+
+
+def test_the_operations_of_a_large_step_are_more_than_64_bits_hold():
+    """Those of kernels, each as often as its task stands for others."""
+    kinds = np.array([Kind.COMPUTE, Kind.MOVE, Kind.COMPUTE, Kind.COMPUTE], np.int8)
+    keys = [SimpleNamespace(flops=2**61), SimpleNamespace(flops=3)]
+    tasks = SimpleNamespace(cost_keys=keys, cost=np.array([0, 0, 0, 1]), kind=kinds)
+    assert simulate.flops(SimpleNamespace(tasks=tasks, count=np.array([1, 9, 7, 5]))) == pytest.approx(8 * 2**61)

@@ -61,7 +61,7 @@ def _worth(facts: Mapping[str, Any], what: str) -> str:
     return (
         f"a {what} takes {milliseconds(facts['step_seconds'])}{note}{report.without(facts)} in "
         f"{facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])}, moves "
-        f"{written(facts['moved_bytes'])}, and holds {written(facts['live_bytes'])} at once, of "
+        f"{written(facts['moved_bytes'])}, and holds {written(facts['live_bytes'])} at once of "
         f"{written(facts['capacity_bytes'])}{over}"
     )
 
