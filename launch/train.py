@@ -9,7 +9,7 @@ import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from castile.launch.measuring import explore, tuning
 from castile.launch.measuring.explore import Chosen, Wish
 from castile.launch.pictures import timeline as timelines
 from castile.launch.processes import interrupts
-from castile.launch.processes.ranks import UserError
+from castile.launch.processes.ranks import UserError, silent
 from castile.launch.processes.stopping import SIGNALS, Stopping
 from castile.launch.reports import trace
 from castile.launch.reports.screen import Speaker
@@ -154,6 +154,14 @@ def run(command: Train) -> int:
         checks.pieces(command.accumulate, command.batch)
     if command.print:
         return _print(command)
+    # who comes second to a folder is to hear of it before a plan is looked for, which takes long
+    is_held = command.checkpoint and not silent()
+    with folders.held(Path(command.checkpoint)) if is_held else nullcontext():
+        return _run(command, undecayed, begun)
+
+
+def _run(command: Train, undecayed: str, begun: float) -> int:
+    """Do what the resolved command says; `undecayed` is as it was typed, and all began at that time."""
     job = jobs.start(
         command.model, command.machine, command.batch, command.profile or None,
         optimizers.updates(command.optimizer, command.clip, command.undecayed), command.accumulate or 1,
@@ -299,11 +307,11 @@ def _print(command: Train) -> int:
 def _saved(command: Train, job: Job, here: Facts, say: Speaker) -> Reader | None:
     """The checkpoint to go on from, if any.
 
-    Raises UserError where it is of another training, and where a run would write over it or into another run's folder.
+    Raises UserError where it is of another training, and where a run that begins would write over it.
     """
-    if command.checkpoint and job.leads:
-        folders.check_free(Path(command.checkpoint), not command.resume)
     if not command.resume:
+        if command.checkpoint and job.leads:
+            folders.check_free(Path(command.checkpoint))
         return None
     return resume.begin(job, command.checkpoint, here, say)
 

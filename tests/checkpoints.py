@@ -70,6 +70,7 @@ def save(
             told.append(saver.poll())
         return [outcome for outcome in (*told, saver.close()) if outcome is not None]
 
+    folder.mkdir(parents=True, exist_ok=True)
     outcomes = on_ranks(size, body)
     assert all([(o.step, o.warning) for o in found] == [(o.step, o.warning) for o in outcomes[0]] for found in outcomes)
     return outcomes[0]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -27,7 +30,7 @@ from castile.runtime.runner import run_local
 from tests import strategies, training
 from tests.checkpoints import BATCH, FACTS, PLAN, Watched, alone, cut, on_ranks, save, state, told_of
 from tests.effort import examples
-from tests.mpi import mpirun
+from tests.mpi import CHECKOUT, mpirun
 
 CASES = Path(__file__).parent / "mpi_cases"
 
@@ -52,6 +55,8 @@ def run(world: list[Execution], batches) -> None:
 
 
 def written_by(world: list[Execution], folder: Path, step: int) -> None:
+    folder.mkdir(exist_ok=True)
+
     def body(comm) -> None:
         saver = Checkpointer(folder, comm, 1, 2, FACTS)
         saver.save(step, step * BATCH, carried(world[comm.rank]), PLAN)
@@ -76,7 +81,7 @@ def test_what_some_ranks_wrote_any_ranks_read(tmp_path_factory, data):
     first, second = worlds
     run(first, steps)
     expected = training.gather(graph, first)
-    folder = tmp_path_factory.mktemp("any") / "checkpoints"
+    folder = tmp_path_factory.mktemp("any")
     written_by(first, folder, 3)
     reader = open_checkpoint(folder / folders.name_of(3))
     assert (reader.step, reader.samples, reader.facts, reader.plan) == (3, 3 * BATCH, FACTS, PLAN)
@@ -225,7 +230,7 @@ def test_old_ones_go_when_the_new_one_is_there(tmp_path):
     told = save(tmp_path, [5, 10, 15, 20], size=2, keep=2)
     assert [o.step for o in told if o.complete] == [5, 10, 15, 20]
     assert list(folders.checkpoints(tmp_path)) == [15, 20]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "step-00000015", "step-00000020"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000015", "step-00000020"]
 
 
 def test_a_plan_that_changes_under_way_changes_who_writes_what(tmp_path):
@@ -256,19 +261,38 @@ def test_hosts_must_share_the_folder(tmp_path):
 
 
 def test_one_run_a_folder(tmp_path):
-    saver = alone(tmp_path)
-    held = os.listdir("/proc/self/fd")
-    with pytest.raises(UserError, match="another run writes there now"):
-        alone(tmp_path)
-    assert os.listdir("/proc/self/fd") == held
-    saver.close()
-    alone(tmp_path).close()
+    folder = tmp_path / "made" / "with it"
+    with folders.held(folder):
+        opened = os.listdir("/proc/self/fd")
+        with pytest.raises(UserError, match="another run writes there now; wait for its end or "), folders.held(folder):
+            pass
+        assert os.listdir("/proc/self/fd") == opened
+    with folders.held(folder):
+        pass
+
+
+def test_a_folder_is_free_again_when_its_run_was_killed(tmp_path):
+    program = f"""
+import os, signal
+from pathlib import Path
+from castile.launch.checkpoints import folder
+with folder.held(Path({str(tmp_path)!r})):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    killed = subprocess.run([sys.executable, "-c", program], env=environment, timeout=60)
+    assert killed.returncode == -signal.SIGKILL and (tmp_path / folders.LOCK).exists()
+    with folders.held(tmp_path):
+        pass
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"--checkpoint .*choose another folder"):
-        alone(tmp_path / "file" / "checkpoints")
+    with (
+        pytest.raises(UserError, match=r"--checkpoint .*choose another folder"),
+        folders.held(tmp_path / "file" / "checkpoints"),
+    ):
+        pass
 
 
 def test_a_run_does_not_write_over_checkpoints_of_another(tmp_path):

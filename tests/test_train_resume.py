@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from castile.launch import launch
+from castile.launch import launch, train
 from castile.launch.__main__ import main
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints.folder import checkpoints, latest
@@ -481,14 +481,27 @@ def test_a_run_that_would_write_over_another_is_refused_before_anything_is_measu
     assert main([*MLP, "--steps", "3", "--checkpoint", "run"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and f"step-0000000{first['num_steps']} is there" in err and "--resume" in err
-    held = folders.lock(Path("run"))
-    for words in ((), ("--resume",)):
-        assert main([*MLP, "--steps", "5", "--checkpoint", "run", *words]) == 2
-        assert (
-            capsys.readouterr().err
-            == "castile: --checkpoint run: another run writes there now; choose another folder\n"
-        )
-    os.close(held)
+    busy = "castile: --checkpoint run: another run writes there now; wait for its end or choose another folder\n"
+    with folders.held(Path("run")):
+        for words in ((), ("--resume",)):
+            assert main([*MLP, "--steps", "5", "--checkpoint", "run", *words]) == 2
+            assert capsys.readouterr().err == busy
+
+
+def test_of_two_runs_that_begin_together_the_second_is_refused_before_it_plans(alone, capsys, monkeypatch):
+    """Also where there is no folder yet."""
+    choose, others = train._choose, []
+
+    def second(*args):
+        monkeypatch.setattr(train, "_choose", lambda *_: pytest.fail("it looks for a plan"))
+        others.append((main([*MLP, "--steps", "3", "--checkpoint", "run"]), capsys.readouterr().err))
+        return choose(*args)
+
+    monkeypatch.setattr(train, "_choose", second)
+    assert main([*MLP, "--steps", "3", "--checkpoint", "run"]) == 0
+    [(status, err)] = others
+    assert status == 2 and err.endswith("another run writes there now; wait for its end or choose another folder\n")
+    assert latest("run").step == 3
 
 
 @pytest.mark.parametrize("kept, others", [("float32", ("bfloat16", "float16")), ("float64", ())])

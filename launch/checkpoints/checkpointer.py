@@ -88,8 +88,8 @@ class Checkpointer:
     facts         what is trained
     begin_step    the step that the run goes on from, 0 for one that begins
 
-    Raises UserError where the folder cannot be written, is not shared by the hosts, is in use by another run, or holds
-    a later checkpoint than the run begins with.
+    Rank 0 holds the folder meanwhile (`folder.held`). Raises UserError where it cannot be written, is not shared by the
+    hosts, or holds a later checkpoint than the run begins with.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Checkpointer:
         self._untold: Outcome | None = None
         self._layout: tuple[bytes, Layout] | None = None
         self._copies: list[np.ndarray] = []
-        self._lock = self._open(begin_step)
+        self._open(begin_step)
         self._thread = futures.ThreadPoolExecutor(1, "checkpoint")
 
     @property
@@ -200,12 +200,9 @@ class Checkpointer:
         return Outcome(save.step, str(save.path), nbytes, perf_counter() - save.begun, not error, warning)
 
     def close(self) -> Outcome | None:
-        """`wait`, and let others write to the folder. Collective."""
+        """`wait`, and end. Collective."""
         told = self.wait()
         self._thread.shutdown()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
         return told
 
     def _finish(self) -> Outcome:
@@ -326,26 +323,18 @@ class Checkpointer:
             told += f", {written(free_bytes(self.folder))} are free"
         return told
 
-    def _open(self, begin_step: int) -> int | None:
-        """Make the folder, lock it and clean it on rank 0; see on all ranks that it is the same one."""
-        descriptor, error = None, ""
+    def _open(self, begin_step: int) -> None:
+        """Clean the folder on rank 0; see on all ranks that it is the same one."""
+        error = ""
         if self.comm.rank == 0:
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                descriptor = folders.lock(self.folder)
                 folders.clean(self.disk, self.folder, begin_step)
             except OSError as refused:
                 error = f"--checkpoint {self.folder}: {refused.strerror}; choose another folder"
             except UserError as refused:
                 error = str(refused)
-        try:
-            self._agree_or_refuse(error)
-            self._check_shared()
-        except UserError:
-            if descriptor is not None:
-                os.close(descriptor)
-            raise
-        return descriptor
+        self._agree_or_refuse(error)
+        self._check_shared()
 
     def _check_shared(self) -> None:
         name = self.comm.bcast_bytes(os.urandom(8).hex().encode() if self.comm.rank == 0 else None).decode()

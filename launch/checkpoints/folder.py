@@ -5,6 +5,7 @@ It does not know how a checkpoint is written. Nothing goes by the times of files
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -96,13 +97,25 @@ def before(path: Path) -> Path | None:
     return None
 
 
-def lock(folder: Path) -> int:
-    """Keep other runs from writing here until this process ends or closes the descriptor. Raises UserError."""
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    if not files.locked(descriptor):
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other runs from writing to a folder, made where there is none, until the block or this process ends.
+
+    Raises UserError where it cannot be made, or where another run writes there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as refused:
+        raise UserError(f"--checkpoint {folder}: {refused.strerror}; choose another folder") from refused
+    try:
+        if not files.locked(descriptor):
+            raise UserError(
+                f"--checkpoint {folder}: another run writes there now; wait for its end or choose another folder"
+            )
+        yield
+    finally:
         os.close(descriptor)
-        raise UserError(f"--checkpoint {folder}: another run writes there now; choose another folder")
-    return descriptor
 
 
 def clean(disk: Disk, folder: Path, step: int) -> None:
@@ -119,15 +132,9 @@ def clean(disk: Disk, folder: Path, step: int) -> None:
         disk.rename(path, aside)
 
 
-def check_free(folder: Path, begins: bool) -> None:
-    """Raises UserError as `lock` does, and as `clean` does for a run that begins: asked before what takes long.
-
-    Nothing is changed.
-    """
-    if (folder / LOCK).exists():
-        os.close(lock(folder))
-    if begins:
-        list(_damaged(folder, 0))
+def check_free(folder: Path) -> None:
+    """Raises UserError as `clean` does for a run that begins: asked before what takes long. Nothing is changed."""
+    list(_damaged(folder, 0))
 
 
 def _damaged(folder: Path, step: int) -> Iterator[Path]:
