@@ -24,7 +24,7 @@ import tyro
 
 from castile.launch.processes import hostfile as hostfiles
 from castile.launch.processes import installing, last_words, mpi_settings, notes
-from castile.launch.processes.ranks import UserError, num_launched
+from castile.launch.processes.ranks import PASSED_ON, UserError, num_launched
 from castile.launch.typed import options
 from castile.runtime.memory import written
 
@@ -40,6 +40,9 @@ _HANDED_OVER = re.compile(
 LEAST_RANK_BYTES = 2**25
 # Variables of batch systems, within whose allocations mpirun starts ranks on other hosts too.
 ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+# What is passed on for a signal: to ranks, which end as they end on it alone, and to mpirun, which ends them at once.
+_AT_FIRST: dict[int, int] = {signal.SIGINT: PASSED_ON, signal.SIGTERM: signal.SIGUSR1}
+_AGAIN: dict[int, int] = {signal.SIGTERM: signal.SIGINT}
 _VALUE_OPTIONS = ("-n", "--ranks", "--hostfile")
 
 
@@ -162,7 +165,7 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
             status = status or 1
     if status > 0 and any(map(notes.is_unread, said)):
         return 128 + signal.SIGPIPE
-    if status > 0 and passed:
+    if status and passed:
         # mpirun ends with 1, as after any failure, or as what it was given in place of the signal; a shell that runs us
         # in a loop is to see that it was Ctrl-C
         return 128 + passed[0]
@@ -185,15 +188,19 @@ def _started(
 
 
 def _ending_with_parent() -> Callable[[], None] | None:
-    """What mpirun does first: it asks Linux for a SIGTERM, on which it ends its ranks, should this process end before
+    """What mpirun does first: it asks Linux for a SIGHUP, on which it ends its ranks, should this process end before
     it. A process that is killed outright passes nothing on. None where there is no such thing to ask for.
+
+    It hears no SIGTERM: batch systems send that to every process of a job, and ranks are to have the time until they
+    kill. What it starts hears it.
     """
     if sys.platform != "linux":
         return None
     libc, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
 
     def ask() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGHUP))
         # it may have ended before it could be asked
         if os.getppid() != parent:
             os._exit(128 + signal.SIGTERM)
@@ -202,8 +209,8 @@ def _ending_with_parent() -> Callable[[], None] | None:
 
 
 class _Passing:
-    """While it is entered signals are noted, and passed on to mpirun as soon as that is there; the first SIGTERM as
-    SIGUSR1, which mpirun gives its ranks without killing them after it.
+    """While it is entered signals are noted, and passed on to mpirun as soon as that is there: at first as what it
+    gives its ranks without killing them after it.
     """
 
     def __init__(self) -> None:
@@ -226,9 +233,9 @@ class _Passing:
         self._pass()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        gently = number == signal.SIGTERM and not self.passed
+        is_again = number in self.passed or signal.SIGINT in self.passed
         self.passed.append(number)
-        self._waiting.append(signal.SIGUSR1 if gently else number)
+        self._waiting.append((_AGAIN if is_again else _AT_FIRST).get(number, number))
         self._pass()
 
     def _pass(self) -> None:

@@ -1,6 +1,7 @@
 """Signals that `castile launch` gets: whatever ends it ends its ranks too."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,7 +9,9 @@ import time
 
 import pytest
 
+from castile.launch.checkpoints.folder import checkpoints, latest
 from tests.mpi import CHECKOUT, is_running
+from tests.runs import MLP
 
 SLEEPER = """
 import os, sys
@@ -20,9 +23,9 @@ sys.exit(launch.start(words, os.environ | launch.variables()))
 PATIENCE_SECONDS = 20
 
 
-def begun(program, scratch, **more):
+def begun(program, scratch, words=(), **more):
     return subprocess.Popen(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, *words],
         text=True,
         env=os.environ | {"PYTHONPATH": str(CHECKOUT), "TMPDIR": str(scratch)},
         stdout=subprocess.PIPE,
@@ -129,6 +132,57 @@ def test_what_there_is_when_a_rank_is_killed_is_told_once(tmp_path):
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 128 + signal.SIGKILL
     assert err.count("half of it is kept") == 1 and err.count("rank 1 on ") == 1 and err.count("\n") <= 2
+
+
+SAVING = """
+import os, sys
+from castile.launch import launch
+program = '''
+import sys, time
+from castile.launch.__main__ import main
+from castile.launch.checkpoints.disk import Disk
+write = Disk.write
+def slowly(*args):
+    time.sleep(0.1)
+    return write(*args)
+Disk.write = slowly
+sys.exit(main(sys.argv[1:]))
+'''
+words = launch.mpirun_words(2, None, [sys.executable, "-c", program, *sys.argv[1:]])
+sys.exit(launch.start(words, os.environ | launch.variables()))
+"""
+
+
+def family(pid):
+    """The process and all that came of it."""
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    return [pid, *(one for child in children.split() for one in family(int(child)))]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("number", "many"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+)
+def test_a_save_that_is_under_way_becomes_a_checkpoint_when_a_launch_is_to_end(number, many, tmp_path):
+    """By Ctrl-C, by what a batch system sends to it, and by what that sends to every process of the job."""
+    folder = tmp_path / "run"
+    words = [*MLP, "--steps", "1000000", "--checkpoint", str(folder), "--checkpoint-every", "50"]
+    with begun(SAVING, tmp_path, words, stderr=subprocess.PIPE) as process:
+        while not checkpoints(folder) or not (parts := list(folder.glob("*.part"))):
+            assert process.poll() is None
+            time.sleep(0.01)
+        for pid in family(process.pid) if many else [process.pid]:
+            os.kill(pid, number)
+        _, err = process.communicate(timeout=4 * PATIENCE_SECONDS)
+    found = latest(folder)
+    assert found is not None and not found.warnings and not list(folder.glob("*.part"))
+    if number == signal.SIGINT:
+        assert process.returncode == 130 and found.path.name == parts[0].stem
+        left = f"with --resume the same command goes on from {found.path}"
+        assert re.search(rf"^castile: ended after step \d+: {left}$", err, re.MULTILINE)
+    else:
+        # there was time for the latest state too
+        assert process.returncode == 0 and found.path.name > parts[0].stem, err
 
 
 TALKING = """

@@ -37,6 +37,9 @@ OTHERS_DELAY_SECONDS, HOST_DELAY_SECONDS, MOST_DELAYS = 1.0, 0.2, 10
 # After so long an interrupt that was dropped comes again.
 REPEAT_SECONDS = 0.01
 
+# What a launcher passes on in place of Ctrl-C: mpirun, given that itself, ends its ranks and leaves them no second.
+PASSED_ON = signal.SIGUSR2
+
 # The file of what loads modules, as frames have it.
 _LOADER = "<frozen importlib._bootstrap>"
 # Open MPI's mpirun, others', and Slurm's srun; what mpirun starts by srun has both.
@@ -206,11 +209,13 @@ def _hearing_interrupts() -> Iterator[None]:
         yield
         return
     signal.signal(signal.SIGINT, lambda number, frame: interrupt(KeyboardInterrupt(), frame))
+    before = signal.signal(PASSED_ON, lambda number, frame: signal.raise_signal(signal.SIGINT))
     hook, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(PASSED_ON, before)
         sys.unraisablehook = hook
 
 
