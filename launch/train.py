@@ -362,7 +362,7 @@ def _course(
     first = saved.step if saved is not None else 0
     saver = None
     if command.checkpoint:
-        every = command.checkpoint_every or max(num_steps, 1)
+        every = max(min(command.checkpoint_every or num_steps, num_steps), 1)
         saver = Checkpointer(command.checkpoint, job.comm, every, command.keep or NUM_KEPT, here, first)
         saver.prepare(execution.carried, strategies.encode(chosen.plan))
     if saved is not None:

@@ -134,7 +134,7 @@ def test_who_launched_a_rank_that_is_killed_tells_which_and_what_there_is(plan, 
         assert ended.returncode == 128 + signal.SIGKILL and found is not None, ended.stderr
         return found[1]
 
-    assert told("0").startswith("nothing is saved yet; ")
+    assert told("0").startswith("nothing is saved yet: saves come after every 100000 steps, ")
     assert launched("none", "0", "--steps", "2").returncode == 0
     assert told("2") == f"with --resume the same command goes on from {tmp_path}/run/step-00000002"
 

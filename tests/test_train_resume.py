@@ -29,6 +29,7 @@ from castile.launch.models import parse
 from castile.launch.processes.stopping import Stopping
 from castile.launch.reports import report
 from castile.launch.training import evaluate, resume
+from castile.launch.training.training import Training
 from castile.planner import strategy as strategies
 from castile.planner.families.updates import Updates
 from castile.planner.known.seeds import seeds
@@ -169,6 +170,22 @@ def test_ctrl_c_ends_at_once_and_says_what_there_is_to_go_on_from(saves, alone, 
     assert told is not None
     # One that was being written when it was told may have become whole since.
     assert not saves or latest("run").step - 20 <= int(told[1]) <= latest("run").step
+
+
+@pytest.mark.parametrize(("given", "every"), [((), 900), (("--checkpoint-every", "70"), 70)])
+def test_who_saves_and_has_nothing_yet_is_told_when_saves_come(given, every, alone, capsys, monkeypatch):
+    """Not to give the folder that was given."""
+    step_once = Training._step
+
+    def step_or_end(training, step, feeder):
+        if step == 5:
+            raise KeyboardInterrupt
+        step_once(training, step, feeder)
+
+    monkeypatch.setattr(Training, "_step", step_or_end)
+    assert main([*MLP, "--steps", "900", "--checkpoint", "run", *given]) == 130
+    told = f"nothing is saved yet: saves come after every {every} steps, with a smaller --checkpoint-every sooner\n"
+    assert capsys.readouterr().err.endswith(f"castile: ended after step 5: {told}")
 
 
 def test_what_ends_before_its_first_step_says_what_was_there_before(alone, capsys, monkeypatch):

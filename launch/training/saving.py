@@ -20,6 +20,7 @@ from castile.launch.jobs.execution import Execution
 from castile.launch.jobs.jobs import Job
 from castile.launch.processes import last_words
 from castile.launch.processes.ranks import Ended, UserError
+from castile.launch.reports import report
 from castile.launch.reports.screen import Speaker
 from castile.launch.training import telling
 from castile.launch.training.metrics import Metrics
@@ -62,6 +63,9 @@ class Saves:
         """What there is to go on from, should the training end now."""
         if self.latest is not None:
             return f"with --resume the same command goes on from {self.latest}"
+        if self.saver is not None:
+            each = report.counted(self.saver.every_steps, "step")
+            return f"nothing is saved yet: saves come after every {each}, with a smaller --checkpoint-every sooner"
         return "nothing is saved yet; --checkpoint DIR with --checkpoint-every N saves, to --resume from"
 
     def due(self, step: int) -> bool:
