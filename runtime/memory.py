@@ -96,7 +96,7 @@ def _placed(
     peak, live, floor = np.zeros((3, graph.num_procs), np.int64)
     for proc in procs:
         lasting = lives.persistent(proc)
-        sizes = _aligned(graph.buffer_bytes[lasting])
+        sizes = aligned(graph.buffer_bytes[lasting])
         floor[proc] = sizes.sum()
         offset[lasting] = np.cumsum(sizes) - sizes
     every = [lives.blocks(proc) for proc in procs]
@@ -157,7 +157,7 @@ def lasting(graph: TaskGraph, but: str = "") -> np.ndarray:
     """int64[P]: the bytes of persistent buffers, which lie below an arena's others, without those of role `but`."""
     there = np.flatnonzero(graph.buffer_first < 0)
     counted = there[[graph.buffers[b].role != but for b in there.tolist()]]
-    sizes = _aligned(graph.buffer_bytes[counted])
+    sizes = aligned(graph.buffer_bytes[counted])
     return np.bincount(graph.buffer_proc[counted], sizes, graph.num_procs).astype(np.int64)
 
 
@@ -175,7 +175,7 @@ def largest(
 def _owners(graph: TaskGraph, lives: _Lives, proc: int) -> list[tuple[str, int]]:
     blocks, lasting = lives.blocks(proc), lives.persistent(proc)
     owners: Counter[str] = Counter()
-    for b, size in zip(lasting.tolist(), _aligned(graph.buffer_bytes[lasting]).tolist(), strict=True):
+    for b, size in zip(lasting.tolist(), aligned(graph.buffer_bytes[lasting]).tolist(), strict=True):
         owners[graph.buffers[b].region] += size
     when = _most_alive(blocks)[1]
     here = (blocks.begin <= when) & (when < blocks.end)
@@ -193,7 +193,7 @@ def course(graph: TaskGraph, timeline: Timeline, proc: int) -> tuple[np.ndarray,
     lives = _Lives(graph, timeline)
     moments, alive = _alive(lives.blocks(proc))
     moments = np.concatenate([[0], moments // 2])
-    alive = int(_aligned(graph.buffer_bytes[lives.persistent(proc)]).sum()) + np.concatenate([[0], alive])
+    alive = int(aligned(graph.buffer_bytes[lives.persistent(proc)]).sum()) + np.concatenate([[0], alive])
     last = np.append(moments[1:] != moments[:-1], True)
     return moments[last], alive[last]
 
@@ -205,15 +205,22 @@ def refuse(
 
     names   what the processors of a folded graph are called on the whole machine
     """
-    excess = packing.peak_bytes - capacities
-    proc = int(excess.argmax())
-    if excess[proc] > 0:
+    if lack := lacking(packing, capacities):
+        proc, told = lack
         owners = ", ".join(f"{name} ({written(size)})" for name, size in largest(graph, timeline, [proc])[0])
-        told = _apart(int(packing.peak_bytes[proc]), int(capacities[proc]))
         raise ValueError(
             f"processor {names[proc] if names else proc} needs {told}; most of it is {owners}: "
             "split these over more processors or take a smaller batch"
         )
+
+
+def lacking(packing: Packing, capacities: np.ndarray) -> tuple[int, str] | None:
+    """The processor whose arena exceeds its capacity, bytes[P], by most, and in words what it needs and has; None where
+    none does.
+    """
+    excess = packing.peak_bytes - capacities
+    proc = int(excess.argmax())
+    return (proc, _apart(int(packing.peak_bytes[proc]), int(capacities[proc]))) if excess[proc] > 0 else None
 
 
 def written(nbytes: int) -> str:
@@ -231,7 +238,8 @@ def _apart(need: int, have: int) -> str:
     return f"{needed} but has {there}"
 
 
-def _aligned(nbytes: np.ndarray) -> np.ndarray:
+def aligned(nbytes: np.ndarray) -> np.ndarray:
+    """What takes so many bytes in an arena, where all begin at multiples of ALIGNMENT."""
     return -(-nbytes.astype(np.int64) // ALIGNMENT) * ALIGNMENT
 
 
@@ -248,7 +256,7 @@ class _Lives:
         self._blocks = _Blocks(
             buffer=np.concatenate([buffers, np.full(len(tasks), -1)])[order],
             first=first,
-            size=_aligned(np.concatenate([graph.buffer_bytes[buffers], graph.private_bytes[tasks]]))[order],
+            size=aligned(np.concatenate([graph.buffer_bytes[buffers], graph.private_bytes[tasks]]))[order],
             begin=timeline.start[first],
             end=np.concatenate([_last_ends(graph, timeline)[buffers], timeline.end[tasks]])[order],
         )

@@ -2,6 +2,8 @@
 
 import json
 import re
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import count
 
 import msgspec
@@ -17,6 +19,7 @@ from castile.launch.jobs.execution import Execution, Prepared
 from castile.launch.measuring import isolation, rounds
 from castile.launch.measuring.isolation import Isolated, apart, is_compute
 from castile.launch.measuring.measure import sample_feed
+from castile.launch.processes.ranks import UserError
 from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.sizes import SIZES
@@ -182,6 +185,18 @@ def test_a_step_apart_computes_the_same_bits():
             execution.runner.run()
         losses.append(execution.output(job.graph.loss).tobytes())
     assert losses[0] == losses[1]
+
+
+def test_what_lacks_a_byte_to_be_profiled_is_told_in_bytes():
+    job = jobs.start("mlp", "local", 4, "")
+    plan = seeds(job.lowering)["data_parallel"]
+    need = int(apart(job.prepare(plan).tasks).peak_bytes[0])
+    for capacity in (need, need - 1):
+        processors = tuple(msgspec.structs.replace(one, memory_bytes=capacity, reserved_bytes=0) for one in job.machine.processors)
+        job.machine = replace(job.machine, processors=processors)
+        lacks = pytest.raises(UserError, match=f"processor 0 then needs {need:,} bytes but has {capacity:,}: take a ")
+        with lacks if capacity < need else nullcontext():
+            Isolated(job, "plan", plan, sample_feed(job), 1e-6)
 
 
 @pytest.mark.parametrize("model", ["mlp", "convnet", "gpt:layers=1,width=32,seq=16"])

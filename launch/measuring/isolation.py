@@ -16,10 +16,10 @@ from castile.launch.jobs.execution import Feed, Prepared
 from castile.launch.jobs.jobs import Job
 from castile.launch.processes.ranks import UserError
 from castile.planner.strategy import Strategy
-from castile.runtime import cores
+from castile.runtime import cores, memory
 from castile.runtime.comm.messages import Request
 from castile.runtime.executor import is_transfer
-from castile.runtime.memory import ALIGNMENT, Packing, written
+from castile.runtime.memory import Packing
 from castile.runtime.runner import PICOSECONDS_PER_NANOSECOND, Runner
 from castile.runtime.task import Kind, TaskGraph
 from castile.runtime.timeline import Timeline
@@ -105,7 +105,11 @@ class Isolated(Bench):
         """Raises UserError where the buffers do not fit side by side."""
         prepared = job.prepare(plan)
         packing = apart(prepared.tasks)
-        _refuse(name, packing, job.machine.capacity)
+        if lack := memory.lacking(packing, job.machine.capacity):
+            raise UserError(
+                f"plan {name}: to profile it every array gets memory of its own, and processor {lack[0]} then needs "
+                f"{lack[1]}: take a smaller --batch"
+            )
         execution = job.execute(Prepared(prepared.tasks, prepared.simulated, packing), 0)
         execution.feed(feed, rate)
         for _ in range(WARM_UP):
@@ -124,30 +128,15 @@ def apart(tasks: TaskGraph) -> Packing:
     for proc in range(tasks.num_procs):
         mine = np.flatnonzero(tasks.buffer_proc == proc)
         mine = mine[np.argsort(tasks.buffer_first[mine] >= 0, kind="stable")]
-        ends = np.cumsum(_aligned(tasks.buffer_bytes[mine]))
-        offset[mine] = ends - _aligned(tasks.buffer_bytes[mine])
+        ends = np.cumsum(memory.aligned(tasks.buffer_bytes[mine]))
+        offset[mine] = ends - memory.aligned(tasks.buffer_bytes[mine])
         floor = int(ends[-1]) if len(ends) else 0
         wanting = [t for t in tasks.tasks_of(proc).tolist() if tasks.private_bytes[t]]
         private[[t for t in wanting if not is_transfer(int(tasks.kind[t]))]] = floor
-        peak[proc] = floor + int(_aligned(tasks.private_bytes[wanting]).max(initial=0))
+        peak[proc] = floor + int(memory.aligned(tasks.private_bytes[wanting]).max(initial=0))
     return Packing(offset, private, peak, peak, np.zeros((0, 2), np.int64))
 
 
 def is_compute(tasks: TaskGraph, task: int) -> bool:
     """Whether a task runs on one processor: a kernel, a copy or a sum."""
     return int(tasks.kind[task]) < Kind.MOVE
-
-
-def _aligned(nbytes: np.ndarray) -> np.ndarray:
-    return -(-nbytes.astype(np.int64) // ALIGNMENT) * ALIGNMENT
-
-
-def _refuse(name: str, packing: Packing, capacities: np.ndarray) -> None:
-    excess = packing.peak_bytes - capacities
-    proc = int(excess.argmax())
-    if excess[proc] > 0:
-        need, have = written(int(packing.peak_bytes[proc])), written(int(capacities[proc]))
-        raise UserError(
-            f"plan {name}: to profile it every array gets memory of its own, and processor {proc} then needs {need} "
-            f"but has {have}: take a smaller --batch"
-        )
