@@ -18,7 +18,7 @@ from typing import Any, TextIO, cast
 
 from castile import __version__
 from castile.launch.processes import mpi_settings, ranks
-from castile.launch.processes.streams import Lossy
+from castile.launch.processes.streams import Lossy, Parted
 
 _FOLDER = Path(__file__).parent
 
@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     # Where it was closed before Python began there is none, and what asks it or writes to it need not know.
     sys.stderr = sys.stderr or open(os.devnull, "w")
-    with contextlib.redirect_stderr(cast(TextIO, Lossy(sys.stderr))):
+    out = sys.stdout and cast(TextIO, Parted(sys.stdout))
+    with contextlib.redirect_stderr(cast(TextIO, Lossy(sys.stderr))), contextlib.redirect_stdout(out):
         return ranks.main_guard(lambda: _dispatch(args))
 
 

@@ -11,6 +11,7 @@ from castile.launch.__main__ import main
 
 FILE = """
 import argparse
+import pprint
 import sys
 from castile.planner.graph import Graph
 
@@ -22,6 +23,8 @@ width = parser.parse_args().width
 
 def build(batch=None, dtype="float32"):
     print("building")
+    sys.stdout.write("laying")
+    pprint.pprint("helping")
     g = Graph("mine", dtype)
     x = g.linear("fc", g.input("x", (batch or 16, 8), "b c"), features=width)
     g.minimise(g.mean("loss", x))
@@ -39,7 +42,7 @@ def test_what_a_model_file_prints_is_not_in_the_json_object(tmp_path: Path, caps
     assert main(words_of(tmp_path, is_required=False)) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["search"] == "data_parallel"
-    assert all(word in err for word in ("loading", "writing", "building"))
+    assert all(word in err for word in ("loading", "writing", "building", "laying", "helping"))
 
 
 def test_a_model_file_that_reads_a_command_line_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,4 +50,4 @@ def test_a_model_file_that_reads_a_command_line_is_told(tmp_path: Path, capsys: 
     words = words_of(tmp_path, is_required=True)
     assert main(words) == 2
     said = capsys.readouterr().err
-    assert "usage: net.py" in said and f"castile: model file {words[1]}: it calls sys.exit (line 10)" in said
+    assert "usage: net.py" in said and f"castile: model file {words[1]}: it calls sys.exit (line 11)" in said

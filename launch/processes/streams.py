@@ -1,4 +1,4 @@
-"""Streams: words for which there is no room are lost, and what is done goes on.
+"""Streams: words for which there is no room are lost, and what is done goes on; words beside are kept apart.
 
 It does not know what is told.
 """
@@ -6,10 +6,36 @@ It does not know what is told.
 from __future__ import annotations
 
 import errno
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 # What the system says where there is no room left, for anybody or for this user.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+_here = threading.local()
+
+
+@contextmanager
+def beside() -> Iterator[None]:
+    """What this thread writes to a `Parted` stream meanwhile goes to standard error; other threads may be at work."""
+    before, _here.is_beside = getattr(_here, "is_beside", False), True
+    try:
+        yield
+    finally:
+        _here.is_beside = before
+
+
+class Parted:
+    """A stream such as standard output, which may be one JSON object, but for what is written `beside` it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr if getattr(_here, "is_beside", False) else self._stream, name)
 
 
 class Lossy:

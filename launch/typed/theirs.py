@@ -9,17 +9,21 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+
+from castile.launch.processes import streams
 
 
 @contextmanager
 def running(path: str | Path, doing: str) -> Iterator[None]:
-    """What fails within is the user's code: raises ValueError in one sentence that begins with `doing`."""
+    """What fails within is the user's code: raises ValueError in one sentence that begins with `doing`. What it prints
+    goes to standard error.
+    """
     try:
-        yield
+        with streams.beside():
+            yield
     except (Exception, SystemExit) as error:
         raise ValueError(f"{doing} failed: {told(path, error)}") from error
 
@@ -38,8 +42,7 @@ def told(path: str | Path, error: BaseException) -> str:
 def module(path: str | Path, what: str) -> ModuleType:
     """The file, run. Raises ValueError in one sentence that begins with `what` and the path where it cannot be.
 
-    It sees a command line of its own name alone: castile's is not its. What it prints goes to standard error, then and
-    when its functions are called, as standard output may be one JSON object.
+    It sees a command line of its own name alone: castile's is not its. What it prints goes to standard error.
     """
     spec = importlib.util.spec_from_file_location(_name(path), _full(path))
     if spec is None or spec.loader is None:
@@ -50,10 +53,9 @@ def module(path: str | Path, what: str) -> ModuleType:
         sys.path.append(folder)
     # Python looks a class's annotations up where its module is listed.
     sys.modules[found.__name__] = found
-    vars(found)["print"] = _print
     words, sys.argv = sys.argv, [str(path)]
     try:
-        with redirect_stdout(sys.stderr):
+        with streams.beside():
             spec.loader.exec_module(found)
     except (Exception, SystemExit) as error:
         del sys.modules[found.__name__]
@@ -63,11 +65,6 @@ def module(path: str | Path, what: str) -> ModuleType:
     finally:
         sys.argv = words
     return found
-
-
-def _print(*values: object, **how: Any) -> None:
-    """As Python's own, to standard error unless told otherwise: a thread may be at work, so that nothing is turned."""
-    print(*values, **{"file": sys.stderr, **how})
 
 
 def _name(path: str | Path) -> str:
