@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from collections.abc import Set as AbstractSet
 from math import inf
+from typing import TypeVar
 
 from msgspec import structs
 
@@ -43,8 +44,10 @@ from castile.runtime.runs import Run
 from castile.runtime.task import Kind, View
 from castile.runtime.transfer import Links, Source, Term, Transfer, Wanted
 
-# Copies are made wider, to be gathered, where all that take part then have at most so many times as much as is wanted.
+# Copies are made wider, and terms of a sum, where all that take part then have at most so many times what is wanted.
 MOST_MORE = 2
+
+Placed = TypeVar("Placed", Term, Wanted)
 
 
 def plan(
@@ -111,7 +114,7 @@ def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> 
     if special and special.form in t.forms and is_cheaper(t, special, component):
         _collective_for(t, special, copies)
         return
-    ways = _passed_on, _gathered_there, _some_by_some, _gathered_whole
+    ways = _passed_on, _gathered_there, _some_by_some, _gathered_whole, _summed_whole
     if not any(way(t, component, copies) for way in ways):
         transfer.general(t, component, copies)
 
@@ -259,15 +262,41 @@ def _gathered_whole(t: Transfer, component: list[Wanted], copies: dict[Read, int
     return True
 
 
-def _each_once(members: Sequence[Term]) -> list[list[Term]]:
+def _summed_whole(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:
+    """Have each contribute to all copies, zeros where it has nothing, and sum the first of each processor, then the
+    second and so on: gradients of keys, of which each position of a causal attention has those before it.
+
+    Returns whether that was cheaper, and so was done.
+    """
+    if "reduce_scatter" not in t.forms or len(component) < 2:
+        return False
+    rounds, members = _by_place(component), sorted({m for copy in component for m in copy.members})
+    given = sum([term.box.volume for copy in component for term in t.terms(copy)])
+    if not 2 <= len({m.proc for m in members}) == len(members):
+        return False
+    frames = [bounding({copy.box for copy in some}) for some in rounds]
+    if (volume := sum([box.volume for box in frames])) * len(members) > MOST_MORE * given:
+        return False
+    givers = [tuple([m._replace(box=box) for m in members]) for box in frames]
+    found = [special_of([Wanted(c.proc, c.box, of) for c in some]) for some, of in zip(rounds, givers, strict=True)]
+    each = [special for special in found if special and special.form == "reduce_scatter"]
+    took = sum(form_seconds(t, special) for special in each) + 2 * volume * t.itemsize / t.links.copy_bytes_per_second
+    if len(each) < len(rounds) or took > general_seconds(t, component):
+        return False
+    for special in each:
+        _collective_for(t, special, copies)
+    return True
+
+
+def _each_once(several: Sequence[Placed]) -> list[list[Placed]]:
     """The first of each processor, the second and so on."""
-    found: list[list[Term]] = []
+    found: list[list[Placed]] = []
     places = Counter[int]()
-    for member in members:
-        if places[member.proc] == len(found):
+    for one in several:
+        if places[one.proc] == len(found):
             found.append([])
-        found[places[member.proc]].append(member)
-        places[member.proc] += 1
+        found[places[one.proc]].append(one)
+        places[one.proc] += 1
     return found
 
 
@@ -280,14 +309,7 @@ def _by_box(component: list[Wanted]) -> list[list[Wanted]]:
 
 def _by_place(component: list[Wanted]) -> list[list[Wanted]]:
     """The first copy of each processor, the second and so on, by their boxes."""
-    found: list[list[Wanted]] = []
-    places = Counter[int]()
-    for copy in sorted(component, key=lambda copy: (copy.box, copy.proc)):
-        if places[copy.proc] == len(found):
-            found.append([])
-        found[places[copy.proc]].append(copy)
-        places[copy.proc] += 1
-    return found
+    return _each_once(sorted(component, key=lambda copy: (copy.box, copy.proc)))
 
 
 def _sum_for_some(t: Transfer, component: list[Wanted]) -> Special | None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from castile.runtime.machine import Level
 from castile.runtime.nearness import Groups
-from castile.runtime.region import Box, Overlaps, bounding, contiguous, disjoint, intersect
+from castile.runtime.region import Box, Overlaps, bounding, contains, contiguous, disjoint, intersect
 from castile.runtime.task import NOTHING, NUM_LANES, Arg, Body, Call, Comm, CostKey, Kind, Lane, Task, View
 
 # Sums with members of an enumeration are slow.
@@ -284,16 +284,17 @@ def assembled(t: Transfer, copy: Wanted, terms: Sequence[Term]) -> View:
 
 
 def packed(t: Transfer, term: Term, unbroken: bool) -> View:
-    """A term as one array on its processor: the source itself, or a packed copy where it is a sum or in strides."""
+    """A term as one array on its processor: the source itself, or a packed copy where it is a sum or in strides, or has
+    zeros around it.
+    """
     sources, proc, box = term
     if len(sources) == 1 and (sources[0], proc) in t.instances:
         held = t.sources[sources[0]].box
-        if not unbroken or box == held or contiguous(box, held):
+        if box == held or (contains(held, box) and (not unbroken or contiguous(box, held))):
             return View(t.instances[sources[0], proc], box)
     if term not in t.packs:
         target = View(t.add("staging", box, proc), box)
-        # one source holds all of it
-        parts = [(i, intersect(t.sources[i].box, box) if len(sources) > 1 else box) for i in sources]
+        parts = [(i, intersect(t.sources[i].box, box)) for i in sources]
         views = [(View(t.instances[i, proc], part), part) for i, part in parts if part is not None]
         add_up(t, Kind.PACK, "pack", proc, target, views)
         t.packs[term] = target

@@ -175,7 +175,7 @@ def test_of_long_texts_the_planner_finds_what_heads_take_or_better(positions: in
     cuts = TensorCuts(graph)
     plans = ulysses(cuts, 32, 32), context_parallel(cuts, 32)
     by_hand, along = (known.evaluate(known.lowering.plan(configs)) for configs in plans)
-    assert by_hand.seconds < 0.5 * along.seconds
+    assert by_hand.seconds < along.seconds < 2 * by_hand.seconds
     found = search("mcmc", known, "1")
     assert found.evaluated.seconds <= by_hand.seconds
     attending = found.strategy.configs["block2.attention"]
