@@ -192,7 +192,8 @@ def test_what_lacks_a_byte_to_be_profiled_is_told_in_bytes():
     plan = seeds(job.lowering)["data_parallel"]
     need = int(apart(job.prepare(plan).tasks).peak_bytes[0])
     for capacity in (need, need - 1):
-        processors = tuple(msgspec.structs.replace(one, memory_bytes=capacity, reserved_bytes=0) for one in job.machine.processors)
+        sizes = {"memory_bytes": capacity, "reserved_bytes": 0}
+        processors = tuple(msgspec.structs.replace(one, **sizes) for one in job.machine.processors)
         job.machine = replace(job.machine, processors=processors)
         lacks = pytest.raises(UserError, match=f"processor 0 then needs {need:,} bytes but has {capacity:,}: take a ")
         with lacks if capacity < need else nullcontext():
