@@ -3,6 +3,7 @@
 from collections import Counter
 from math import prod
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -85,6 +86,19 @@ def test_it_learns_the_same_with_samples_or_units_or_positions_cut(axis: str) ->
     one, many = (train(graph, over(graph, n, axis), on, data, values, size=n) for n in (1, 2))
     assert difference(many.losses, one.losses) < 1e-10
     assert all(difference(many.carried[name], one.carried[name]) < 1e-9 for name in values)
+
+
+def test_what_nobody_reads_has_one_gradient_for_all_microbatches() -> None:
+    graph, on = graph_of(SMALL), machine.local(1)
+    values, data = beginning(graph), windows(graph, 2)
+    whole, plan = over(graph, 1, "b"), msgspec.structs.replace(over(graph, 1, "b"), microbatches=4)
+    one, cut = (train(graph, each, on, data, values) for each in (whole, plan))
+    assert difference(cut.losses, one.losses) < 1e-10
+    assert all(difference(cut.carried[name], one.carried[name]) < 1e-9 for name in values)
+    filled = [buffer.region for buffer in Lowering(graph, on).lower(plan).buffers if buffer.role == "input"]
+    # the last state of a cell is read by no other
+    assert filled.count("lstm1.5:cell/grad") == filled.count("lstm2.5:cell/grad") == 1
+    assert not [region for region in filled if "/grad@" in region]
 
 
 def lowered(length: int) -> TaskGraph:

@@ -46,6 +46,7 @@ class Draft:
     shown    of so many microbatches at most the passes are written out
     source   where parameters are read from that were fetched. slope: where the loss's gradient is, if it has a place
     same     tensors whose gradient is a piece of that of another, or all of it, and which: the two are one region
+    zero     tensors of which nobody makes a gradient that is read: the host gives one for all microbatches
     """
 
     graph: Graph
@@ -61,6 +62,7 @@ class Draft:
     source: dict[str, str] = field(default_factory=dict)
     slope: str = ""
     same: dict[str, Place] = field(default_factory=dict)
+    zero: set[str] = field(default_factory=set)
     renewals: dict[str, Node] = field(default_factory=dict)
     _ports: dict[tuple[str, str, Micro | None, frozenset[str]], tuple[Port, ...]] = field(default_factory=dict)
     _there: set[tuple[str, Micro | None, bool]] = field(default_factory=set)
@@ -122,7 +124,7 @@ class Draft:
         piece   where in the gradient what it touches begins
         again   whether it lies where it was computed again
         """
-        begin: tuple[int, ...] = ()
+        begin, is_one = (), False
         is_own = tensor in (self.dropped.fetched if role in ("x", "y") else self.summed)
         if role in ("x", "y"):
             tensor = self.source.get(tensor, tensor)
@@ -133,8 +135,9 @@ class Draft:
             if role != "dx" and tensor == self.graph.loss and self.slope:
                 return Port(role, index, self.slope)
             region = tensor + GRADIENT
+            is_one = tensor in self.zero
         cut = self.samples.dims.get(tensor) if micro is not None else None
-        if micro is not None and (cut is not None or is_own):
+        if micro is not None and (cut is not None or is_own) and not is_one:
             region = of_micro(region, micro)
         if region not in self.specs:
             self.specs[region] = self._spec(tensor, micro, cut)

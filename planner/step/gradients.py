@@ -56,6 +56,7 @@ class Gradients:
                 if found:
                     wanted[node.name, which] = found
                     self.arriving.update(node.inputs[i] for i in found)
+        self.draft.zero.update(t for t in graph.tensors if t not in self.arriving)
         self._hand_on(wanted)
         return wanted
 
