@@ -49,6 +49,7 @@ from castile.runtime import debug
 from castile.runtime.timeline import Timeline
 
 NUM_KEPT = 2
+SEARCH, BUDGET = "mcmc", "500"
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,11 @@ class Train:
     rank; or a TOML file that describes it."""
     plan: options.File = ""
     """Train with the plan of this file, as --out writes it; without one a plan is searched for."""
-    search: options.Search = "mcmc"
-    """The search that looks for a plan: mcmc, exhaustive (small cases), or data_parallel to have just that."""
-    budget: options.Budget = "500"
-    """How long it looks: a number of proposals (5000), which repeats exactly, or a time (10s)."""
+    search: options.SearchOrOwn = ""
+    """The search that looks for a plan: mcmc, exhaustive (small cases), or data_parallel to have just that; mcmc by
+    default."""
+    budget: options.BudgetOrOwn = ""
+    """How long it looks: a number of proposals (5000), which repeats exactly, or a time (10s); 500 by default."""
     seed: options.Number = 0
     """Fixes the initial parameters, which samples are held out, their order, and the search."""
     data: options.Data = ""
@@ -132,7 +134,7 @@ class Train:
     """Print one JSON object."""
 
     # of these the one that is typed stands instead of the other in a run file
-    INSTEAD = (("epochs", "steps"),)
+    INSTEAD = (("epochs", "steps"), ("plan", "search"), ("plan", "budget"))
 
 
 COMMAND = Train
@@ -168,7 +170,8 @@ def _run(command: Train, undecayed: str, begun: float) -> int:
         command.recompute, command.data, command.seed, command.dtype, command.plan,
     )  # fmt: skip
     command = replace(command, model=job.model.text)
-    searches.find(command.search, job.lowering)
+    if command.search:
+        searches.find(command.search, job.lowering)
     checks.some_match("undecayed", undecayed, [param.name for param in job.graph.params])
     say = Speaker(job.leads, command.json)
     dataset = job.dataset(command.data, command.seed)
@@ -250,6 +253,8 @@ def resolved(command: Train) -> Train:
     recipe = models.parse(command.model).recipe
     return replace(
         command,
+        search=command.search or ("" if command.plan else SEARCH),
+        budget=command.budget or ("" if command.plan else BUDGET),
         batch=recipe.batch if command.batch is None else command.batch,
         data=command.data or recipe.data,
         epochs=recipe.epochs if command.epochs is None and command.steps is None else command.epochs,
@@ -275,6 +280,9 @@ def _check(command: Train) -> None:
     checks.folders(checkpoint=command.checkpoint, tensorboard=command.tensorboard)
     if command.steps is not None and command.epochs is not None:
         raise UserError(f"--steps {command.steps} and --epochs {command.epochs}: give one of the two")
+    for name in ("search", "budget"):
+        if command.plan and (said := getattr(command, name)):
+            raise UserError(f"--plan {command.plan} and --{name} {said}: give one of the two")
     if not command.checkpoint:
         checks.only_with(
             "checkpoint", checkpoint_every=command.checkpoint_every, keep=command.keep, resume=command.resume
@@ -283,7 +291,7 @@ def _check(command: Train) -> None:
         optimizers.parse(command.optimizer)
     if command.schedule:
         rates.parse(command.schedule)
-    parse_budget(command.budget)
+    parse_budget(command.budget or BUDGET)
     debug.level()
 
 

@@ -231,6 +231,8 @@ CASES = [
     ("train mlp --steps 0", r"--steps 0: give 1 or more"),
     ("train mlp --steps -5", r"--steps -5: give 1 or more"),
     ("train mlp --epochs 0", r"--epochs 0: give 1 or more"),
+    ("train mlp --plan p.json --search dynamic", r"--plan p.json and --search dynamic: give one of the two"),
+    ("train mlp --plan p.json --budget 10s", r"--plan p.json and --budget 10s: give one of the two"),
     ("train mlp --steps 2 --epochs 2", r"--steps 2 and --epochs 2: give one of the two"),
     ("train mlp --lr 0", r"--lr 0.0: give a number above 0"),
     ("train mlp --lr -0.1", r"--lr -0.1: give a number above 0"),

@@ -113,6 +113,7 @@ CHECKED = checked()
 # Defaults that are said in words, because the option's own default leaves it open, as the code has them.
 SAID = {
     ("train", "keep"): f"{train.NUM_KEPT} by default",
+    ("train", "budget"): f"{train.BUDGET} by default",
     ("train", "profile"): f"by default {usual_profile()}",
     ("profile", "profile"): f"by default {usual_profile()}",
     ("predict", "profile"): f"by default {usual_profile()}",

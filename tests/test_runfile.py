@@ -18,7 +18,7 @@ class Command:
 
     model: options.Model
     """What."""
-    budget: options.Budget = "500"
+    budget: options.BudgetOrOwn = "500"
     """A word that may look like a number."""
     batch: options.Count = None
     """A count."""
@@ -78,6 +78,12 @@ def test_what_is_typed_stands_instead_of_what_the_file_says_of_the_other(tmp_pat
         assert (getattr(found, name), getattr(found, other)) == (40, None)
         both = runfile.parse(Train, "castile train", [str(path), "--steps", "40", "--epochs", "1"])
         assert (both.steps, both.epochs) == (40, 1)
+    path.write_text('model = "mlp"\nsearch = "dynamic"\nbudget = "30s"\n')
+    found = runfile.parse(Train, "castile train", [str(path), "--plan", "p.json"])
+    assert (found.plan, found.search, found.budget) == ("p.json", "", "")
+    path.write_text('model = "mlp"\nplan = "p.json"\n')
+    found = runfile.parse(Train, "castile train", [str(path), "--search", "dynamic"])
+    assert (found.plan, found.search) == ("", "dynamic")
 
 
 def test_without_a_file_words_are_all_there_is():

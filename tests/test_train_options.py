@@ -150,6 +150,9 @@ def test_a_recipe_fills_in_what_is_left_open():
     assert optimizers.parse(run.optimizer).momentum == 0.9
     run = train.resolved(Train("mlp", steps=3, lr=0.5, optimizer="sgd"))
     assert (run.epochs, run.steps, run.lr, optimizers.parse(run.optimizer).momentum) == (None, 3, 0.5, 0.0)
+    # nothing is searched for where a plan is given
+    searched = [(run.search, run.budget) for run in map(train.resolved, (Train("mlp"), Train("mlp", plan="p.json")))]
+    assert searched == [("mcmc", "500"), ("", "")]
 
 
 def test_every_option_is_in_the_help(capsys):

@@ -124,7 +124,8 @@ class Draft:
         piece   where in the gradient what it touches begins
         again   whether it lies where it was computed again
         """
-        begin, is_one = (), False
+        is_one = False
+        begin: tuple[int, ...] = ()
         is_own = tensor in (self.dropped.fetched if role in ("x", "y") else self.summed)
         if role in ("x", "y"):
             tensor = self.source.get(tensor, tensor)
