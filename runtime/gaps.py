@@ -24,17 +24,19 @@ ORDERS: tuple[Callable[[np.ndarray, np.ndarray, np.ndarray], Keys], ...] = (
 # Of so many blocks an arena will do that is longer than what lives at one time by this share: large plans have hundreds
 # of such arenas, which take 20 ms each in each order.
 MANY, NEAR = 4_096, 0.005
+# Of so many, which take seconds in each order, the first order will do.
+VAST = 2**18
 
 # Blocks placed so far lie ascending by offset in lines of at most so many, each at least half full but the first.
 LINE = 128
 # Those of a part of all times lie on a shelf apart, as most blocks live shortly: of all times there is one shelf, and
 # as many halves of one as here, each pair of neighbours a shelf, where there are so many blocks to each.
-HALVES, LEAST_EACH = (16, 128), 512
+HALVES, LEAST_EACH = (16, 128, 1024), 512
 
 
 def placed(size: np.ndarray, begin: np.ndarray, end: np.ndarray, live: int) -> np.ndarray:
     """int64[n]: offsets of n blocks, by the placing order that needs the shortest arena; of MANY by the first that
-    comes NEAR to what none can undercut.
+    comes NEAR to what none can undercut, of VAST by the first.
 
     size         bytes, of each block
     begin, end   when each comes and goes: others may take its bytes from its end on
@@ -47,6 +49,8 @@ def placed(size: np.ndarray, begin: np.ndarray, end: np.ndarray, live: int) -> n
     def fit(order: Callable[..., Keys], limit: int) -> tuple[np.ndarray, int]:
         return best_fit(size, first, last, np.lexsort(order(size, begin, end)), limit)
 
+    if len(size) >= VAST:
+        return fit(ORDERS[0], shortest)[0]
     # An arena that comes to be longer than near is given up where it does, mostly early.
     near = int(live * (1 + NEAR)) + 1
     for order in ORDERS if len(size) >= MANY else ():
@@ -187,9 +191,14 @@ def put(shelves, shelf, place, end, first, last):  # type: ignore[no-untyped-def
     """A block takes its place on a shelf; a line that is full becomes two."""
     begin, order, filled = shelves.room[shelf], shelves.order, shelves.filled
     low, high, since, until = shelves.low, shelves.high, shelves.since, shelves.until
-    number = begin + shelves.num[shelf] - 1
-    while number > begin and low[order[number], 0] > place:
-        number -= 1
+    # The last line that begins no higher, or the first.
+    number, last_one = begin, begin + shelves.num[shelf] - 1
+    while number < last_one:
+        middle = (number + last_one + 1) // 2
+        if low[order[middle], 0] > place:
+            last_one = middle - 1
+        else:
+            number = middle
     line = order[number]
     if filled[line] == LINE:
         half, new = LINE // 2, begin + shelves.num[shelf]

@@ -19,9 +19,11 @@ from castile.launch.__main__ import main
 from castile.launch.jobs import looking, wanted
 from castile.launch.reports import searches
 from castile.planner import strategy as strategies
+from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.choices.pins import Pins
 from castile.planner.evaluation import budget as budgets
 from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.graph import Graph
 from castile.planner.known.pipelines import divisors
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
@@ -271,11 +273,41 @@ def on(memory: int, microbatches: int) -> tuple[Evaluator, Pins | None]:
     return evaluator(tower(3, batch=64), machine(2, memory=memory), microbatches=microbatches), None
 
 
+def given_bytes(graph: Graph) -> int:
+    return sum(prod(graph.tensors[name].shape) * itemsize(graph.tensors[name].dtype) for name in graph.inputs)
+
+
+def test_of_what_the_host_gives_as_much_has_room_as_is_read() -> None:
+    graph = Graph("halved", "float32")
+    x = graph.slice("half", graph.input("x", (64, 8), "b i"), 1, 0, 4)
+    graph.minimise(graph.sum("loss", graph.linear("fc", x, 1)))
+    nbytes = 2 * sum(prod(t.shape) * 4 for t in graph.params) + given_bytes(graph) // 2
+    could = [accumulating.could_fit(evaluator(graph, machine(1, memory=nbytes - less))) for less in (0, 1)]
+    assert could == [True, False]
+
+
+def test_what_the_host_gives_has_no_room_in_any_microbatches(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So none are looked at."""
+    seen: list[int] = []
+    foresee = foresight.foresee
+
+    def noted(known: Evaluator, *others: Any) -> Any:
+        seen.append(known.lowering.microbatches)
+        return foresee(known, *others)
+
+    monkeypatch.setattr(foresight, "foresee", noted)
+    monkeypatch.setattr(wanted, "foresee", noted)
+    assert "no plan fits" in refused(capsys, *words, "--batch", str(2**20))
+    assert not {*seen} - {1}
+
+
 @pytest.mark.parametrize("procs", [1, 2, 4])
 def test_where_what_is_carried_has_no_room_no_plan_fits(procs: int) -> None:
-    """Parameters, and as much of momentum; a plan that fits is never told that it could not."""
+    """Parameters, as much of momentum, and what the host gives; a plan that fits is never told that it could not."""
     graph = tower(3, batch=4)
-    nbytes = 2 * sum(prod(t.shape) * 4 for t in graph.params)
+    nbytes = 2 * sum(prod(t.shape) * 4 for t in graph.params) + given_bytes(graph)
     for memory in (nbytes // procs - 1, -(-nbytes // procs), 2 * nbytes, 20 * nbytes):
         known = evaluator(graph, machine(procs, memory=memory))
         could = accumulating.could_fit(known)

@@ -224,6 +224,17 @@ def test_of_many_blocks_an_arena_that_is_all_but_the_shortest_will_do(monkeypatc
     assert spared
 
 
+def test_of_very_many_blocks_the_first_order_will_do(monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(1)
+    size, begin = 64 * rng.integers(1, 400, 300), rng.integers(0, 900, 300)
+    end = begin + rng.integers(1, 200, 300)
+    ranks = begin.astype(np.int32), end.astype(np.int32)
+    first = best_fit(size, *ranks, np.lexsort(ORDERS[0](size, begin, end)), int(size.sum()) + 1)[0]
+    shortest = placed(size, begin, end, 0)
+    monkeypatch.setattr(gaps, "VAST", 300)
+    assert (placed(size, begin, end, 0) == first).all() and (first != shortest).any()
+
+
 def test_edges_are_needed():
     """Without its reuse edges the packing of two independent chains is unsafe, so the edges are not idle."""
     draft = Draft(1)

@@ -27,6 +27,7 @@ from castile.planner.searches import available, find, mcmc
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.strategy import Config, Strategy, check_config, decode, encode
 from castile.runtime import machine as machines
+from castile.runtime import memory
 from castile.runtime.collectives import plan
 from castile.runtime.machine import Level, Machine, Processor
 from tests.effort import examples
@@ -300,6 +301,17 @@ def test_packing_is_of_what_was_simulated(name, monkeypatch):
     lowered = []
     monkeypatch.setattr(Lowering, "lower", lambda self, strategy: lowered.append(strategy))
     assert same.pack(worth[best].strategy) == wanted[best] and not lowered
+
+
+def test_a_plan_is_packed_once(monkeypatch):
+    same, packed = evaluator(GRAPHS["two"], machine(3)), []
+    arenas = memory.arenas
+    monkeypatch.setattr(memory, "arenas", lambda *of: packed.append(of) or arenas(*of))
+    plan = seeds(same.lowering)["data_parallel"]
+    assert same.pack(plan) == same.pack(plan) and len(packed) == 1
+    # less memory is asked for anew
+    with pytest.raises(ValueError, match="needs"):
+        same.turned("time", 64).pack(plan)
 
 
 def test_moved_bytes_follow_from_the_layouts():

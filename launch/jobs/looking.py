@@ -184,7 +184,7 @@ class Looking(Wanted):
         """The other numbers of microbatches in which pipelines are looked at: until when for more numbers, and until
         when for better plans once there is one.
         """
-        counts = microbatch_counts(chosen.evaluator.lowering)[2:]
+        counts = microbatch_counts(chosen.evaluator.lowering)[2:] if self._could_fit else ()
         outlook = self.outlook(chosen.evaluator.lowering.recompute, is_pipeline)
         return Others([n for n in counts if n != chosen.number], outlook, for_better.is_over, for_more.is_over)
 
@@ -208,11 +208,17 @@ class Looking(Wanted):
     @cached_property
     def _ways_left(self) -> tuple[str, ...]:
         """Those that may help where no plan fits: none where there is not even room for what is carried."""
-        return self._ways if accumulating.could_fit(self.evaluator(self.microbatches, self.recompute)) else ()
+        return self._ways if self._could_fit else ()
+
+    @cached_property
+    def _could_fit(self) -> bool:
+        return accumulating.could_fit(self.evaluator(self.microbatches, self.recompute))
 
     @property
     def _numbers(self) -> tuple[int, ...]:
-        return divisors(self.desk.evaluator.lowering.graph.batch) if self.mode == "train" else ()
+        """Into how many microbatches the batch may be cut: into none where that does not help either."""
+        is_cut = self.mode == "train" and self._could_fit
+        return divisors(self.desk.evaluator.lowering.graph.batch) if is_cut else ()
 
     def _enough(self, limits: Budget, is_late: IsOver, recompute: Dropped, numbers: Iterable[int]) -> Chosen | None:
         """In which of these numbers of microbatches to search."""

@@ -89,6 +89,7 @@ class Evaluator:
         self._known: dict[Key, _Known] = {}
         self._refused: dict[Key, TooManyTransfers] = {}
         self._small: dict[Key, bool] = {}
+        self._packed: dict[Key, tuple[int, ...]] = {}
         self._work: dict[tuple[str, Config], np.ndarray] = {}
         self._steps: dict[str, list[Step]] = {}
         self._short: dict[int, tuple[Lowering, Folding]] = {}
@@ -107,7 +108,7 @@ class Evaluator:
             hint = suggestion(objective, list(OBJECTIVES))
             raise ValueError(f"no objective {objective!r}{hint}; there are {', '.join(OBJECTIVES)}")
         other = copy(self)
-        other.objective, other._best = objective, None
+        other.objective, other._best, other._packed = objective, None, {}
         if lowering is not None:
             other.lowering, other._known, other._refused, other._small, other._work = lowering, {}, {}, {}, {}
             other._steps, other._short, other._enough, other._slower, other._unrolled = {}, {}, {}, {}, None
@@ -315,7 +316,10 @@ class Evaluator:
 
     def pack(self, strategy: Strategy) -> tuple[int, ...]:
         """The bytes of each processor's arena. Raises ValueError, naming the largest owners, where one is too long."""
-        return self.packed(self._packable(strategy))
+        key = self._key(strategy)
+        if key not in self._packed:
+            self._packed[key] = self.packed(self._packable(strategy))
+        return self._packed[key]
 
     def packed(self, seen: Seen) -> tuple[int, ...]:
         """The same of a plan that was seen."""

@@ -13,7 +13,8 @@ from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.searching.foresight import Outlook
-from castile.planner.strategy import Strategy
+from castile.planner.step.program import Program
+from castile.planner.strategy import Strategy, parts
 from castile.runtime.transfer import TooManyTransfers
 
 # A search may find a plan that fits where a sketch takes the smallest known one for so many times the memory: searches
@@ -42,13 +43,24 @@ class Chosen:
 
 
 def could_fit(evaluator: Evaluator) -> bool:
-    """Whether all memory together has room for what is carried from step to step, each element once: else no plan fits,
-    however little it keeps beside.
+    """Whether all memory together has room for what is carried from step to step and what the host gives to all
+    microbatches, each element once: else no plan fits, however little it keeps beside.
     """
     lowering = evaluator.lowering.shortened(2)
-    carried = [flow for flow in lowering.program(lowering.plan({})).flows if flow.home is not None]
+    program = lowering.program(lowering.plan({}))
+    carried = [flow for flow in program.flows if flow.home is not None]
     nbytes = sum(prod(flow.shape) * itemsize(flow.dtype) for flow in carried)
-    return nbytes <= int(evaluator.capacity.sum())
+    return nbytes + _given_bytes(program) <= int(evaluator.capacity.sum())
+
+
+def _given_bytes(program: Program) -> int:
+    """What the host gives to a step, each input as far as the node reads it that reads most of it."""
+    graph, most = program.graph, dict[str, int]()
+    for node in {step.node.name: step.node for step in program.steps if step.node.name in program.graph.nodes}.values():
+        for index, name in enumerate(node.inputs):
+            if name in graph.inputs:
+                most[name] = max(most.get(name, 0), parts(node, {})[0].reads(index).volume)
+    return sum(size * itemsize(graph.tensors[name].dtype) for name, size in most.items())
 
 
 def enough(
