@@ -114,7 +114,8 @@ class CostModel:
             longest = int(seconds.argmax())
             raise ValueError(
                 f"{keys[longest].name} would take {seconds[longest]:.3g} s on machine {self.machine.name!r}, and what "
-                f"takes more than {LONGEST_SECONDS:.0f} s is not simulated: look at its figures, which are of a second"
+                f"takes more than {LONGEST_SECONDS:.0f} s is not simulated: take a smaller batch, or look at its "
+                "figures, which are of a second"
             )
         return np.maximum(1, np.rint(seconds * PICOSECONDS)).astype(np.int64)
 

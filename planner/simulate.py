@@ -99,7 +99,8 @@ def _check_length(graph: TaskGraph, durations: np.ndarray) -> None:
     if most >= LONGEST and (total := float(durations[graph.cost].sum(dtype=np.float64))) >= LONGEST:
         raise ValueError(
             f"the tasks of a step would take {total / PICOSECONDS:.3g} s in all, and what takes more than "
-            f"{LONGEST / PICOSECONDS:.3g} s is not simulated: look at the machine's figures, which are of a second"
+            f"{LONGEST / PICOSECONDS:.3g} s is not simulated: take a smaller batch, or look at the machine's figures, "
+            "which are of a second"
         )
 
 

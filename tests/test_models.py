@@ -298,6 +298,22 @@ def test_a_wrong_word_is_refused_in_one_sentence(text, words):
     assert "\n" not in str(caught.value)
 
 
+def test_who_leaves_the_ending_of_a_file_out_is_told_its_name(tmp_path, monkeypatch):
+    """What has a model's name is that, whatever files are there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "gpt").mkdir()
+    for path in ("mine.py", "mlp.py", "nets/deep.py", "nets/theirs.onnx", "plain.txt"):
+        (tmp_path / path).write_text("")
+    for text, path in (("mine:width=3", "mine.py"), ("./mlp", "mlp.py"), ("nets/deep", "nets/deep.py"),
+                       ("nets/theirs", "nets/theirs.onnx")):  # fmt: skip
+        with pytest.raises(ValueError, match=rf"no model .* \(did you mean '{path}', a file that is here\?\); there"):
+            models.parse(text)
+    with pytest.raises(ValueError, match="no model 'plain'; there are"):
+        models.parse("plain")
+    assert not models.parse("mlp").is_theirs and not models.parse("gpt").is_theirs
+
+
 def test_a_file_that_is_no_model_is_refused(tmp_path):
     for name, source in (("empty.py", ""), ("broken.py", "def build(:\n"), ("lost.py", "import no_such_module\n")):
         (tmp_path / name).write_text(source)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import prod
+from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
@@ -213,7 +214,10 @@ def _by_name(name: str) -> ModuleType:
         )
     if name not in available():
         among = ", ".join(available())
-        hint = suggestion(name, list(available()))
+        # who has a file of that name means it, though only its ending says so
+        near = [str(path) for path in sorted(Path(name).parent.glob("*")) if path.stem == Path(name).name]
+        file = next(filter(is_file, near), "")
+        hint = f" (did you mean {file!r}, a file that is here?)" if file else suggestion(name, list(available()))
         raise ValueError(
             f"no model {name!r}{hint}; there are {among}, or name a Python file with build(), or an ONNX file"
         )
