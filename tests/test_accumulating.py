@@ -162,6 +162,34 @@ def test_searches_that_find_nothing_share_the_time_with_the_next(
     assert facts["num_proposals"] == 7 + 7 + 5
 
 
+@pytest.mark.parametrize(("budget", "most"), [("1s", 11.0), ("30s", 60.0), ("5", inf)])
+def test_what_fits_is_looked_for_until_soon_after_the_time(
+    budget: str, most: float, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """As long again, and ten seconds at least; a number of proposals is no time."""
+    (tmp_path / "small.toml").write_text(SMALL.replace(str(MEMORY), str(MEMORY // 6)))
+    clock, foresee = [100.0], foresight.foresee
+
+    def foreseen(*given: Any) -> Foreseen:
+        clock[0] += 2.0
+        return foresee(*given)
+
+    def searched(*_: object, **__: object) -> None:
+        raise NoPlanFits("no plan fits", 7)
+
+    for module in (foresight, wanted):
+        monkeypatch.setattr(module, "foresee", foreseen)
+    monkeypatch.setattr(looking, "search", searched)
+    monkeypatch.setattr(accumulating, "could_fit", lambda evaluator: True)
+    monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(budgets, "compiling_seconds", lambda: 0.0)
+    words[words.index("--budget") + 1] = budget
+    told = refused(capsys, *words)
+    assert "no plan fits" in told and ("raise --budget" in told) == (most < inf)
+    assert min(most, 70.0) <= clock[0] - 100.0 < most + 3 * 2.0
+
+
 def test_where_no_time_is_left_a_known_plan_is_found(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

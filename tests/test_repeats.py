@@ -217,3 +217,12 @@ def test_a_step_whose_microbatches_do_not_settle_is_not_foretold() -> None:
     moved[np.flatnonzero(number == 2)[0]] = moved.max()
     other = replace(simulated, timeline=replace(simulated.timeline, end=moved))
     assert repeats.cycle(tasks, number, other) is None
+
+
+def test_of_thousands_of_microbatches_few_are_written_out_or_all() -> None:
+    """Who has all written out in the end has looked at few before."""
+    for least in (repeats.LEAST, 40):
+        for count in (least + 1, 2 * least, 64 * least, 10**6):
+            few, every = repeats.shown(count, least)[:-1], repeats.shown(count, least)[-1]
+            assert every == count and few[0] == least and few == sorted(few)
+            assert few[-1] <= max(least, count // 2) and sum(few) < 64 * least

@@ -25,7 +25,7 @@ def words(memory: int, *more: str) -> list[str]:
     # The profile is of its own, so that nothing is known of other machines of that name.
     return [
         "train", MODEL, "--machine", little(memory), "--data", "text:file=little.txt", "--batch", str(BATCH),
-        "--steps", "3", "--budget", "5", "--profile", "profile.db", "--json", *more,
+        "--steps", "3", "--profile", "profile.db", "--json", *(() if "--plan" in more else ("--budget", "5")), *more,
     ]  # fmt: skip
 
 

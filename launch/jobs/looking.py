@@ -38,6 +38,9 @@ LEAST_SECONDS = 1e-3
 # So much of what is left of a time goes into a search where no known plan is taken to fit: the rest is for the next.
 DOUBTED = 0.5
 
+# Where nothing fits when a time is over, a plan that does is looked for as long again, and so many seconds at least.
+LATE_SECONDS = 10.0
+
 # In how many microbatches a plan was found, the plan, and the plans of a front.
 Looked = tuple[Chosen, Found, list[Point]]
 IsOver = Callable[[], bool]
@@ -52,9 +55,12 @@ class Looking(Wanted):
         """What is found on all processors that may be used, or, where these are of several speeds, the better plan that
         is found on the faster of them alone: known plans that cut layers, and pipelines, are seldom good on both.
 
-        Of a time a twentieth more goes into each of these. Raises NoPlanFits where none is found anywhere.
+        Of a time a twentieth more goes into each of these. Raises NoPlanFits where none is found anywhere, or not soon
+        after the time is over.
         """
         began, refused, best = clock(), None, None
+        if limits.seconds is not None:
+            limits = limits.begun(1 + max(1.0, LATE_SECONDS / limits.seconds))
         try:
             # What is worked out of plans of many parts stays while others are looked at.
             with self.foresight.begun(self.drawn), uncollected() if self.is_dear else nullcontext():
@@ -74,7 +80,10 @@ class Looking(Wanted):
             best = other if best is None else _better(best, other)
         if best is None:
             assert refused is not None
-            raise refused
+            if limits.seconds is None or not limits.is_over():
+                raise refused
+            late = f"{refused}; what else may fit there was no time to look for: raise --budget"
+            raise NoPlanFits(late, num_proposals)
         chosen, found, points = best
         found = replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals)
         return replace(chosen, pins=self.pins(chosen.evaluator.lowering)), found, points

@@ -27,6 +27,8 @@ SLOT, FLOW = 40, 20
 LEAST = 5
 # All is looked for as it was one microbatch before, two before, and so on, at most so many.
 MOST_APART = 16
+# So often as many are written out again at most: what 16 times as many did not say only all of them were seen to.
+DOUBLINGS = 5
 
 
 class Cycle(NamedTuple):
@@ -39,11 +41,12 @@ class Cycle(NamedTuple):
 
 
 def shown(count: int, least: int = LEAST) -> list[int]:
-    """How many of so many microbatches to write out, the cheapest first; but for that one at most half of them, or all.
+    """How many of so many microbatches to write out, the cheapest first; but for that one at most half of them, or all,
+    and no more than a few times as many.
 
     Where a third does not say what all take, two thirds were next to never seen to.
     """
-    few = [least << n for n in range(count.bit_length()) if least << n < count]
+    few = [least << n for n in range(DOUBLINGS + 1) if least << n < count]
     return [*(n for n in few if n == least or 2 * n <= count), count]
 
 
