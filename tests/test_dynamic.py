@@ -295,3 +295,12 @@ def test_what_a_processor_lacks_is_what_it_needs_and_does_not_hold(held, needed)
         summed = len({*held[a].touched}) == 1 < len([box for box in held[a].boxes if box is not None])
         common = intersect(has, wants) if has is not None and wants is not None and not summed else None
         assert found[a, b, proc] == (wants.volume if wants else 0) - (common.volume if common else 0)
+
+
+@pytest.mark.parametrize(("count", "priced"), [(8, 8), (256, 32)])
+def test_of_many_microbatches_few_are_priced(count: int, priced: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Additive] = []
+    monkeypatch.setattr(dynamic, "Additive", lambda *given: seen.append(Additive(*given)) or seen[-1])
+    search("dynamic", evaluator(tower(3, batch=512), machine(2), microbatches=count), "3")
+    (model,) = seen
+    assert len({step.micro for step in model.program.steps if step.micro.count > 1}) == priced

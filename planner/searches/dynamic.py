@@ -26,6 +26,8 @@ from castile.planner.search import Run
 from castile.planner.strategy import Config
 
 BUDGET = "100"
+# Of more microbatches so many are priced: what is done once a step, as sums of gradients, counts for little then.
+MICROBATCHES = 32
 # How many Configs of a node are looked at beside those of the seeds, in rounds, on few processors; with more of them
 # each costs more to price.
 ROUNDS = (4, 12, 36)
@@ -50,7 +52,8 @@ def search(run: Run) -> None:
 
 def _rounds(run: Run) -> Tables:
     """Propose the optima until there are no more Configs; gives the last tables."""
-    model, num_procs, tables = Additive(run.lowering, run.evaluator.cost), run.lowering.machine.num_procs, None
+    few = run.lowering.shortened(MICROBATCHES)
+    model, num_procs, tables = Additive(few, run.evaluator.cost), run.lowering.machine.num_procs, None
     for most in ROUNDS:
         wider = _affordable(run, model, max(LEAST, most * FEW_PROCS // max(FEW_PROCS, num_procs)))
         if tables is not None and wider.num_configs == tables.num_configs:
