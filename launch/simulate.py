@@ -35,7 +35,6 @@ from castile.runtime.timeline import PICOSECONDS, Timeline
 BASE = "data_parallel"
 # By so much shares that add to one may be told as more.
 ROUNDING = 1e-3
-MOST_OWNERS = 5
 # What memory holds, in words.
 HELD = {
     "parameters": "parameters",
@@ -136,7 +135,7 @@ def _facts(model: str, plan: str, desk: Desk, seen: Seen) -> dict[str, Any]:
     peak_bytes, tasks, step = desk.evaluator.packed(seen), seen.tasks, seen.seconds
     capacity = desk.evaluator.capacity.tolist()
     working = worked_seconds(tasks, seen.timeline)
-    owners = memory.largest(tasks, seen.simulated.timeline, range(tasks.num_procs), None)
+    owners = memory.largest(tasks, seen.simulated.timeline, range(tasks.num_procs))
     params = {param.name for param in desk.evaluator.lowering.graph.params}
     procs = [
         {
@@ -148,7 +147,7 @@ def _facts(model: str, plan: str, desk: Desk, seen: Seen) -> dict[str, Any]:
             "peak_bytes": peak_bytes[p],
             "capacity_bytes": capacity[p],
             "held": held(owners[role], params),
-            "largest": [{"name": name, "size_bytes": nbytes} for name, nbytes in owners[role][:MOST_OWNERS]],
+            "largest": [{"name": name, "size_bytes": nbytes} for name, nbytes in owners[role][:memory.MOST_TOLD]],
         }
         for p, role in enumerate(seen.role.tolist())
     ]

@@ -19,6 +19,7 @@ from castile.runtime.task import NUM_LANES, TaskGraph
 from castile.runtime.timeline import Timeline
 
 ALIGNMENT = 64
+MOST_TOLD = 5  # of those who own most of a memory
 # How the names of owners begin that are tasks, and no regions.
 TEMPORARIES = "temporaries of "
 
@@ -161,15 +162,10 @@ def lasting(graph: TaskGraph, but: str = "") -> np.ndarray:
     return np.bincount(graph.buffer_proc[counted], sizes, graph.num_procs).astype(np.int64)
 
 
-def largest(
-    graph: TaskGraph, timeline: Timeline, procs: Iterable[int], n: int | None = 5
-) -> list[list[tuple[str, int]]]:
-    """By processor the `n` owners of most bytes when most live there, by region or task name, the largest first.
-
-    n   None for all, whose bytes are then all that live
-    """
+def largest(graph: TaskGraph, timeline: Timeline, procs: Iterable[int]) -> list[list[tuple[str, int]]]:
+    """By processor who owns how many bytes when most live there, by region or task name, the largest first."""
     lives = _Lives(graph, timeline)
-    return [_owners(graph, lives, proc)[:n] for proc in procs]
+    return [_owners(graph, lives, proc) for proc in procs]
 
 
 def _owners(graph: TaskGraph, lives: _Lives, proc: int) -> list[tuple[str, int]]:
@@ -207,7 +203,8 @@ def refuse(
     """
     if lack := lacking(packing, capacities):
         proc, told = lack
-        owners = ", ".join(f"{name} ({written(size)})" for name, size in largest(graph, timeline, [proc])[0])
+        told_of = largest(graph, timeline, [proc])[0][:MOST_TOLD]
+        owners = ", ".join(f"{name} ({written(size)})" for name, size in told_of)
         raise ValueError(
             f"processor {names[proc] if names else proc} needs {told}; most of it is {owners}: "
             "split these over more processors or take a smaller batch"

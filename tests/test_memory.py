@@ -304,7 +304,7 @@ def big_graph():
 def test_largest_owners_add_up_by_name():
     graph, timeline = big_graph()
     expected = [("embedding", 5 << 20), ("head", 3 << 20), ("activation", 2 << 20), ("temporaries of task0", 2 << 20)]
-    assert largest(graph, timeline, [1], 4) == [expected]
+    assert largest(graph, timeline, [1]) == [[*expected, ("bias", 128)]]
 
 
 def test_refusal_names_processor_sizes_and_owners():
