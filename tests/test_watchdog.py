@@ -27,6 +27,8 @@ from tests.mpi import CHECKOUT, mpirun_apart
 TELL_SECONDS, LIMIT_SECONDS, TICK_SECONDS = 10.0, 40.0, 0.3
 # Than any rank of a job that fails by itself may be silent.
 LONGER_SECONDS = 5.0
+# What is told of a job that would save after all of its steps.
+NOTHING = "nothing is saved yet: saves come after every 100000 "
 
 
 class Office(Aside):
@@ -163,8 +165,8 @@ def ran(way: str, steps: int, folder: Path, home: dict[str, str], *more: str) ->
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("way", "steps", "where", "left"), [
-    ("stop", 100_000, r"step 3, task \S.*", "nothing is saved yet; --checkpoint DIR"),
-    ("stop between", 100_000, "what ranks tell each other after step 3", "nothing is saved yet; --checkpoint DIR"),
+    ("stop", 100_000, r"step 3, task \S.*", NOTHING),
+    ("stop between", 100_000, "what ranks tell each other after step 3", NOTHING),
     # The first of them holds all that is saved: those that are left make a checkpoint of it.
     ("stop writing", 3, "what ranks tell each other after step 3", r"with --resume the same .* from \S*step-\S*3"),
 ])  # fmt: skip
