@@ -2,8 +2,9 @@
 
     python benchmarks/kill_safety.py [--runs 100] [--seed 0] [--json] [-- castile launch -n 2 train MODEL ...]
 
-The command must fix its number of steps; --checkpoint, --checkpoint-every, --keep, --resume, --metrics, --plan and
---out are added here. One run in three is killed a second time while it goes on. The last line holds the figures.
+The command must fix its number of steps; --checkpoint, --checkpoint-every, --keep, --resume, --metrics, --search, --out
+and --plan are added here: all runs have the plan of data parallelism. One run in three is killed a second time while it
+goes on. The last line holds the figures.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from castile.launch.checkpoints.reader import Reader
 from castile.runtime.region import whole
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-COMMAND = "castile launch -n 2 train mlp --steps 60 --search data_parallel"
+COMMAND = "castile launch -n 2 train mlp --steps 60"
 EVERY = 5
 PATIENCE_SECONDS = 120.0
 # A job is to be over so soon after a rank was killed.
@@ -60,7 +61,7 @@ class Run:
         """The options that are added to the command."""
         return ["--checkpoint", str(self.checkpoints), "--checkpoint-every", str(EVERY), "--keep", "2", "--resume",
                 "--metrics", str(self.folder / "metrics.jsonl"), "--profile", str(self.folder / "profile.db"),
-                "--out" if writes_plan else "--plan", str(plan)]  # fmt: skip
+                *(("--search", "data_parallel", "--out") if writes_plan else ("--plan",)), str(plan)]  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
