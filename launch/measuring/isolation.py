@@ -128,8 +128,9 @@ def apart(tasks: TaskGraph) -> Packing:
     for proc in range(tasks.num_procs):
         mine = np.flatnonzero(tasks.buffer_proc == proc)
         mine = mine[np.argsort(tasks.buffer_first[mine] >= 0, kind="stable")]
-        ends = np.cumsum(memory.aligned(tasks.buffer_bytes[mine]))
-        offset[mine] = ends - memory.aligned(tasks.buffer_bytes[mine])
+        sizes = memory.aligned(tasks.buffer_bytes[mine])
+        ends = np.cumsum(sizes)
+        offset[mine] = ends - sizes
         floor = int(ends[-1]) if len(ends) else 0
         wanting = [t for t in tasks.tasks_of(proc).tolist() if tasks.private_bytes[t]]
         private[[t for t in wanting if not is_transfer(int(tasks.kind[t]))]] = floor

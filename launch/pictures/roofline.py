@@ -34,12 +34,13 @@ def picture(facts: Facts) -> str:
     plane = _Plane(peak, rate, dots)
     left = len(facts["keys"]) - len(dots)
     title = f"{facts['model']}, {facts['batch_samples']} samples a step, on {facts['machine']}"
+    legend, roof = _legend_at(plane)
     elements = [
         *_axes(plane),
         *_roof(plane),
         *(_dot(plane, key) for key in dots),
-        *_names(plane, dots),
-        *_legend(*_legend_at(plane)),
+        *_names(plane, dots, legend),
+        *_legend(legend, roof),
         text(8, HEIGHT - 6, "larger dots take more of the step; above the slope operands are in caches", 10, "start"),
         text(WIDTH - 8, HEIGHT - 6, f"{left} of {len(facts['keys'])} kinds of tasks do no arithmetic", 10, "end"),
     ]
@@ -104,10 +105,9 @@ def _radius(key: Facts) -> float:
     return max(LEAST_RADIUS, MOST_RADIUS * math.sqrt(key["step_share"]))
 
 
-def _names(plane: _Plane, dots: Sequence[Facts]) -> Iterator[str]:
+def _names(plane: _Plane, dots: Sequence[Facts], legend: Box) -> Iterator[str]:
     """Names of the kinds that take most of the step."""
     places = [Dot(*plane.at(_intensity(key), key["flops_per_second"]), _radius(key), _name(key)) for key in dots]
-    legend, _ = _legend_at(plane)
     return names(places, Box(MARGIN, 0, WIDTH - MARGIN, HEIGHT - MARGIN), [legend, *_along(plane)])
 
 
