@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from castile.launch import launch
+from castile.launch.processes import mpirun
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
@@ -21,4 +22,4 @@ def start(script: str, num_ranks: int, options: Sequence[str]) -> int:
     path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
     environment = {**launch.variables(), **os.environ, "PYTHONPATH": path}
     environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    return launch.start(launch.mpirun_words(num_ranks, None, program), environment)
+    return mpirun.run(launch.mpirun_words(num_ranks, None, program), environment).status

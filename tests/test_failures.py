@@ -113,8 +113,9 @@ def test_a_killed_rank_ends_the_job(who, plan, profile, home, tmp_path):
 LAUNCHED = """
 import os, sys
 from castile.launch import launch
+from castile.launch.processes import mpirun
 words = launch.mpirun_words(3, None, [sys.executable, *sys.argv[1:]])
-sys.exit(launch.start(words, os.environ | launch.variables()))
+sys.exit(mpirun.run(words, os.environ | launch.variables()).status)
 """
 
 

@@ -16,9 +16,10 @@ from tests.runs import MLP
 SLEEPER = """
 import os, sys
 from castile.launch import launch
+from castile.launch.processes import mpirun
 program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
 words = launch.mpirun_words(2, None, [sys.executable, "-c", program])
-sys.exit(launch.start(words, os.environ | launch.variables()))
+sys.exit(mpirun.run(words, os.environ | launch.variables()).status)
 """
 PATIENCE_SECONDS = 20
 
@@ -76,6 +77,7 @@ def test_whoever_presses_ctrl_c_again_and_again_gets_its_status_and_no_traceback
 LEAVING = """
 import os, sys
 from castile.launch import launch
+from castile.launch.processes import mpirun
 program = '''
 import sys, time
 from castile.launch.processes import interrupts, ranks
@@ -86,7 +88,7 @@ def body():
 sys.exit(ranks.main_guard(body))
 '''
 words = launch.mpirun_words(1, None, [sys.executable, "-c", program])
-sys.exit(launch.start(words, os.environ | launch.variables()))
+sys.exit(mpirun.run(words, os.environ | launch.variables()).status)
 """
 
 
@@ -107,6 +109,7 @@ def test_what_there_is_when_a_signal_ends_a_launch_is_told_once(number, tmp_path
 KILLED = """
 import os, sys
 from castile.launch import launch
+from castile.launch.processes import mpirun
 program = '''
 import os, signal, sys, time
 from castile.launch.processes import interrupts, ranks
@@ -121,7 +124,7 @@ def body():
 sys.exit(ranks.main_guard(body))
 '''
 words = launch.mpirun_words(3, None, [sys.executable, "-c", program])
-sys.exit(launch.start(words, os.environ | launch.variables()))
+sys.exit(mpirun.run(words, os.environ | launch.variables()).status)
 """
 
 
@@ -137,6 +140,7 @@ def test_what_there_is_when_a_rank_is_killed_is_told_once(tmp_path):
 SAVING = """
 import os, sys
 from castile.launch import launch
+from castile.launch.processes import mpirun
 program = '''
 import sys, time
 from castile.launch.__main__ import main
@@ -149,7 +153,7 @@ Disk.write = slowly
 sys.exit(main(sys.argv[1:]))
 '''
 words = launch.mpirun_words(2, None, [sys.executable, "-c", program, *sys.argv[1:]])
-sys.exit(launch.start(words, os.environ | launch.variables()))
+sys.exit(mpirun.run(words, os.environ | launch.variables()).status)
 """
 
 
@@ -188,9 +192,10 @@ def test_a_save_that_is_under_way_becomes_a_checkpoint_when_a_launch_is_to_end(n
 TALKING = """
 import os, sys
 from castile.launch import launch
+from castile.launch.processes import mpirun
 program = "import sys, time\\nfor n in range(10**6): print('line', n, flush=True); time.sleep(0.001)"
 words = launch.mpirun_words(2, None, [sys.executable, "-c", program])
-sys.exit(launch.start(words, os.environ | launch.variables()))
+sys.exit(mpirun.run(words, os.environ | launch.variables()).status)
 """
 
 

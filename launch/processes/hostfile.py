@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,11 +21,13 @@ ANSWER_SECONDS = 5
 MOST_AT_ONCE = 32
 
 
-def names(path: Path) -> list[str]:
-    """The hosts of a host file of Open MPI's, each once. Raises UserError where it is missing, empty or malformed."""
+def slots(path: Path) -> dict[str, int]:
+    """How many ranks each host of a host file of Open MPI's takes. Raises UserError where it is missing, empty or
+    malformed.
+    """
     if not path.is_file():
         raise UserError(f"there is no host file {path}: give --hostfile a file with one `NAME slots=COUNT` a line")
-    found: list[str] = []
+    found: dict[str, int] = {}
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -35,10 +37,22 @@ def names(path: Path) -> list[str]:
         counts = [option.removeprefix("slots=") for option in options]
         if any(not count.isdigit() or int(count) < 1 for count in counts) or len(counts) > 1:
             raise UserError(f"{path}, line {number}: '{line.strip()}' is not a host; write `NAME slots=COUNT`")
-        found += [name] if name else []
+        if name:
+            found[name] = found.get(name, 0) + int(*counts or (1,))
     if not found:
         raise UserError(f"the host file {path} names no host: write one `NAME slots=COUNT` a line")
-    return list(dict.fromkeys(found))
+    return found
+
+
+def without(found: Mapping[str, int], lost: Iterable[str]) -> dict[str, int]:
+    """The hosts that are left where some are lost, with or without their domains."""
+    gone = {_bare(name) for name in lost}
+    return {name: count for name, count in found.items() if _bare(name) not in gone}
+
+
+def _bare(name: str) -> str:
+    """A host's name without its domain; an address as it is."""
+    return name if name.replace(".", "").isdigit() else name.partition(".")[0]
 
 
 def check_apart(hosts: Iterable[str]) -> None:

@@ -1,0 +1,199 @@
+"""Open MPI's launcher from its start to its end, with the signals and the sentences that go through.
+
+It does not know what the ranks run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import IO, Any, Self
+
+from castile.launch.processes import last_words, notes
+from castile.launch.processes.ranks import PASSED_ON
+
+# How long mpirun may take to end its ranks after a signal. Killed outright, it would leave them behind.
+GRACE_SECONDS = 10.0
+# <linux/prctl.h>: the signal that a process gets when its parent ends.
+PR_SET_PDEATHSIG = 1
+# What is passed on for a signal: to ranks, which end as they end on it alone, and to mpirun, which ends them at once.
+_AT_FIRST: dict[int, int] = {signal.SIGINT: PASSED_ON, signal.SIGTERM: signal.SIGUSR1}
+_AGAIN: dict[int, int] = {signal.SIGTERM: signal.SIGINT}
+
+
+@dataclass(frozen=True)
+class End:
+    """How a job ended.
+
+    status    as a shell would have it
+    failed    whether a rank, a host or the network failed: not for a mistake of the user's, nor for a signal to end
+    hosts     those to which the way has ended
+    left      the ranks' last words
+    """
+
+    status: int
+    failed: bool = False
+    hosts: tuple[str, ...] = ()
+    left: str = ""
+
+
+def run(words: Sequence[str], environment: Mapping[str, str]) -> End:
+    """Runs mpirun to its end; a signal that ends us is passed on to it first.
+
+    Ranks' output passes through; of what mpirun itself says of their end no more than `notes` tells.
+    """
+    said: list[str] = []
+    hosts: list[str] = []
+    read, write = os.pipe()
+    with ExitStack() as stack:
+        # from before mpirun is there until all is said
+        passing = stack.enter_context(_Passing())
+        passed = passing.passed
+        left = stack.enter_context(last_words.awaited())
+        told = stack.enter_context(open(read, "rb"))
+        ours = {**environment, last_words.VARIABLE: left.told}
+        process = stack.enter_context(_started(words, ours, told, write))
+        passing.to(process)
+        relay = threading.Thread(target=_relay, args=(told, left, passed, said, hosts), daemon=True)
+        relay.start()
+        status = process.wait()
+        # The pipe stays open for as long as any rank lives.
+        relay.join(GRACE_SECONDS)
+        last = left.read()
+        # mpirun may have ended the ranks before they could say it
+        if passed and status and last and not any(last in text for text in said):
+            print(f"castile: {last}", file=sys.stderr)
+        was_killed = any(notes.KILLED in text for text in said)
+        is_lost = bool(hosts) and not passed and not _is_ours(status)
+        if is_lost:
+            if not was_killed:
+                print(notes.lost(hosts[0], last), file=sys.stderr)
+            # mpirun that has lost a host ends with 0
+            status = status or 1
+    if status > 0 and any(map(notes.is_unread, said)):
+        return End(128 + signal.SIGPIPE)
+    if status and passed:
+        # mpirun ends with 1, as after any failure, or as what it was given in place of the signal; a shell that runs us
+        # in a loop is to see that it was Ctrl-C
+        return End(128 + passed[0])
+    # of what mpirun itself refuses no rank has said anything
+    failed = not passed and (was_killed or is_lost or (status == 1 and bool(said)))
+    return End(128 - status if status < 0 else status, failed, tuple(dict.fromkeys(hosts)) if is_lost else (), last)
+
+
+def _started(
+    words: Sequence[str], environment: Mapping[str, str], told: IO[bytes], write: int
+) -> subprocess.Popen[bytes]:
+    """mpirun, which writes its and the ranks' errors to a pipe: `told` is the end to read; that to write is its alone.
+
+    It has the end to read, too: it would end before its ranks if it met a pipe that nobody reads when we are gone.
+    """
+    with open(write, "wb") as telling:
+        # A group of its own, so that Ctrl-C reaches it through us alone; such a group must not read the terminal.
+        return subprocess.Popen(
+            words, env=dict(environment), stdin=subprocess.DEVNULL, stderr=telling, pass_fds=(told.fileno(),),
+            process_group=0, preexec_fn=_ending_with_parent(),
+        )  # fmt: skip
+
+
+def _ending_with_parent() -> Callable[[], None] | None:
+    """What mpirun does first: it asks Linux for a SIGHUP, on which it ends its ranks, should this process end before
+    it. A process that is killed outright passes nothing on. None where there is no such thing to ask for.
+
+    It hears no SIGTERM: batch systems send that to every process of a job, and ranks are to have the time until they
+    kill. What it starts hears it.
+    """
+    if sys.platform != "linux":
+        return None
+    libc, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
+
+    def ask() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGHUP))
+        # it may have ended before it could be asked
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGTERM)
+
+    return ask
+
+
+class _Passing:
+    """While it is entered signals are noted, and passed on to mpirun as soon as that is there: at first as what it
+    gives its ranks without killing them after it.
+    """
+
+    def __init__(self) -> None:
+        self.passed: list[int] = []
+        self._waiting: list[int] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._note) for number in _passed()}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def to(self, process: subprocess.Popen[bytes]) -> None:
+        """Pass on to this process what has come and what comes."""
+        self._process = process
+        self._pass()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        is_again = number in self.passed or signal.SIGINT in self.passed
+        self.passed.append(number)
+        self._waiting.append((_AGAIN if is_again else _AT_FIRST).get(number, number))
+        self._pass()
+
+    def _pass(self) -> None:
+        while self._waiting and self._process is not None:
+            self._process.send_signal(self._waiting.pop(0))
+
+
+def _passed() -> tuple[signal.Signals, ...]:
+    # Only the main thread may set handlers.
+    if threading.current_thread() is not threading.main_thread():
+        return ()
+    # What this process is to ignore (nohup; Ctrl-C for what a script starts in the background) stays ignored.
+    known = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    return tuple(number for number in known if signal.getsignal(number) is not signal.SIG_IGN)
+
+
+def _is_ours(status: int) -> bool:
+    """Whether a rank of castile has ended the job with that status, and said why; MPI has other numbers."""
+    return status in (1, 2) or 128 < status < 128 + signal.NSIG
+
+
+def _relay(
+    stream: IO[bytes], left: last_words.Awaited, passed: Sequence[int], said: list[str], hosts: list[str]
+) -> None:
+    """Writes what is told, the ranks' last words once, whoever says them first; notes in `said` what castile says, and
+    in `hosts` where ranks were lost.
+    """
+
+    def is_said(last: str) -> bool:
+        return any(last in text for text in said)
+
+    def unsaid() -> str:
+        return "" if is_said(last := left.read()) else last
+
+    # who was asked to end has not died
+    for text in notes.told(stream, lambda: None if passed else unsaid(), hosts):
+        is_again = text == f"castile: {(last := left.read())}\n" and is_said(last)
+        said += [text] if text.startswith("castile: ") or notes.is_unread(text) else []
+        if is_again or notes.is_unread(text):
+            continue
+        # ranks would stand still, should nobody read on
+        with suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
