@@ -6,7 +6,7 @@ It does not know how prices are made of measurements.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from castile.launch.jobs import checks, jobs, offline
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring import coverage, estimated, links, rounds, tables, tuning
 from castile.launch.measuring.isolation import Bench, Isolated
+from castile.launch.measuring.kinds import is_among, of_nodes
 from castile.launch.measuring.measure import sample_feed
 from castile.launch.measuring.tables import Profiled, Row
 from castile.launch.pictures import roofline
@@ -27,10 +28,12 @@ from castile.launch.processes.ranks import UserError
 from castile.launch.reports import progress
 from castile.launch.typed import files, options
 from castile.launch.typed.files import Outputs
+from castile.launch.typed.optimizers import patterns
 from castile.planner import strategy as strategies
 from castile.planner.costs.snapshot import Measured, snapshot_of, with_rows
 from castile.planner.evaluation.sizes import SIZES
 from castile.planner.known.seeds import seeds
+from castile.planner.lower import Lowering
 from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
 from castile.runtime.machine import Machine
@@ -55,6 +58,8 @@ class Profile:
     """The plan file whose tasks are measured; without one, those of the well-known plans (data parallel and others)."""
     all: bool = False
     """Measure all kinds of tasks that a search may ask for: those of every split of every node."""
+    op: options.Patterns = ""
+    """Only tasks of the nodes with such names, wildcards and several with commas (conv*,fc1), and no transfers."""
     links: bool = False
     """Measure every form of transfer too, over growing groups of ranks and from few bytes to many."""
     batch: options.Count = None
@@ -79,14 +84,21 @@ class Work:
     """Tasks of which each kind is to be measured.
 
     is_step   whether they are a plan's whole step
+    only      of their kinds these alone, where some are asked for
     tasks     makes the task graph
     bench     makes the tasks ready to be run; raises ValueError where they do not fit into memory
     """
 
     name: str
     is_step: bool
+    only: frozenset[CostKey] | None
     tasks: Callable[[], TaskGraph]
     bench: Callable[[], Bench]
+
+    def kinds(self, tasks: TaskGraph) -> dict[CostKey, int]:
+        """Those that are to be measured of the kinds that its tasks have, each with its number there."""
+        every = {tasks.cost_keys[k]: k for k in np.unique(tasks.cost).tolist()}
+        return {key: k for key, k in every.items() if is_among(key, self.only)}
 
 
 def run(command: Profile) -> int:
@@ -106,11 +118,11 @@ def run(command: Profile) -> int:
     works = _works(job, command, given)
     known = set() if command.again else {row.key for row in job.snapshot.rows}
     with interrupts.told(_kept(command, path, "measured")):
-        num_tuned = tuning.tune(job, (work.tasks() for work in works), command.again)
+        num_tuned = tuning.tune(job, ((work.tasks(), work.only) for work in works), command.again)
         rows = _measure_all(job, works, known)
     if job.leads:
         of = Profiled(job.model.text, job.machine, job.graph, job.comm.size)
-        _tell(command, tables.facts(of, rows, path, time.perf_counter() - begun, num_tuned))
+        _tell(command, tables.facts(of, rows, path, time.perf_counter() - begun, command.op, num_tuned))
     return 0
 
 
@@ -134,11 +146,12 @@ def _foretell(command: Profile, machine: Machine, path: str, begun: float) -> in
     holds_for, database = absent.environment(kind, jobs.kernels_hash()), jobs.opened(path)
     known = {} if command.again else {row.key: row for row in database.snapshot(holds_for).rows}
     with interrupts.told(_kept(command, path, "told")), progress.bar(True, "compiling") as advance:
-        found = estimated.kinds(lowering, plans)
+        found = estimated.kinds(lowering, plans, _only(lowering, command, plans))
         rows = estimated.estimate(
             found, kind, known, partial(advance, "kernels"), lambda row: database.add(snapshot_of(holds_for, [row]))
         )
-    facts = tables.facts(Profiled(desk.model.text, machine, lowering.graph, 0), rows, path, time.perf_counter() - begun)
+    of = Profiled(desk.model.text, machine, lowering.graph, 0)
+    facts = tables.facts(of, rows, path, time.perf_counter() - begun, command.op)
     _tell(command, facts | {"num_untold_keys": len(found.calls) - len(rows)})
     return 0
 
@@ -155,6 +168,20 @@ def _tell(command: Profile, facts: dict[str, Any]) -> None:
     facts["files"] |= outputs.paths
     tables.tell(facts, command.json)
     outputs.end()
+
+
+def _only(lowering: Lowering, command: Profile, plans: Mapping[str, Strategy]) -> frozenset[CostKey] | None:
+    """The kinds of tasks that --op asks for, None for all. Raises UserError where no node has such a name, and where
+    those that have compute nothing.
+    """
+    if not command.op:
+        return None
+    names = lowering.names
+    checks.some_match("op", command.op, [*names.nodes, *names.optional, *names.within], of="node")
+    found = of_nodes(lowering, plans.values(), patterns(command.op))
+    if not found:
+        raise UserError(f"--op {command.op}: these nodes compute nothing of their own in {', '.join(plans)}")
+    return found
 
 
 def _tasks(job: Job, name: str, plan: Strategy) -> TaskGraph:
@@ -183,14 +210,16 @@ def _works(job: Job, command: Profile, given: dict[str, Strategy]) -> list[Work]
     if command.all:
         plans |= coverage.plans(job.lowering)
     feed, rate = sample_feed(job), job.model.recipe.lr * RATE_SHARE
+    only = _only(job.lowering, command, plans)
     found = [
-        Work(name, True, partial(_tasks, job, name, plan), partial(Isolated, job, name, plan, feed, rate))
+        Work(name, True, only, partial(_tasks, job, name, plan), partial(Isolated, job, name, plan, feed, rate))
         for name, plan in plans.items()
     ]
     if command.links:
         each = links.exchanges(job.machine, job.graph.dtype)
         found += [
-            Work("links", False, partial(links.graph_of, job.machine, x), partial(links.bench, job, x)) for x in each
+            Work("links", False, None, partial(links.graph_of, job.machine, one), partial(links.bench, job, one))
+            for one in each
         ]
     return found
 
@@ -202,7 +231,7 @@ def _measure_all(job: Job, works: Sequence[Work], known: set[CostKey]) -> list[R
     """
     rows: dict[CostKey, Row] = {}
     refused: list[str] = []
-    wanted = [set(_number_of(work.tasks())) for work in works]
+    wanted = [set(work.kinds(work.tasks())) for work in works]
     before = len(known)
     with progress.bar(job.leads, "measuring") as advance:
         for number, work in enumerate(works):
@@ -231,18 +260,13 @@ def _measure(
         return work.tasks(), {}
     # Its memory is given back before the next is made ready.
     bench, beside = work.bench(), dict[CostKey, str]()
-    for key, k in _number_of(bench.tasks).items():
+    for key, k in work.kinds(bench.tasks).items():
         if key in todo:
             tell()
             measured, beside[key] = rounds.measure(job, bench, k)
             _keep(job, measured)
             known.add(key)
     return bench.tasks, beside
-
-
-def _number_of(tasks: TaskGraph) -> dict[CostKey, int]:
-    """The cost keys that tasks have, each with its number."""
-    return {tasks.cost_keys[k]: k for k in np.unique(tasks.cost).tolist()}
 
 
 def _add_rows(job: Job, work: Work, tasks: TaskGraph, beside: dict[CostKey, str], rows: dict[CostKey, Row]) -> None:
@@ -252,7 +276,7 @@ def _add_rows(job: Job, work: Work, tasks: TaskGraph, beside: dict[CostKey, str]
     """
     held = {row.key: row for row in job.snapshot.rows}
     counts = np.bincount(tasks.cost, minlength=len(tasks.cost_keys)).tolist()
-    numbers = _number_of(tasks)
+    numbers = work.kinds(tasks)
     spent = {key: held[key].seconds * key.members * counts[k] for key, k in numbers.items()}
     total = sum(spent.values())
     for key, k in numbers.items():

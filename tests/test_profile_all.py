@@ -263,16 +263,25 @@ def test_calls_with_a_choice_are_timed_once_kept_and_taken(table, tmp_path):
     calls = {name for name in tuning.names(table, graph, range(graph.num_tasks)) if json.loads(name)[0] == "contract"}
     database, meter = Database(tmp_path / "here.db"), Meter()
     job = Tuned(LocalWorld(1).communicators[0], database)
-    assert tuning.tune(job, [graph, graph], False, meter) == len(calls) > 2
+    assert tuning.tune(job, [(graph, None)] * 2, False, meter) == len(calls) > 2
     assert sorted(meter.timed) == sorted(calls)
     kept = ways.by_call(database.ways(job.snapshot.environment))
     assert set(kept) == calls and all([way.form for way in timed] == ["cupy", "triton"] for timed in kept.values())
     assert {call: str(taken) for call, taken in choice._chosen.items()} == dict.fromkeys(calls, "cupy")
-    assert tuning.tune(job, [graph], False, meter) == 0
-    assert tuning.tune(job, [graph], True, meter) == len(calls) and len(job.ways) == 2 * len(calls)
+    assert tuning.tune(job, [(graph, None)], False, meter) == 0
+    assert tuning.tune(job, [(graph, None)], True, meter) == len(calls) and len(job.ways) == 2 * len(calls)
     task = next(t for t in range(graph.num_tasks) if "linear.W" in graph.cost_keys[graph.cost[t]].name)
     forms = {taken.kernel: taken.form for taken in tuning.kernels_of(job, graph, task)}
     assert forms["contract"] == "cupy" and set(forms.values()) == {"cupy", "triton"}
+
+
+def test_calls_of_other_kinds_of_tasks_are_not_timed(table, tmp_path):
+    lowering, meter = lowering_of(MODELS[0], 1), Meter()
+    graph = lowering.lower(seeds(lowering)["data_parallel"])
+    task = next(t for t in range(graph.num_tasks) if "linear.W" in graph.cost_keys[graph.cost[t]].name)
+    job = Tuned(LocalWorld(1).communicators[0], Database(tmp_path / "here.db"))
+    assert tuning.tune(job, [(graph, {graph.cost_keys[graph.cost[task]]})], False, meter) == 1
+    assert set(meter.timed) < set(tuning.names(table, graph, [task]))
 
 
 def test_ranks_share_the_calls_and_keep_what_all_found(table, tmp_path):
@@ -285,7 +294,7 @@ def test_ranks_share_the_calls_and_keep_what_all_found(table, tmp_path):
     ]
     meter, database = Meter(), Database(tmp_path / "here.db")
     job = Tuned(Ranks(0, [None, *answers, b"[]"]), database)
-    tuning.tune(job, [graph], False, meter)
+    tuning.tune(job, [(graph, None)], False, meter)
     assert meter.timed == calls[::2]
     taken = {call: str(found) for call, found in choice._chosen.items()}
     assert taken == {name: "triton [9]" if name in theirs else "cupy" for name in calls}

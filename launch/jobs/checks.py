@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -117,12 +118,12 @@ def only_with(other: str, **given: object) -> None:
             raise UserError(f"{_option(name)} means nothing without {_option(other)}: give that too")
 
 
-def some_match(name: str, text: str, names: list[str]) -> None:
-    """Raises UserError for patterns, separated by commas, of which none matches any of the names of parameters."""
-    wanted = optimizers.patterns(text)
-    if wanted and not any(fnmatchcase(one, pattern) for one in names for pattern in wanted):
-        near = next(filter(None, (suggestion(pattern, names) for pattern in wanted)), "") or hint(wanted[0], names)
-        raise UserError(f"{_option(name)} {text}: no parameter has a name like that{near}")
+def some_match(name: str, text: str, names: Iterable[str], of: str = "parameter") -> None:
+    """Raises UserError for patterns, separated by commas, of which none matches any of the names of what these are."""
+    wanted, every = optimizers.patterns(text), list(names)
+    if wanted and not any(fnmatchcase(one, pattern) for one in every for pattern in wanted):
+        near = next(filter(None, (suggestion(pattern, every) for pattern in wanted)), "") or hint(wanted[0], every)
+        raise UserError(f"{_option(name)} {text}: no {of} has a name like that{near}")
 
 
 def trains(lowering: Lowering) -> None:

@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-import numpy as np
-
 from castile.kernels import tuning
 from castile.kernels.estimates.calls import Told, tell_all
 from castile.kernels.table import Table
+from castile.launch.measuring.kinds import is_among, of_pass
 from castile.launch.measuring.tables import Row
 from castile.launch.measuring.tuning import Taken, called
 from castile.planner.costs.snapshot import Measured
@@ -35,14 +34,17 @@ class Kinds(NamedTuple):
     steps: dict[str, Counter[CostKey]]
 
 
-def kinds(lowering: Lowering, plans: Mapping[str, Strategy]) -> Kinds:
-    """Those in the steps of these plans. Raises ValueError for one that is none."""
+def kinds(lowering: Lowering, plans: Mapping[str, Strategy], only: Container[CostKey] | None = None) -> Kinds:
+    """Those in the steps of these plans, of `only` these kinds where some are asked for. Raises ValueError for a plan
+    that is none."""
     # What one microbatch computes all do.
     found, table, few = Kinds({}, {}), Table("triton"), lowering.shortened(2)
     for name, plan in plans.items():
         dtypes, counts = few.program(plan).dtypes, found.steps.setdefault(name, Counter())
         for step in few.steps(plan):
-            for key, part, count in _parts(step):
+            for key, part, count in of_pass(step):
+                if not is_among(key, only):
+                    continue
                 counts[key] += count * step.step.micro.times
                 if key not in found.calls:
                     found.calls[key] = tuple(_calls(table, step, part, dtypes))
@@ -91,14 +93,6 @@ def _rows(
             kernels = _taken(kinds.calls[key], told)
             yield Row(rows[key], plan, counts[key], spent[key] / total, key in new, "same", kernels)
         seen |= spent.keys()
-
-
-def _parts(step: StepInstance) -> Iterator[tuple[CostKey, int, int]]:
-    """The kinds of a pass's tasks: what each costs, one of its parts, and how many tasks it has."""
-    does = step.template.does
-    firsts, counts = np.unique(does.number, return_index=True, return_counts=True)[1:]
-    for part, count in zip(firsts.tolist(), counts.tolist(), strict=True):
-        yield does.of(part).key, part, count * step.config.replicas
 
 
 def _calls(table: Table, step: StepInstance, part: int, dtypes: Mapping[str, str]) -> Iterable[str]:

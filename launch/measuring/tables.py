@@ -61,8 +61,14 @@ class Profiled:
     num_ranks: int
 
 
-def facts(of: Profiled, rows: Sequence[Row], path: str, elapsed_seconds: float, num_tuned: int = 0) -> dict[str, Any]:
-    """Every figure; num_tuned: kernel calls of which several ways were timed."""
+def facts(
+    of: Profiled, rows: Sequence[Row], path: str, elapsed_seconds: float, op: str = "", num_tuned: int = 0
+) -> dict[str, Any]:
+    """Every figure.
+
+    op         names of the nodes whose tasks these are, "" for all
+    num_tuned  kernel calls of which several ways were timed
+    """
     cost, processor = CostModel(of.machine), of.machine.processors[0]
     ordered = sorted(rows, key=lambda row: -row.share)
     return {
@@ -71,6 +77,7 @@ def facts(of: Profiled, rows: Sequence[Row], path: str, elapsed_seconds: float, 
         "num_ranks": of.num_ranks,
         "batch_samples": of.graph.batch,
         "dtype": of.graph.dtype,
+        "op": op,
         "plans": list(dict.fromkeys(row.plan for row in rows)),
         "num_keys": len(rows),
         "num_new_keys": sum(row.is_new for row in rows),
@@ -127,8 +134,9 @@ def tell(facts: Mapping[str, Any], as_json: bool) -> None:
         return
     keys = facts["keys"]
     print(f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a step, on {facts['machine']}")
-    print(f"{report.counted(len(keys), 'kind')} of tasks in the steps of {', '.join(facts['plans'])}")
-    print("share: what a kind takes of the time in tasks, in the first of these plans that has it\n")
+    whose = f"of {facts['op']} " if facts["op"] else ""
+    print(f"{report.counted(len(keys), 'kind')} of tasks {whose}in the steps of {', '.join(facts['plans'])}")
+    print(f"share: what a kind takes of the time in tasks{whose and ' of these'}, in the first plan that has it\n")
     print("\n".join(_table(keys[:MOST_ROWS])))
     if len(keys) > MOST_ROWS:
         print(f"... and {len(keys) - MOST_ROWS} more, which --json tells")

@@ -5,21 +5,23 @@ It does not know how a call is timed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from castile.kernels import tuning
 from castile.kernels.table import Table
 from castile.launch.jobs import ways
 from castile.launch.jobs.jobs import Job
+from castile.launch.measuring.kinds import is_among
 from castile.launch.reports import progress
 from castile.planner.costs.database import Way
 from castile.runtime.region import relative
-from castile.runtime.task import Arg, Body, TaskGraph, View
+from castile.runtime.task import Arg, Body, CostKey, TaskGraph, View
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,27 @@ def _table(backend: str) -> Table:
     return Table("numpy" if backend == "numpy" else "triton")
 
 
-def tune(job: Job, graphs: Iterable[TaskGraph], again: bool, meter: tuning.Meter | None = None) -> int:
+def tune(
+    job: Job,
+    graphs: Iterable[tuple[TaskGraph, Container[CostKey] | None]],
+    again: bool,
+    meter: tuning.Meter | None = None,
+) -> int:
     """Time each way to run those kernel calls that can be run in several; returns how many calls that were.
 
     Calls that the database knows are left out. The ranks share the others, keep what they find after each call, and
     from then on run it in its fastest way.
 
+    graphs  tasks, and of which kinds those are whose calls are timed, None for all
     again   time what the database knows, too
     meter   where calls are timed; by default the device of the job's backend
     """
     table = _table(job.backend)
-    mine = {name for graph in graphs for proc in job.procs for name in names(table, graph, graph.tasks_of(proc))}
+    mine: set[str] = set()
+    for graph, only in graphs:
+        asked = np.array([is_among(key, only) for key in graph.cost_keys])
+        for tasks in map(graph.tasks_of, job.procs):
+            mine.update(names(table, graph, tasks[asked[graph.cost[tasks]]]))
     parts = job.comm.gather_bytes(msgspec.json.encode(sorted(mine)))
     known = set() if again else {way.call for way in job.ways}
 

@@ -32,6 +32,7 @@ CASES = {
     "dtype": Case(f"{HERE} --json", f"{HERE} --json --dtype float64", dtypes, lambda one, other: "float64" in other),
     "profile": Case(f"profile {MLP} --json", f"{HERE} --json", lambda ran: "new.db" in ran.files, becomes(True)),
     "all": Case(TWO, f"{TWO} --all", shapes, lambda one, other: one < other, ranks=2),
+    "op": Case(f"{HERE} --json", f"{HERE} --json --op fc*", shapes, lambda one, other: set() < other < one),
     "links": Case(TWO, f"{TWO} --links", transfers, lambda one, other: one < other, ranks=2),
     "picture": Case(HERE, f"{HERE} --picture roof.svg", lambda ran: "roof.svg" in ran.files, becomes(True)),
     "again": Case(KNOWN, f"{KNOWN} --again", lambda ran: ran.facts["num_new_keys"] > 0, becomes(True)),

@@ -1,0 +1,43 @@
+"""Kinds of tasks: which ones the passes of nodes have under a plan, told before any is lowered to tasks.
+
+It does not know what they take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from castile.planner.lower import Lowering
+from castile.planner.lowering.instances import StepInstance
+from castile.planner.strategy import Strategy
+from castile.runtime.task import CostKey
+
+
+def of_pass(step: StepInstance) -> Iterator[tuple[CostKey, int, int]]:
+    """The kinds of a pass's tasks: what each costs, one of its parts, and how many tasks it has."""
+    does = step.template.does
+    firsts, counts = np.unique(does.number, return_index=True, return_counts=True)[1:]
+    for part, count in zip(firsts.tolist(), counts.tolist(), strict=True):
+        yield does.of(part).key, part, count * step.config.replicas
+
+
+def of_nodes(lowering: Lowering, plans: Iterable[Strategy], patterns: Sequence[str]) -> frozenset[CostKey]:
+    """Those in the steps of these plans of nodes with a name that matches a pattern.
+
+    What became part of a node stands for that node. Raises ValueError for a plan that is none.
+    """
+    # what one microbatch computes all do
+    few, within = lowering.shortened(2), lowering.names.within
+    names = {*lowering.names.nodes, *lowering.names.optional, *within}
+    asked = {within.get(name, name) for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    return frozenset(
+        key for plan in plans for step in few.steps(plan) if step.step.node.name in asked for key, *_ in of_pass(step)
+    )
+
+
+def is_among(key: CostKey, only: Container[CostKey] | None) -> bool:
+    """Whether a kind of task is one of these, wherever its arrays lie; of None all are."""
+    return only is None or (key.dense or key) in only

@@ -1,0 +1,62 @@
+"""Kinds of tasks: what nodes compute under a plan is what the tasks that are lowered of them cost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from castile.launch import models
+from castile.launch.__main__ import main
+from castile.launch.jobs.jobs import recipe_updates
+from castile.launch.measuring.kinds import is_among, of_nodes
+from castile.planner.known.seeds import seeds
+from castile.planner.lower import Lowering
+from castile.runtime import machine as machines
+from castile.runtime.task import CostKey, Kind
+
+MODELS = ("mlp", "convnet", "lstm:layers=1,width=8,seq=3", "gpt:layers=2,width=16,heads=2,seq=4", "dlrm")
+
+
+# bias/update.F@1[0~1]: a pass of a node, of a microbatch, by a part
+TASK = re.compile(r"(.+)\.[^.@\[]+(@\d+)?\[.*\]")
+
+
+@given(st.sampled_from(MODELS), st.sampled_from([1, 2, 4]), st.sampled_from([1, 4]), st.data())
+def test_nodes_have_the_kinds_of_the_tasks_that_are_lowered_of_them(
+    model: str, num_procs: int, micro: int, data: st.DataObject
+) -> None:
+    """Of some nodes those of tasks by their names, of all of them those of all tasks that compute, and no others."""
+    named = models.parse(model)
+    lowering = Lowering(named.graph(8), machines.local(num_procs), recipe_updates(named.recipe), "train", micro)
+    plans = seeds(lowering)
+    plan = plans[data.draw(st.sampled_from(sorted(plans)))]
+    tasks = lowering.lower(plan)
+    of: dict[str, set[CostKey]] = {}
+    for t in np.flatnonzero(tasks.kind == Kind.COMPUTE).tolist():
+        key, name = tasks.cost_keys[tasks.cost[t]], TASK.fullmatch(tasks.tasks[t].name)
+        if name is not None:
+            of.setdefault(name[1], set()).add(key.dense or key)
+    some = data.draw(st.lists(st.sampled_from(sorted(of)), unique=True))
+    only = of_nodes(lowering, [plan], some)
+    assert only == set().union(*(of[name] for name in some))
+    assert of_nodes(lowering, [plan], ["*"]) == set().union(*of.values())
+    assert {key.dense or key for key in tasks.cost_keys if is_among(key, only)} == only
+
+
+@pytest.mark.parametrize(
+    ("op", "told"),
+    [
+        ("conw*", "--op conw*: no node has a name like that (did you mean 'conv2'?)"),
+        ("*/fetch", "--op */fetch: these nodes compute nothing of their own in data_parallel"),
+    ],
+)
+def test_nodes_of_which_nothing_can_be_measured_are_refused(
+    op: str, told: str, alone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", "convnet", "--machine", "local:procs=1", "--op", op]) == 2
+    assert told in capsys.readouterr().err
