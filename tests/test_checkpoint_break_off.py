@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections import Counter
+from concurrent import futures
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from castile.launch.checkpoints import checkpointer
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints.checkpointer import Checkpointer
 from castile.launch.checkpoints.disk import Disk
+from castile.runtime.comm.local import LocalWorld
 from castile.runtime.region import whole
 from tests.checkpoints import BATCH, FACTS, PLAN, Watched, cut, on_ranks, save, state
 from tests.mpi import mpirun_apart
@@ -50,6 +52,22 @@ def test_whoever_leaves_ends_the_save(leaving, polls, tmp_path):
             assert found is not None and (found.step, found.complete, found.warning) == (5, True, "")
     check_whole(tmp_path, 5)
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_save_is_known_to_be_under_way_before_anything_of_it_is_there(tmp_path, monkeypatch):
+    """Whoever is interrupted while the writer begins waits for it too: a thread that begins runs first."""
+
+    saver, seen = Checkpointer(tmp_path, LocalWorld(1).communicators[0], 5, 2, FACTS), []
+
+    def at_once(work, *args):
+        seen.append(saver.is_saving)
+        done = futures.Future()
+        done.set_result(work(*args))
+        return done
+
+    monkeypatch.setattr(saver._thread, "submit", at_once)
+    saver.save(5, 5 * BATCH, cut(state(5), 0, 1), PLAN)
+    assert seen == [True] and saver.break_off().complete
 
 
 def test_a_save_of_which_no_more_is_written_is_given_up_and_said(tmp_path, monkeypatch):

@@ -175,6 +175,8 @@ def test_a_save_that_is_under_way_becomes_a_checkpoint_when_a_launch_is_to_end(n
         while not checkpoints(folder) or not (parts := list(folder.glob("*.part"))):
             assert process.poll() is None
             time.sleep(0.01)
+        # the first rank has begun to write: the others are about to
+        time.sleep(0.2)
         for pid in family(process.pid) if many else [process.pid]:
             os.kill(pid, number)
         _, err = process.communicate(timeout=4 * PATIENCE_SECONDS)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
+from functools import partial
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
@@ -71,12 +72,20 @@ class _Word(msgspec.Struct, frozen=True):
 class _Save:
     """The save that is under way on this rank."""
 
-    def __init__(self, step: int, path: Path, samples: int, plan: bytes, share: futures.Future[File | None]) -> None:
-        self.step, self.path, self.samples, self.plan, self.share = step, path, samples, plan, share
+    def __init__(self, step: int, path: Path, samples: int, plan: bytes) -> None:
+        self.step, self.path, self.samples, self.plan = step, path, samples, plan
         self.begun = perf_counter()
+        self.share: futures.Future[File | None] = futures.Future()
         # On rank 0: making a checkpoint of all ranks' files, which gives a warning, or taking them away for an error.
         self.ending: futures.Future[str] | None = None
         self.error, self.lacks_room = "", False
+
+    def write(self, share: Callable[[], File | None]) -> None:
+        """In the background: write this rank's share."""
+        try:
+            self.share.set_result(share())
+        except BaseException as error:
+            self.share.set_exception(error)
 
 
 class Checkpointer:
@@ -165,8 +174,9 @@ class Checkpointer:
         seconds = perf_counter() - begun
         path = self.folder / folders.name_of(step)
         mine, tells = (layout.mine, self._copies), self.comm.size > 1
-        share = self._thread.submit(writer.write_share, self.disk, path, self.comm.rank, *mine, tells)
-        self._save = _Save(step, path, samples, plan, share)
+        # known before anything of it is there: whoever is interrupted while the writer begins is to wait for it
+        self._save = save = _Save(step, path, samples, plan)
+        self._thread.submit(save.write, partial(writer.write_share, self.disk, path, self.comm.rank, *mine, tells))
         return Copied(layout.nbytes, seconds, waited)
 
     def poll(self) -> Outcome | None:

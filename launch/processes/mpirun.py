@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -24,6 +24,7 @@ from castile.launch.processes.ranks import PASSED_ON
 GRACE_SECONDS = 10.0
 # <linux/prctl.h>: the signal that a process gets when its parent ends.
 PR_SET_PDEATHSIG = 1
+STDOUT = 1
 # What is passed on for a signal: to ranks, which end as they end on it alone, and to mpirun, which ends them at once.
 _AT_FIRST: dict[int, int] = {signal.SIGINT: PASSED_ON, signal.SIGTERM: signal.SIGUSR1}
 _AGAIN: dict[int, int] = {signal.SIGTERM: signal.SIGINT}
@@ -52,31 +53,38 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> End:
     """
     said: list[str] = []
     hosts: list[str] = []
-    read, write = os.pipe()
+    unreached: list[str] = []
     with ExitStack() as stack:
         # from before mpirun is there until all is said
         passing = stack.enter_context(_Passing())
         passed = passing.passed
         left = stack.enter_context(last_words.awaited())
-        told = stack.enter_context(open(read, "rb"))
-        ours = {**environment, last_words.VARIABLE: left.told}
-        process = stack.enter_context(_started(words, ours, told, write))
+        process, output, errors = _started(words, {**environment, last_words.VARIABLE: left.told})
+        for one in (process, output, errors):
+            stack.enter_context(one)
         passing.to(process)
-        relay = threading.Thread(target=_relay, args=(told, left, passed, said, hosts), daemon=True)
-        relay.start()
+        relays = [
+            threading.Thread(target=_relay, args=(errors, left, passed, said, hosts), daemon=True),
+            threading.Thread(target=_pass_on, args=(output, process, unreached), daemon=True),
+        ]
+        for relay in relays:
+            relay.start()
         status = process.wait()
-        # The pipe stays open for as long as any rank lives.
-        relay.join(GRACE_SECONDS)
+        # The pipes stay open for as long as any rank lives.
+        for relay in relays:
+            relay.join(GRACE_SECONDS)
         last = left.read()
         # mpirun may have ended the ranks before they could say it
         if passed and status and last and not any(last in text for text in said):
             print(f"castile: {last}", file=sys.stderr)
+        # of a host that it has lost mpirun says that it never had it, and ends with 0
+        if last or not status:
+            hosts += unreached
         was_killed = any(notes.KILLED in text for text in said)
         is_lost = bool(hosts) and not passed and not _is_ours(status)
         if is_lost:
             if not was_killed:
                 print(notes.lost(hosts[0], last), file=sys.stderr)
-            # mpirun that has lost a host ends with 0
             status = status or 1
     if status > 0 and any(map(notes.is_unread, said)):
         return End(128 + signal.SIGPIPE)
@@ -90,18 +98,21 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> End:
 
 
 def _started(
-    words: Sequence[str], environment: Mapping[str, str], told: IO[bytes], write: int
-) -> subprocess.Popen[bytes]:
-    """mpirun, which writes its and the ranks' errors to a pipe: `told` is the end to read; that to write is its alone.
+    words: Sequence[str], environment: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
+    """mpirun, and where its and the ranks' output and errors are read from.
 
-    It has the end to read, too: it would end before its ranks if it met a pipe that nobody reads when we are gone.
+    It has these ends too: it would end before its ranks if it met a pipe that nobody reads when we are gone.
     """
-    with open(write, "wb") as telling:
+    pipes = [os.pipe(), os.pipe()]
+    output, errors = (open(read, "rb") for read, _ in pipes)
+    with open(pipes[0][1], "wb") as saying, open(pipes[1][1], "wb") as telling:
         # A group of its own, so that Ctrl-C reaches it through us alone; such a group must not read the terminal.
-        return subprocess.Popen(
-            words, env=dict(environment), stdin=subprocess.DEVNULL, stderr=telling, pass_fds=(told.fileno(),),
-            process_group=0, preexec_fn=_ending_with_parent(),
+        process = subprocess.Popen(
+            words, env=dict(environment), stdin=subprocess.DEVNULL, stdout=saying, stderr=telling,
+            pass_fds=(output.fileno(), errors.fileno()), process_group=0, preexec_fn=_ending_with_parent(),
         )  # fmt: skip
+    return process, output, errors
 
 
 def _ending_with_parent() -> Callable[[], None] | None:
@@ -197,3 +208,28 @@ def _relay(
         with suppress(OSError):
             sys.stderr.write(text)
             sys.stderr.flush()
+
+
+def _pass_on(stream: IO[bytes], process: subprocess.Popen[bytes], unreached: list[str]) -> None:
+    """Passes output on as it comes, and to mpirun that nobody reads it any more; `unreached` gets the hosts that mpirun
+    says there that it has lost, or never had.
+    """
+
+    def passed_on() -> Iterator[bytes]:
+        for line in stream:
+            try:
+                _write(line)
+            except BrokenPipeError:
+                process.send_signal(signal.SIGPIPE)
+            except OSError:
+                # ranks would stand still, should nobody read on
+                pass
+            yield line
+
+    unreached += notes.lost_hosts(passed_on())
+
+
+def _write(line: bytes) -> None:
+    rest = memoryview(line if sys.__stdout__ is not None else b"")
+    while rest:
+        rest = rest[os.write(STDOUT, rest) :]

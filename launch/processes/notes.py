@@ -40,22 +40,38 @@ def told(lines: Iterable[bytes], last_words: Callable[[], str | None], hosts: li
     sentence. There is none where that is None. Where others only saw that it was gone, `hosts` gets the host's name,
     as the rank may yet have said why; `lost` is the sentence where it has not.
     """
-    box: list[str] = []
     was_noise = False
+    for part in _parts(lines):
+        if len(part) > 1:
+            yield from _in_our_words(part, last_words, hosts)
+            continue
+        was_noise = bool(_NOISE.match(part[0])) or (was_noise and not part[0].strip())
+        if part[0] and not was_noise:
+            yield part[0]
+
+
+def lost_hosts(lines: Iterable[bytes]) -> list[str]:
+    """The hosts of which a launcher says among these lines that it has lost them, or never had them."""
+    texts = (" ".join(" ".join(part).split()) for part in _parts(lines) if len(part) > 1)
+    found = (_LOST.search(text) or _NEVER.search(text) for text in texts)
+    return [next(filter(None, one.groups())) for one in found if one]
+
+
+def _parts(lines: Iterable[bytes]) -> Iterator[list[str]]:
+    """Each line, and those of a box of the launcher's together."""
+    box: list[str] = []
     for line in lines:
         # the boxes end with a zero byte
         text = line.decode(errors="replace").replace("\0", "")
         rule = text.startswith("-" * 60)
-        if box or rule:
-            box.append(text)
-        else:
-            was_noise = bool(_NOISE.match(text)) or (was_noise and not text.strip())
-            if text and not was_noise:
-                yield text
+        if not box and not rule:
+            yield [text]
+            continue
+        box.append(text)
         if rule and len(box) > 1:
-            yield from _in_our_words(box, last_words, hosts)
+            yield box
             box = []
-    yield from box
+    yield from ([text] for text in box)
 
 
 def is_unread(line: str) -> bool:
