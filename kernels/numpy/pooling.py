@@ -97,110 +97,162 @@ def _work(
 
 
 # The loops choose without branching: which of a window's elements is largest is anybody's guess, and a wrong guess of
-# the processor costs more than the whole window.
+# the processor costs more than the whole window. Whole windows of usual sizes are written out, as the compiler then
+# knows how often their loops turn, and works on several windows at once.
 
 
 @compiled
 def _pool(y, x, step_y, step_x, shape, size, kernel, stride, pads):  # type: ignore[no-untyped-def]
-    p_y, p_x = pointer(y), pointer(x)
-    square = kernel[0] == 2 and kernel[1] == 2
+    p_y, p_x, lowest = pointer(y), pointer(x), x.dtype.type(-np.inf)
+    begin, end = _whole(size[1], kernel[1], stride[1], pads[1])
     for b, c, h in np.ndindex(shape[0], shape[1], shape[2]):
         line = after(p_y, b * step_y[0] + c * step_y[1] + h * step_y[2])
         top = h * stride[0] - pads[0]
-        start = after(p_x, b * step_x[0] + c * step_x[1] + top * step_x[2])
-        inside = square and top >= 0 and top + 2 <= size[0]
+        start, row = after(p_x, b * step_x[0] + c * step_x[1] + top * step_x[2]), step_x[2]
+        usual = _usual(top, size, kernel)
         for w in range(shape[3]):
             left = w * stride[1] - pads[1]
-            if inside and left >= 0 and left + 2 <= size[1]:
-                upper, lower = after(start, left), after(start, left + step_x[2])
-                line[w] = _larger(_larger(upper[0], upper[1]), _larger(lower[0], lower[1]))
-                continue
-            best = -np.inf
-            for r in range(max(0, -top), min(kernel[0], size[0] - top)):
-                for s in range(max(0, -left), min(kernel[1], size[1] - left)):
-                    best = _larger(best, start[r * step_x[2] + left + s])
-            line[w] = best
+            seen, side = after(start, left), usual if begin <= w < end else 0
+            if side == 2:
+                line[w] = _largest(seen, row, (0, 2, 0, 2), lowest)
+            elif side == 3:
+                line[w] = _largest(seen, row, (0, 3, 0, 3), lowest)
+            else:
+                line[w] = _largest(seen, row, _there(top, left, size, kernel), lowest)
 
 
 @compiled
 def _pool_grad(dy, x, dx, step_y, step_x, step_d, shape, size, kernel, stride, pads):  # type: ignore[no-untyped-def]
-    p_y, p_x, p_d = pointer(dy), pointer(x), pointer(dx)
-    square = kernel[0] == 2 and kernel[1] == 2
+    p_y, p_x, p_d, lowest = pointer(dy), pointer(x), pointer(dx), x.dtype.type(-np.inf)
+    begin, end = _whole(size[1], kernel[1], stride[1], pads[1])
     for b, c, h in np.ndindex(shape[0], shape[1], shape[2]):
         line = after(p_y, b * step_y[0] + c * step_y[1] + h * step_y[2])
         top = h * stride[0] - pads[0]
-        start = after(p_x, b * step_x[0] + c * step_x[1] + top * step_x[2])
-        target = after(p_d, b * step_d[0] + c * step_d[1] + top * step_d[2])
-        inside = square and top >= 0 and top + 2 <= size[0]
+        start, row = after(p_x, b * step_x[0] + c * step_x[1] + top * step_x[2]), step_x[2]
+        target, to_row = after(p_d, b * step_d[0] + c * step_d[1] + top * step_d[2]), step_d[2]
+        usual = _usual(top, size, kernel)
         for w in range(shape[3]):
             left = w * stride[1] - pads[1]
-            if inside and left >= 0 and left + 2 <= size[1]:
-                upper, lower = after(start, left), after(start, left + step_x[2])
-                right, right_below = _beats(upper[1], upper[0]), _beats(lower[1], lower[0])
-                below = _beats(lower[right_below], upper[right])
-                target[left + (step_d[2] + right_below if below else right)] += line[w]
-                continue
-            # where all is -inf the first element is the maximum; padding, if the window begins in it, takes nothing
-            best, place = -np.inf, left if top >= 0 and left >= 0 else -1
-            for r in range(max(0, -top), min(kernel[0], size[0] - top)):
-                for s in range(max(0, -left), min(kernel[1], size[1] - left)):
-                    value = start[r * step_x[2] + left + s]
-                    better = _beats(value, best)
-                    best = value if better else best
-                    place = r * step_d[2] + left + s if better else place
-            if place >= 0:
-                target[place] += line[w]
+            seen, side = after(start, left), usual if begin <= w < end else 0
+            if side == 2:
+                place = _first_largest(seen, row, to_row, (0, 2, 0, 2), lowest)
+            elif side == 3:
+                place = _first_largest(seen, row, to_row, (0, 3, 0, 3), lowest)
+            else:
+                there = _there(top, left, size, kernel)
+                place = _first_largest(seen, row, to_row, there, lowest)
+                # where nothing is larger than padding, and it begins in padding, a window's maximum is there
+                inside = 0 <= top < size[0] and 0 <= left < size[1]
+                if not inside and _largest(seen, row, there, lowest) == lowest:
+                    continue
+            target[left + place] += line[w]
 
 
 @inlined
-def _larger(a, b):  # type: ignore[no-untyped-def]
-    return b if (b > a) | (b != b) else a
+def _usual(top, size, kernel):  # type: ignore[no-untyped-def]
+    """Rows, and as many columns, of windows that begin at row `top`; 0 where some rows do not lie in the image."""
+    return kernel[0] if kernel[0] == kernel[1] and top >= 0 and top + kernel[0] <= size[0] else 0
 
 
 @inlined
-def _beats(later, earlier):  # type: ignore[no-untyped-def]
-    """1 if `later` takes the place of `earlier` as a window's first maximum, which the first NaN is, else 0."""
-    return np.intp((later > earlier) | ((later != later) & (earlier == earlier)))
+def _whole(size, kernel, stride, pad):  # type: ignore[no-untyped-def]
+    """From which to which of a row's windows all columns lie in the image."""
+    return -(-pad // stride), (size + pad - kernel) // stride + 1
+
+
+@inlined
+def _there(top, left, size, kernel):  # type: ignore[no-untyped-def]
+    """Rows from which to which of a window, and columns, lie in the image."""
+    return max(0, -top), min(kernel[0], size[0] - top), max(0, -left), min(kernel[1], size[1] - left)
+
+
+@inlined
+def _largest(x, step, there, lowest):  # type: ignore[no-untyped-def]
+    """The largest element of a window, NaN if one is NaN; `lowest`, which is -inf, if it has none."""
+    best = lowest
+    for r in range(there[0], there[1]):
+        for s in range(there[2], there[3]):
+            value = x[r * step + s]
+            best = value if (value > best) | (value != value) else best
+    return best
+
+
+@inlined
+def _first_largest(x, step, to, there, lowest):  # type: ignore[no-untyped-def]
+    """Where the first of a window's largest elements, or of its NaNs, lies in rows that are `to` apart."""
+    best, place = _largest(x, step, there, lowest), 0
+    # No choice waits for the one before, as all look for what is known.
+    for r in range(there[1] - 1, there[0] - 1, -1):
+        for s in range(there[3] - 1, there[2] - 1, -1):
+            value = x[r * step + s]
+            if best == best:
+                place = place if value < best else r * to + s
+            else:
+                place = place if value == value else r * to + s
+    return place
 
 
 @compiled
 def _average(y, x, step_y, step_x, shape, size, kernel, stride, pads, padded):  # type: ignore[no-untyped-def]
-    p_y, p_x = pointer(y), pointer(x)
+    p_y, p_x, zero = pointer(y), pointer(x), x.dtype.type(0)
+    begin, end = _whole(size[1], kernel[1], stride[1], pads[1])
     for b, c, h in np.ndindex(shape[0], shape[1], shape[2]):
         line = after(p_y, b * step_y[0] + c * step_y[1] + h * step_y[2])
         top = h * stride[0] - pads[0]
-        start = after(p_x, b * step_x[0] + c * step_x[1] + top * step_x[2])
-        first, last = max(0, -top), min(kernel[0], size[0] - top)
+        start, row = after(p_x, b * step_x[0] + c * step_x[1] + top * step_x[2]), step_x[2]
+        usual = _usual(top, size, kernel)
         for w in range(shape[3]):
             left = w * stride[1] - pads[1]
-            low, high = max(0, -left), min(kernel[1], size[1] - left)
-            total = f32(0)
-            for r in range(first, last):
-                for s in range(low, high):
-                    total += start[r * step_x[2] + left + s]
-            line[w] = total / _counted(first, last, low, high, kernel, padded)
+            seen, side = after(start, left), usual if begin <= w < end else 0
+            if side == 2:
+                line[w] = _total(seen, row, (0, 2, 0, 2), zero) / 4
+            elif side == 3:
+                line[w] = _total(seen, row, (0, 3, 0, 3), zero) / 9
+            else:
+                there = _there(top, left, size, kernel)
+                line[w] = _total(seen, row, there, zero) / _counted(there, kernel, padded)
+
+
+@inlined
+def _total(x, step, there, zero):  # type: ignore[no-untyped-def]
+    total = zero
+    for r in range(there[0], there[1]):
+        for s in range(there[2], there[3]):
+            total += x[r * step + s]
+    return total
 
 
 @compiled
 def _average_grad(dy, dx, step_y, step_d, shape, size, kernel, stride, pads, padded):  # type: ignore[no-untyped-def]
     p_y, p_d = pointer(dy), pointer(dx)
+    begin, end = _whole(size[1], kernel[1], stride[1], pads[1])
     for b, c, h in np.ndindex(shape[0], shape[1], shape[2]):
         line = after(p_y, b * step_y[0] + c * step_y[1] + h * step_y[2])
         top = h * stride[0] - pads[0]
-        start = after(p_d, b * step_d[0] + c * step_d[1] + top * step_d[2])
-        first, last = max(0, -top), min(kernel[0], size[0] - top)
+        start, row = after(p_d, b * step_d[0] + c * step_d[1] + top * step_d[2]), step_d[2]
+        usual = _usual(top, size, kernel)
         for w in range(shape[3]):
             left = w * stride[1] - pads[1]
-            low, high = max(0, -left), min(kernel[1], size[1] - left)
-            share = line[w] / _counted(first, last, low, high, kernel, padded)
-            for r in range(first, last):
-                for s in range(low, high):
-                    start[r * step_d[2] + left + s] += share
+            target, side = after(start, left), usual if begin <= w < end else 0
+            if side == 2:
+                _share(target, row, (0, 2, 0, 2), line[w] / 4)
+            elif side == 3:
+                _share(target, row, (0, 3, 0, 3), line[w] / 9)
+            else:
+                there = _there(top, left, size, kernel)
+                _share(target, row, there, line[w] / _counted(there, kernel, padded))
 
 
 @inlined
-def _counted(first, last, low, high, kernel, padded):  # type: ignore[no-untyped-def]
-    return kernel[0] * kernel[1] if padded else (last - first) * (high - low)
+def _share(x, step, there, share):  # type: ignore[no-untyped-def]
+    for r in range(there[0], there[1]):
+        for s in range(there[2], there[3]):
+            x[r * step + s] += share
+
+
+@inlined
+def _counted(there, kernel, padded):  # type: ignore[no-untyped-def]
+    return kernel[0] * kernel[1] if padded else (there[1] - there[0]) * (there[3] - there[2])
 
 
 @compiled

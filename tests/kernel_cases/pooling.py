@@ -19,6 +19,8 @@ def case_max_pool2d(draw: Draw) -> Iterator[Case]:
         ((2, 3, 6, 5), (2, 2), (1, 1), (1, 1, 1, 1)),
         ((2, 2, 8, 9), (2, 3), (2, 2), (0, -2, 1, -1)),
         ((2, 3, 22, 16), (3, 3), (2, 2), (1, 1, 1, 1)),
+        ((2, 2, 9, 7), (3, 3), (1, 1), (0, 0, 1, 1)),
+        ((1, 3, 11, 12), (5, 5), (2, 3), (2, 2, 2, 1)),
     ]:
         image = draw(*x)
         # Ties show which of several maxima is taken.
@@ -29,6 +31,8 @@ def case_max_pool2d(draw: Draw) -> Iterator[Case]:
 def case_max_pool2d_grad(draw: Draw) -> Iterator[Case]:
     for (x,), params in case_max_pool2d(draw):
         yield (draw(*reference.max_pool2d(x, **params).shape), x), params
+    # windows that see padding alone
+    yield (draw(2, 2, 6, 7), draw(2, 2, 4, 5)), {"kernel": (2, 2), "stride": (1, 1), "pads": (0, 3, 0, 3)}
 
 
 def case_avg_pool2d(draw: Draw) -> Iterator[Case]:
