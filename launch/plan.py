@@ -7,40 +7,40 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from castile.launch.here import absent
-from castile.launch.jobs import checks, offline
+from castile.launch.jobs import checks, figures, offline
 from castile.launch.jobs.looking import Looking
 from castile.launch.jobs.offline import Desk
 from castile.launch.jobs.wanted import mode_of
 from castile.launch.pictures import front, layout
 from castile.launch.processes.interrupts import ending_early
-from castile.launch.processes.ranks import UserError
+from castile.launch.processes.ranks import UserError, is_users_mistake
 from castile.launch.reports import report, searches, trace
 from castile.launch.reports.progress import searching
 from castile.launch.typed import files, options
 from castile.launch.typed.files import Outputs
 from castile.planner import strategy as strategies
-from castile.planner.bounds.lower_bound import Bound, lower_bound
-from castile.planner.choices.pins import Pins
-from castile.planner.choices.spaces import Spaces
-from castile.planner.evaluation.evaluated import Evaluated
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.seeds import seeds
-from castile.planner.lowering.stages import num_stages
 from castile.planner.search import Found, budget_of
 from castile.planner.searches import find
 from castile.planner.searching.fronts import Point
 from castile.planner.strategy import Strategy
+from castile.runtime.machine import Machine
 
 Pin = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PIN", help_behavior_hint="")]
+Machines = Annotated[
+    tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MACHINE", help_behavior_hint="")
+]
 Procs = Annotated[str, tyro.conf.arg(metavar="PROCS", help_behavior_hint="")]
 Seeds = Annotated[str, tyro.conf.arg(metavar="NAMES", help_behavior_hint="")]
 Objective = Annotated[str, tyro.conf.arg(metavar="time|latency|memory")]
@@ -54,8 +54,9 @@ class Plan:
     model: options.Model
     """A model's name with settings (convnet, gpt:layers=4,width=128), a Python file with build(), or an ONNX
     file."""
-    machine: options.Machine = "local"
-    """What to plan for: local, local:procs=4, a preset such as dgx-h100:nodes=2, or a TOML file."""
+    machine: Machines = ()
+    """What to plan for: local (by default), local:procs=4, a preset such as dgx-h100:nodes=2, or a TOML file; given
+    several times a plan is looked for on each, and a table compares them."""
     search: options.Search = "mcmc"
     """The search that looks for a plan: mcmc, another of planner/searches, or a known plan's name (data_parallel)."""
     objective: Objective = "time"
@@ -96,7 +97,8 @@ class Plan:
     profile: options.File = ""
     """A profile database with measurements of this machine; without one the machine's figures are the prices."""
     out: options.File = ""
-    """Write the plan to this file (JSON); with --front those of the front beside it, numbered from the fastest."""
+    """Write the plan to this file (JSON); with --front those of the front beside it, numbered from the fastest. This
+    and other files are numbered too where several machines are given, in their order."""
     trace: options.File = ""
     """Write a Chrome trace of the simulated step to this file (open it in Perfetto)."""
     picture: options.File = ""
@@ -110,20 +112,69 @@ COMMAND = Plan
 
 def run(command: Plan) -> int:
     """Search, tell, write; rank 0 alone. Raises ValueError or UserError in one sentence for a user's mistake."""
+    _check(command)
+    each = _each(command)
+    for one in each:
+        checks.writable(of=one, out=one.out, trace=one.trace, picture=one.picture)
+    machines = [offline.find_machine(one.machine[0]) for one in each]
+    # every rank takes part in measuring each of them
+    if all([offline.is_silent(machine) for machine in machines]):
+        return 0
+    given = strategies.read(command.from_) if command.from_ else None
+    which = [f"{n} of {len(each)}" if len(each) > 1 else "" for n in range(1, len(each) + 1)]
+    asked = [_asked(*one) for one in zip(each, machines, repeat(given), which)]
+    with ending_early("the best plan so far" if len(asked) == 1 else "the best plans so far") as is_over:
+        if len(asked) == 1:
+            return _tell(command, *_planned(asked[0], is_over))
+        return _compare(command, [_tried(one, is_over) for one in asked])
+
+
+def _check(command: Plan) -> None:
+    """Raises UserError for what can be known to be wrong before there is a model or a machine."""
     checks.counts(batch=command.batch, processes=command.processes, accumulate=command.accumulate)
     checks.dtype(command.dtype)
     checks.norm(command.clip)
     checks.seed(command.seed)
     if command.objective == "latency" and (command.optimizer or command.clip is not None):
         raise UserError("--optimizer and --clip mean nothing with --objective latency, which updates nothing")
-    checks.writable(of=command, out=command.out, trace=command.trace, picture=command.picture)
-    machine = offline.find_machine(command.machine)
-    if offline.is_silent(machine):
-        return 0
-    mode = mode_of(command.objective)
-    given = strategies.read(command.from_) if command.from_ else None
+    if command.front and len(command.machine) > 1:
+        raise UserError("--front is of one machine: give one --machine, or leave --front out")
+
+
+def _each(command: Plan) -> list[Plan]:
+    """The command for each of its machines, with files of its own. Raises UserError where these cannot be numbered."""
+    texts = command.machine or ("local",)
+    if len(texts) == 1:
+        return [replace(command, machine=texts)]
+    paths = {name: path for name in ("out", "trace", "picture") if (path := getattr(command, name))}
+    for name, path in paths.items():
+        if files.is_stream(Path(path)):
+            raise UserError(f"--{name} {path}: {len(texts)} machines have a file each; give a path of a file")
+    each = []
+    for number, text in enumerate(texts, 1):
+        named: dict[str, Any] = {name: files.numbered(path, number) for name, path in paths.items()}
+        each.append(replace(command, machine=(text,), **named))
+    return each
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked of one machine, looked through.
+
+    which   of several machines, in words
+    saved   the share of work that rewrites of the graph save
+    """
+
+    command: Plan
+    looking: Looking
+    which: str
+    saved: float
+
+
+def _asked(command: Plan, machine: Machine, given: Strategy | None, which: str) -> _Asked:
+    """Raises ValueError or UserError for what can be known to be wrong before anything is looked for."""
     desk = offline.desk(
-        command.model, machine, command.batch, command.profile, (command.dtype,), given, mode,
+        command.model, machine, command.batch, command.profile, (command.dtype,), given, mode_of(command.objective),
         optimizer=command.optimizer, clip=command.clip,
     )  # fmt: skip
     is_as_built = command.from_ or command.objective == "memory"
@@ -131,25 +182,34 @@ def run(command: Plan) -> int:
     looking = Looking(command, desk, _start(command, desk, given))
     _check_pieces(command, looking)
     _check_names(looking)
-    with searching() as progress, ending_early("the best plan so far") as is_over:
+    return _Asked(command, looking, which, saved)
+
+
+def _tried(asked: _Asked, is_over: Callable[[], bool]) -> tuple[dict[str, Any], Outputs]:
+    """The facts of what is found on one of several machines, or of why nothing is; and what was written of it."""
+    try:
+        facts, _, outputs = _planned(asked, is_over)
+        return facts | {"refused": None}, outputs
+    except ValueError as error:
+        if not is_users_mistake(error):
+            raise
+        machine = asked.looking.desk.machine
+        return {"machine": machine.name, "num_procs": machine.num_procs, "refused": str(error)}, Outputs()
+
+
+def _planned(asked: _Asked, is_over: Callable[[], bool]) -> tuple[dict[str, Any], Strategy, Outputs]:
+    """Search, and write what is found: every figure of it, the plan, and the files.
+
+    Raises NoPlanFits and other ValueErrors where there is nothing to be found.
+    """
+    command, looking = asked.command, asked.looking
+    with searching(asked.which) as progress:
         limits = replace(budget_of(command.search, looking.lowering, command.budget), is_over=is_over)
-        looking = replace(looking, desk=desk.measured())
+        looking = replace(looking, desk=looking.desk.measured())
         chosen, found, points = looking.look(limits, progress)
-    desk, evaluator, pinned = looking.desk, chosen.evaluator, chosen.pins
+    desk, evaluator = looking.desk, chosen.evaluator
     plan = _signed(desk, found.strategy)
-    facts = _facts(command, desk, found)
-    facts["rewrite"], facts["work_saved_share"] = desk.model.rewrite, saved
-    facts["microbatches"] = plan.microbatches
-    facts["num_stages"] = num_stages(plan, desk.evaluator.lowering.graph.nodes)
-    is_cut = plan.microbatches > looking.microbatches and facts["num_stages"] == 1
-    facts["is_cut_to_fit"] = is_cut and not _fits_whole(found, looking.microbatches)
-    facts["num_nodes"] = len(desk.evaluator.lowering.graph.nodes)
-    facts["num_params"] = len(desk.evaluator.lowering.graph.params)
-    facts |= report.dropped(evaluator, plan)
-    facts["is_recomputed_to_fit"] = {*plan.recompute} != {*looking.recompute}
-    facts["pinned"] = [str(pin) for pin in pinned.pins] if pinned is not None else []
-    facts |= _bound_facts(_bound(evaluator, pinned, found), found)
-    facts |= _task_facts(evaluator, plan)
+    facts = figures.of(looking, chosen, found, asked.saved)
     facts["nearer_prices"] = _nearer_prices(command, desk)
     outputs = Outputs()
     if command.front:
@@ -158,11 +218,29 @@ def run(command: Plan) -> int:
     outputs.write("trace", command.trace, lambda path: _trace(path, evaluator, plan))
     outputs.write("picture", command.picture, lambda path: files.write(path, _picture(facts, evaluator, plan).encode()))
     facts["files"] = outputs.paths
+    return facts, plan, outputs
+
+
+def _tell(command: Plan, facts: dict[str, Any], plan: Strategy, outputs: Outputs) -> int:
     if command.json:
         print(json.dumps(facts, indent=2))
     else:
         searches.tell(facts, report.plan_lines(plan))
     outputs.end()
+    return 0
+
+
+def _compare(command: Plan, tried: list[tuple[dict[str, Any], Outputs]]) -> int:
+    """Tell of several machines. Raises UserError, once all is told, where no plan fits on any."""
+    rows = [facts for facts, _ in tried]
+    if command.json:
+        print(json.dumps({"model": command.model, "objective": command.objective, "machines": rows}, indent=2))
+    else:
+        searches.tell_machines(command.model, command.objective, rows)
+    for _, outputs in tried:
+        outputs.end()
+    if all(facts["refused"] for facts in rows):
+        raise UserError("no plan was found for any of these machines")
     return 0
 
 
@@ -176,30 +254,11 @@ def _signed(desk: Desk, plan: Strategy) -> Strategy:
     return strategies.signed(plan, desk.model.text, graph, desk.machine, desk.optimizer, desk.clip)
 
 
-def _task_facts(evaluator: Evaluator, plan: Strategy) -> dict[str, Any]:
-    """How many tasks a step has, where their prices come from, and what its buckets, its order and what it begins ahead
-    do.
-    """
-    tasks, count = evaluator.tasks(plan)
-    return {
-        "num_tasks": int(count.sum()),
-        "prices": evaluator.cost.sources(tasks.cost_keys),
-        "buckets": report.buckets(evaluator, plan),
-        "order": report.order(evaluator, plan),
-        "ahead": report.ahead(evaluator, plan),
-    }
-
-
-def _fits_whole(found: Found, microbatches: int) -> bool:
-    """Whether a known plan fits in so many microbatches, or fewer."""
-    return any(seed.fits and seed.strategy.microbatches <= microbatches for seed in found.seeds.values())
-
-
 def _nearer_prices(command: Plan, desk: Desk) -> str | None:
     """The command that tells prices from compiled kernels, where a plan went by data sheets and these could be told."""
     if desk.snapshot is not None or not absent.is_known(desk.machine) or len(desk.machine.kinds) > 1:
         return None
-    words = ["castile", "profile", command.model, "--machine", command.machine, "--dtype", command.dtype]
+    words = ["castile", "profile", command.model, "--machine", desk.machine.name, "--dtype", command.dtype]
     words += [] if command.batch is None else ["--batch", str(command.batch)]
     return shlex.join([*words, "--profile", "FILE"])
 
@@ -241,23 +300,6 @@ def _check_names(looking: Looking) -> None:
         seeds(looking.lowering, names)
 
 
-def _bound(evaluator: Evaluator, pinned: Pins | None, found: Found) -> Bound | None:
-    """What no plan beats that cuts nodes into as many parts as the search may, or as the plan does."""
-    most = Spaces(evaluator.lowering, evaluator.cost, pinned).most_parts
-    parts = (config.num_parts for config in found.strategy.configs.values())
-    return lower_bound(evaluator, max(evaluator.lowering.machine.num_procs, most, *parts))
-
-
-def _bound_facts(bound: Bound | None, found: Found) -> dict[str, Any]:
-    """What no plan can beat, and how far off the plan is; nothing where the bound is not known."""
-    return {
-        "bound_seconds": bound and bound.seconds,
-        "work_bound_seconds": bound and bound.work_seconds,
-        "chain_bound_seconds": bound and bound.chain_seconds,
-        "gap_share": bound and bound.gap(found.evaluated.seconds),
-    }
-
-
 def _front_facts(
     command: Plan, desk: Desk, found: Found, points: list[Point], outputs: Outputs
 ) -> list[dict[str, Any]]:
@@ -265,42 +307,13 @@ def _front_facts(
     rows = []
     for number, point in enumerate(points, 1):
         row = report.facts(point.evaluated, found.seeds["data_parallel"]) | {"arena_bytes": list(point.arena_bytes)}
-        out = Path(command.out)
-        if command.out and not files.is_stream(out):
-            path = str(out.with_name(f"{out.stem}-{number}{out.suffix}"))
+        if command.out and not files.is_stream(Path(command.out)):
+            path = files.numbered(command.out, number)
             data = strategies.encode(_signed(desk, point.strategy))
             if outputs.attempt(partial(files.write, path, data)):
                 row["file"] = path
         rows.append(row)
     return rows
-
-
-def _facts(command: Plan, desk: Desk, found: Found) -> dict[str, Any]:
-    """Every figure of the search."""
-    base = found.seeds["data_parallel"]
-    return {
-        "model": desk.model.text,
-        "machine": desk.machine.name,
-        "num_procs": desk.machine.num_procs,
-        "batch_samples": desk.evaluator.lowering.graph.batch,
-        "optimizer": desk.optimizer,
-        "clip": desk.clip,
-        "search": found.strategy.search,
-        "objective": command.objective,
-        "seed": command.seed,
-        "num_proposals": found.num_proposals,
-        "elapsed_seconds": found.elapsed_seconds,
-        "equals": found.equals,
-        "found": report.facts(found.evaluated, base) | {"arena_bytes": list(found.arena_bytes)},
-        "seeds": {name: _seed_facts(worth, found) for name, worth in found.seeds.items()},
-        "layouts": [{"config": row.config, "nodes": row.nodes} for row in report.layouts(found.strategy)],
-    }
-
-
-def _seed_facts(worth: Evaluated, found: Found) -> dict[str, Any]:
-    """What a known plan is worth; one that comes before what was found fits by its live bytes only, not once packed."""
-    facts = report.facts(worth, found.seeds["data_parallel"])
-    return facts | {"fits": worth.fits and (found.is_insisted or worth.rank >= found.evaluated.rank)}
 
 
 def _picture(facts: Mapping[str, Any], evaluator: Evaluator, plan: Strategy) -> str:

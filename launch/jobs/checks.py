@@ -149,7 +149,7 @@ def writable(*, of: object, **given: str) -> None:
     have such a folder.
     """
     first: dict[str, str] = {}
-    read = {name: value for name, value in vars(of).items() if name not in given and isinstance(value, str)}
+    read = {name: _words(value) for name, value in vars(of).items() if name not in given}
     for name, path in given.items() if not silent() else ():
         if name == "picture" and Path(path).suffix.lower() in OTHER_PICTURES:
             raise UserError(f"--picture {path}: pictures are SVG, as browsers show it; give a name that ends in .svg")
@@ -159,8 +159,8 @@ def writable(*, of: object, **given: str) -> None:
             other = first.setdefault(os.path.realpath(path), name)
             if other != name:
                 raise UserError(f"{_option(other)} and {_option(name)} are one file, {path}: choose another for one")
-            kept = [words for key, words in read.items() if name != "out" or key not in PLANS]
-            if os.path.realpath(path) in {os.path.realpath(piece) for words in kept for piece in _pieces(words)}:
+            kept = [word for key, words in read.items() if name != "out" or key not in PLANS for word in words]
+            if os.path.realpath(path) in {os.path.realpath(piece) for word in kept for piece in _pieces(word)}:
                 raise UserError(f"{_option(name)} {path}: the command reads this file; choose another path")
 
 
@@ -171,6 +171,11 @@ def folders(**given: str) -> None:
     for name, path in given.items():
         if path and not silent() and (why := _hindrance(Path(path) / "x")):
             raise UserError(f"{_option(name)} {path}: {why}; choose another path")
+
+
+def _words(value: object) -> list[str]:
+    """What an option was given: a word, or several."""
+    return [word for word in (value if isinstance(value, tuple) else (value,)) if isinstance(word, str)]
 
 
 def _pieces(words: str) -> list[str]:

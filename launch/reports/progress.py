@@ -64,8 +64,11 @@ def bar(leads: bool, what: str) -> Iterator[Advance]:
 
 
 @contextlib.contextmanager
-def searching() -> Iterator[Progress | None]:
-    """Show a bar while the block searches; gives what tells it of the share that is spent and the best plan so far."""
+def searching(which: str = "") -> Iterator[Progress | None]:
+    """Show a bar while the block searches; gives what tells it of the share that is spent and the best plan so far.
+
+    which   of several searches, in words: 2 of 3
+    """
     if not is_watched():
         yield None
         return
@@ -73,7 +76,8 @@ def searching() -> Iterator[Progress | None]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("searching"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    what, best = TextColumn(f"searching {which}".rstrip()), TextColumn("{task.description}")
+    columns = (what, BarColumn(), best, TimeElapsedColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True) as shown:
         # before the first proposal there is a while of known plans and sketches, of which no share can be told
         task = shown.add_task("", total=None)

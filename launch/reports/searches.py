@@ -62,6 +62,42 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
     out.say_files(facts)
 
 
+def tell_machines(model: str, objective: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """What was found on each of several machines, and why nothing was where that is so."""
+    out, what = report.console(), report.what(objective == "latency")
+    out.say(f"{model}, a plan for each of {len(rows)} machines:\n")
+    made = report.table(
+        "machine", ">processors", f">{what}", ">samples/s", ">of each processor", ">memory", ">of", "plan"
+    )
+    for row in rows:
+        worth = [""] * 5 + ["none"] if row["refused"] else [*_worth(row), _briefly(row)]
+        made.add_row(row["machine"], str(row["num_procs"]), *worth)
+    out.print(made)
+    for row in rows:
+        if row["refused"]:
+            out.say(f"\n{row['machine']}: {row['refused']}")
+        else:
+            out.say_files(row)
+
+
+def _worth(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a plan takes, does and needs, in the columns of the table of machines."""
+    needed, there = max(zip(row["found"]["arena_bytes"], row["capacity_bytes"]), key=lambda pair: pair[0] / pair[1])
+    paces = (report.pace(row[name]) for name in ("samples_per_second", "samples_per_second_per_proc"))
+    return report.milliseconds(row["found"]["step_seconds"]), *paces, written(needed), written(there)
+
+
+def _briefly(row: Mapping[str, Any]) -> str:
+    """A plan in a few words: the known plan that it equals, or else what most of its nodes have."""
+    most = max(row["layouts"], key=lambda layout: len(layout["nodes"]))
+    words = [row["equals"] or f"most nodes {most['config']}"]
+    words += [f"{row['num_stages']} stages"] * (row["num_stages"] > 1)
+    words += [f"{row['microbatches']} microbatches"] * (row["microbatches"] > 1)
+    for name, noun, done in (("recomputed", "node", "computed again"), ("gathered_again", "parameter", "gathered")):
+        words += [f"{report.counted(row[f'num_{name}'], noun)} {done}"] * (row[f"num_{name}"] > 0)
+    return ", ".join(words)
+
+
 def _bound_words(facts: Mapping[str, Any]) -> str:
     by_work = facts["work_bound_seconds"] >= facts["chain_bound_seconds"]
     why = "all processors' work" if by_work else "the longest chain of passes"

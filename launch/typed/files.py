@@ -42,6 +42,12 @@ def users(variable: str, otherwise: str) -> Path:
         raise UserError(f"this user has no home folder: set HOME or {variable} to one to keep things in") from error
 
 
+def numbered(path: str, number: int) -> str:
+    """The path of one of several files that stand for one: plan-2.json for plan.json."""
+    whole = Path(path)
+    return str(whole.with_name(f"{whole.stem}-{number}{whole.suffix}"))
+
+
 def write(path: str | Path, data: bytes) -> None:
     """A file of these bytes, as `whole` makes it; to a stream they are added, as what it leads to may have others."""
     with whole(path) as draft, draft.open("ab") as file:
