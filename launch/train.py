@@ -9,7 +9,7 @@ import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,12 @@ from castile.launch.measuring import explore, tuning
 from castile.launch.measuring.explore import Chosen, Wish
 from castile.launch.pictures import timeline as timelines
 from castile.launch.processes import interrupts
-from castile.launch.processes.ranks import UserError, silent
+from castile.launch.processes.ranks import UserError
 from castile.launch.processes.stopping import SIGNALS, Stopping
 from castile.launch.reports import trace
 from castile.launch.reports.screen import Speaker
 from castile.launch.training import records, resume, telling
+from castile.launch.training.metrics import Lines
 from castile.launch.training.telling import Progress
 from castile.launch.training.training import Course, Training
 from castile.launch.typed import files, optimizers, options, rates
@@ -156,13 +157,12 @@ def run(command: Train) -> int:
         checks.pieces(command.accumulate, command.batch)
     if command.print:
         return _print(command)
-    # who comes second to a folder is to hear of it before a plan is looked for, which takes long
-    is_held = command.checkpoint and not silent()
-    with folders.held(Path(command.checkpoint)) if is_held else nullcontext():
-        return _run(command, undecayed, begun)
+    # who comes second to a file or folder is to hear of it before a plan is looked for, which takes long
+    with records.held(command) as lines:
+        return _run(command, lines, undecayed, begun)
 
 
-def _run(command: Train, undecayed: str, begun: float) -> int:
+def _run(command: Train, lines: Lines | None, undecayed: str, begun: float) -> int:
     """Do what the resolved command says; `undecayed` is as it was typed, and all began at that time."""
     job = jobs.start(
         command.model, command.machine, command.batch, command.profile or None,
@@ -212,7 +212,7 @@ def _run(command: Train, undecayed: str, begun: float) -> int:
         course = _course(command, job, dataset, chosen, execution, saved, num_steps, here)
     # who is asked to stop while the run ends lets it end
     with Stopping(job.comm, SIGNALS if course.saver else ()):
-        with records.begin(command, job, course.first_step, course.num_steps, say) as log:
+        with records.begin(command, job, lines, course.first_step, course.num_steps, say) as log:
             progress = Training(job, course, log, say).run()
             log.record("end", **telling.end(progress, course.first_step))
         facts = telling.facts(job, chosen, progress, course.first_step, told)

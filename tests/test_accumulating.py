@@ -32,6 +32,7 @@ from castile.planner.searching import accumulating, filling, foresight
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.foresight import Foreseen, Outlook
 from castile.planner.step.recompute import Recomputation
+from castile.runtime.memory import written
 from tests.little import described, evaluator, machine, tower
 from tests.training import SGD
 
@@ -96,7 +97,9 @@ def test_where_nothing_fits_pipelines_are_asked_for_with_more_and_more_computed_
     monkeypatch.setattr(wanted, "has_many_parts", lambda lowering: is_dear)
     monkeypatch.setattr(accumulating, "could_fit", lambda evaluator: True)
     monkeypatch.setattr(foresight, "FAR", 1.0)
-    assert "no plan fits" in refused(capsys, *words)
+    told = refused(capsys, *words)
+    assert "no plan fits; the nearest one: " in told
+    assert told.endswith("; nor was one found in microbatches, or with results computed again\n")
     ways = len(Recomputation(models.parse(words[1]).graph(BATCH), SGD).rising())
     at = 1 if is_dear else len(asked) - ways
     numbers, dropped = zip(*asked[at : at + ways])
@@ -327,8 +330,13 @@ def test_what_the_host_gives_has_no_room_in_any_microbatches(
 
     monkeypatch.setattr(foresight, "foresee", noted)
     monkeypatch.setattr(wanted, "foresee", noted)
-    assert "no plan fits" in refused(capsys, *words, "--batch", str(2**20))
+    told = refused(capsys, *words, "--batch", str(2**20))
     assert not {*seen} - {1}
+    # Who is refused is told how much memory would be needed at least, and how much there is.
+    graph = models.parse(words[1]).graph(2**20)
+    carried, given = 2 * sum(prod(t.shape) * itemsize(t.dtype) for t in graph.params), given_bytes(graph)
+    assert f"no plan fits: parameters and what updates them take {written(carried)} and the samples of a step " in told
+    assert f"a step {written(given)}, each kept but once" in told and f"have {written(2 * MEMORY)} together" in told
 
 
 @pytest.mark.parametrize("procs", [1, 2, 4])

@@ -20,7 +20,7 @@ records = st.lists(st.dictionaries(st.text(min_size=1, max_size=5), values, max_
 
 
 def write(path, facts, resume=False):
-    with metrics.start(str(path), "", resume) as log:
+    with metrics.start(metrics.Lines(str(path)), "", resume) as log:
         for number, fact in enumerate(facts):
             log.record("step", step=number, facts=fact)
 
@@ -47,15 +47,29 @@ def test_what_is_recorded_is_read_again(tmp_path_factory, facts):
 
 def test_two_runs_do_not_write_one_file(tmp_path):
     path = tmp_path / "a.jsonl"
-    with metrics.start(str(path), "", False) as log:
+    with metrics.start(metrics.Lines(str(path)), "", False) as log:
         log.record("step", step=1)
         for resume in (False, True):
             with pytest.raises(UserError, match=r"--metrics .*a.jsonl: another run writes there; wait for its end or"):
-                metrics.start(str(path), "", resume)
+                metrics.start(metrics.Lines(str(path)), "", resume)
         log.record("step", step=2)
     assert [record["step"] for record in read(path)] == [1, 2]
     write(path, [{}])
     assert [record["step"] for record in read(path)] == [0]
+
+
+def test_a_file_that_is_held_stays_as_it_is_until_records_begin(tmp_path):
+    """Of one that was not there, and to which nothing was written, nothing is left."""
+    path, new = tmp_path / "a.jsonl", tmp_path / "new.jsonl"
+    write(path, [{}])
+    before = path.read_bytes()
+    for file in (path, new):
+        with metrics.held(str(file)), pytest.raises(UserError, match="another run writes there"):
+            metrics.Lines(str(file))
+    assert path.read_bytes() == before and not new.exists()
+    with metrics.held(str(new)) as lines, metrics.start(lines, "", False) as log:
+        log.record("step", step=1)
+    assert [record["step"] for record in read(new)] == [1]
 
 
 @given(records, records, st.data())
@@ -84,7 +98,7 @@ def test_nothing_is_lost_when_the_process_is_killed(tmp_path):
     path = tmp_path / "a.jsonl"
     code = (
         "import os, sys; from castile.launch.training import metrics\n"
-        f"log = metrics.start({str(path)!r}, '', False)\n"
+        f"log = metrics.start(metrics.Lines({str(path)!r}), '', False)\n"
         "for step in range(1000): log.record('step', step=step)\n"
         "os.kill(os.getpid(), 9)"
     )
@@ -112,7 +126,7 @@ class Small:
 def test_what_there_is_no_room_for_is_lost_told_once_and_nothing_else(tmp_path_factory, room, later):
     """Of each record all is there or nothing, and those that come when there is room again are there."""
     folder, told = tmp_path_factory.mktemp("metrics"), []
-    log = metrics.start(str(folder / "a"), str(folder), False, told.append)
+    log = metrics.start(metrics.Lines(str(folder / "a")), str(folder), False, told.append)
     with pytest.MonkeyPatch.context() as patch, log:
         disk = Small(patch, room)
         for step in range(20):
@@ -132,7 +146,7 @@ def test_what_there_is_no_room_for_is_lost_told_once_and_nothing_else(tmp_path_f
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_a_full_disk_does_not_end_a_training():
     told = []
-    with metrics.start("/dev/full", "", False, told.append) as log:
+    with metrics.start(metrics.Lines("/dev/full"), "", False, told.append) as log:
         log.record("step", step=1)
         log.record("step", step=2)
     assert len(told) == 1 and told[0].startswith("--metrics /dev/full: No space left on device; training goes on")
@@ -189,7 +203,7 @@ def test_records_have_the_checksums_that_others_give_them():
 
 
 def test_numbers_of_steps_are_points_of_curves(tmp_path):
-    with metrics.start("", str(tmp_path), False) as log:
+    with metrics.start(None, str(tmp_path), False) as log:
         log.record("run", model="mlp", batch=3)
         log.record("step", step=2, samples=128, loss=0.5, rate=1, norm=None)
         log.record("evaluation", step=300, accuracy=1e99, good=True)
@@ -200,7 +214,7 @@ def test_numbers_of_steps_are_points_of_curves(tmp_path):
 
 def test_event_files_are_what_tensorboard_reads(tmp_path):
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
-    with metrics.start("", str(tmp_path), False) as log:
+    with metrics.start(None, str(tmp_path), False) as log:
         log.record("step", step=7, loss=0.25)
     (path,) = tmp_path.iterdir()
     head, event = loader.LegacyEventFileLoader(str(path)).Load()

@@ -505,20 +505,33 @@ def test_a_run_that_would_write_over_another_is_refused_before_anything_is_measu
             assert capsys.readouterr().err == busy
 
 
-def test_of_two_runs_that_begin_together_the_second_is_refused_before_it_plans(alone, capsys, monkeypatch):
-    """Also where there is no folder yet."""
+@pytest.mark.parametrize(
+    "words, said",
+    [("--checkpoint run", "another run writes there now; wait for its end or choose another folder\n"),
+     ("--metrics run.jsonl", "another run writes there; wait for its end or choose another path\n")],
+)  # fmt: skip
+def test_of_two_runs_that_begin_together_the_second_is_refused_before_it_plans(words, said, alone, capsys, monkeypatch):
+    """Also where there is no folder, or file, yet."""
     choose, others = train._choose, []
 
     def second(*args):
         monkeypatch.setattr(train, "_choose", lambda *_: pytest.fail("it looks for a plan"))
-        others.append((main([*MLP, "--steps", "3", "--checkpoint", "run"]), capsys.readouterr().err))
+        others.append((main([*MLP, "--steps", "3", *words.split()]), capsys.readouterr().err))
         return choose(*args)
 
     monkeypatch.setattr(train, "_choose", second)
-    assert main([*MLP, "--steps", "3", "--checkpoint", "run"]) == 0
+    assert main([*MLP, "--steps", "3", *words.split()]) == 0
     [(status, err)] = others
-    assert status == 2 and err.endswith("another run writes there now; wait for its end or choose another folder\n")
-    assert latest("run").step == 3
+    assert status == 2 and err.endswith(said)
+    if "--checkpoint" in words:
+        assert latest("run").step == 3
+    else:
+        assert [json.loads(line)["kind"] for line in Path("run.jsonl").read_text().splitlines()][-1] == "end"
+
+
+def test_a_run_that_fails_before_it_trains_leaves_no_file_of_metrics(alone, capsys):
+    assert main([*MLP, "--steps", "3", "--metrics", "run.jsonl", "--undecayed", "nothing"]) == 2
+    assert "no parameter" in capsys.readouterr().err and not Path("run.jsonl").exists()
 
 
 @pytest.mark.parametrize("kept, others", [("float32", ("bfloat16", "float16")), ("float64", ())])

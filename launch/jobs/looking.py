@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from castile.launch.jobs.wanted import Dropped, Wanted
+from castile.launch.reports.report import counted
 from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.budget import Budget, clock
 from castile.planner.evaluation.sizes import SIZES
@@ -32,6 +33,7 @@ from castile.planner.searching.settling import SETTLING, settled, settled_known
 from castile.planner.step.recompute import NOTHING, PARAMETERS, SMALL_STEPS
 from castile.planner.strategy import PATH, READY, Strategy
 from castile.runtime.garbage import uncollected
+from castile.runtime.memory import written
 
 # What a search gets of a budget that others have spent: it looks at the known plans all the same.
 LEAST_SECONDS = 1e-3
@@ -257,7 +259,13 @@ class Looking(Wanted):
                 chosen = enough(chosen.evaluator.lowering.recompute, more)
 
     def _advised(self, refused: NoPlanFits, enough: Enough) -> NoPlanFits:
-        """That no plan fits, and where the number of microbatches was said one that would do."""
+        """That no plan fits: why none can, or where the number of microbatches was said one that would do, or that
+        others were looked at too.
+        """
+        if not self._could_fit:
+            return NoPlanFits(self._too_much())
+        if self._is_free and len(self._numbers) > 1:
+            return NoPlanFits(f"{refused}; nor was one found in microbatches, or with results computed again")
         numbers = [] if self._is_free else [n for n in self._numbers if n > self.microbatches]
         more = enough(self.recompute, numbers)
         if more is None:
@@ -265,6 +273,17 @@ class Looking(Wanted):
         # A plan that is given says into how many pieces it cuts the batch.
         free, near = "leave --from out and " if self.start else "", "fits" if more.fits else "comes near fitting"
         return NoPlanFits(f"{refused}; or {free}give --accumulate {more.number}, with which a known plan {near}")
+
+    def _too_much(self) -> str:
+        """That what any plan keeps has no room, in words."""
+        machine = self.desk.machine
+        carried, given = accumulating.kept_bytes(self.evaluator(self.microbatches, self.recompute))
+        whose = "parameters" if self.mode == "forward" else "parameters and what updates them"
+        return (
+            f"no plan fits: {whose} take {written(carried)} and the samples of a step {written(given)}, each kept but "
+            f"once, and {counted(machine.num_procs, 'processor')} of {machine.name} have "
+            f"{written(int(machine.capacity.sum()))} together"
+        )
 
     def _search(
         self, chosen: Chosen, limits: Budget, is_settled: IsOver, progress: Progress | None,

@@ -11,8 +11,8 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -64,26 +64,48 @@ class Sink:
         return os.fstat(self._file).st_size
 
     def close(self) -> None:
-        os.close(self._file)
+        """Let others write there, once and for all."""
+        if self._file >= 0:
+            file, self._file = self._file, -1
+            os.close(file)
 
 
 class Lines(Sink):
-    """A file with a JSON object a line."""
+    """A file with a JSON object a line; what is there stays as it is until `begin`."""
 
-    def __init__(self, path: str, resume: bool) -> None:
-        """After those lines that are there when resuming, in place of them otherwise."""
+    def __init__(self, path: str) -> None:
+        self.path, self.is_new = path, not os.path.lexists(path)
         super().__init__(Path(path), f"--metrics {path}")
+
+    def begin(self, resume: bool) -> None:
+        """Records follow those lines that are there when resuming, and take their place otherwise."""
         # What is no file on a disk has nothing to mend or to cut.
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             return
         if resume:
-            mend(path)
+            mend(self.path)
         else:
             with suppress(OSError):
                 os.ftruncate(self._file, 0)
 
     def record(self, record: Mapping[str, Any]) -> None:
         self.write(json.dumps(_without_nan(record), allow_nan=False).encode() + b"\n")
+
+
+@contextmanager
+def held(path: str) -> Iterator[Lines]:
+    """The file of lines, to which no other run writes until the block ends. Of one that the block made and wrote
+    nothing to none is left.
+
+    Raises UserError where it cannot be opened, as where another run writes there.
+    """
+    lines = Lines(path)
+    try:
+        yield lines
+    finally:
+        if lines.is_new and os.path.isfile(path) and not os.path.getsize(path):
+            Path(path).unlink()
+        lines.close()
 
 
 def mend(path: str) -> int:
@@ -177,16 +199,19 @@ class Metrics:
                 sink.close()
 
 
-def start(path: str, folder: str, resume: bool, warn: Callable[[str], None] = lambda text: None) -> Metrics:
-    """Records go to a file of lines and to a folder of event files; "" stands for neither.
+def start(
+    lines: Lines | None, folder: str, resume: bool, warn: Callable[[str], None] = lambda text: None
+) -> Metrics:
+    """Records go to a file of lines, if there is one, and to a folder of event files; "" stands for none.
 
     warn   told once of each of the two that takes no more
     Raises UserError where one of them cannot be begun.
     """
     # the folder first: nothing is written to the file when it turns out that the folder cannot be
     sinks: list[Sink] = [Events(folder)] if folder else []
-    if path:
-        sinks.append(Lines(path, resume))
+    if lines is not None:
+        lines.begin(resume)
+        sinks.append(lines)
     return Metrics(*sinks, warn=warn)
 
 

@@ -5,12 +5,16 @@ It does not know what happens in it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from castile import __version__
+from castile.launch.checkpoints import folder as folders
 from castile.launch.jobs import runfile
 from castile.launch.jobs.jobs import Job
+from castile.launch.processes.ranks import silent
 from castile.launch.reports.screen import Speaker
 from castile.launch.training import metrics
 from castile.launch.typed import files
@@ -25,14 +29,31 @@ def told(command: Any) -> dict[str, Any]:
     return runfile.given(command, without=HOW_SHOWN)
 
 
-def begin(command: Any, job: Job, first_step: int, num_steps: int, say: Speaker) -> metrics.Metrics:
+@contextmanager
+def held(command: Any) -> Iterator[metrics.Lines | None]:
+    """Keep other runs from the folder of checkpoints and the file of metrics until the block ends; gives that file,
+    None where there is none or another rank has it.
+
+    Raises UserError where another run writes to one of them.
+    """
+    with ExitStack() as stack:
+        if command.checkpoint and not silent():
+            stack.enter_context(folders.held(Path(command.checkpoint)))
+        yield stack.enter_context(metrics.held(command.metrics)) if command.metrics and not silent() else None
+
+
+def begin(
+    command: Any, job: Job, lines: metrics.Lines | None, first_step: int, num_steps: int, say: Speaker
+) -> metrics.Metrics:
     """Where records go, on rank 0; the first tells of the run, and the same lies beside them as a run file.
 
-    command   that of `castile train`. Raises UserError where records cannot be begun.
+    command   that of `castile train`
+    lines     its file of metrics, to which nothing is written where the command names none
+    Raises UserError where records cannot be begun.
     """
     if not job.leads:
         return metrics.Metrics()
-    log = metrics.start(command.metrics, command.tensorboard, command.resume, say.warn)
+    log = metrics.start(lines if command.metrics else None, command.tensorboard, command.resume, say.warn)
     has_place = command.metrics and not files.is_stream(Path(command.metrics))
     beside = [Path(command.metrics).with_suffix(f".{RESOLVED}")] if has_place else []
     beside += [Path(command.checkpoint) / RESOLVED] if command.checkpoint else []

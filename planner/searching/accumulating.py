@@ -43,14 +43,18 @@ class Chosen:
 
 
 def could_fit(evaluator: Evaluator) -> bool:
-    """Whether all memory together has room for what is carried from step to step and what the host gives to all
-    microbatches, each element once: else no plan fits, however little it keeps beside.
+    """Whether all memory together has room for what any plan keeps: else none fits, however little it keeps beside."""
+    return sum(kept_bytes(evaluator)) <= int(evaluator.capacity.sum())
+
+
+def kept_bytes(evaluator: Evaluator) -> tuple[int, int]:
+    """The bytes, each element once, of what is carried from step to step, and of what the host gives to all
+    microbatches.
     """
     lowering = evaluator.lowering.shortened(2)
     program = lowering.program(lowering.plan({}))
     carried = [flow for flow in program.flows if flow.home is not None]
-    nbytes = sum(prod(flow.shape) * itemsize(flow.dtype) for flow in carried)
-    return nbytes + _given_bytes(program) <= int(evaluator.capacity.sum())
+    return sum(prod(flow.shape) * itemsize(flow.dtype) for flow in carried), _given_bytes(program)
 
 
 def _given_bytes(program: Program) -> int:
