@@ -151,7 +151,7 @@ def test_searches_that_find_nothing_share_the_time_with_the_next(
         return search(name, evaluator, "5", *rest, **more)
 
     monkeypatch.setattr(looking, "search", searched)
-    monkeypatch.setattr(looking, "Gathering", lambda ways: filling.Gathering(()))
+    monkeypatch.setattr(looking, "Gathering", lambda ways, are_few=False: filling.Gathering(()))
     monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     # Whether other tests have read the loops that were compiled already, or not.
     monkeypatch.setattr(budgets, "compiling_seconds", lambda: 0.0)
@@ -469,6 +469,7 @@ def test_though_a_plan_fits_that_gives_nothing_up_parameters_are_gathered_where_
     (tmp_path / "short.toml").write_text(f"{processors}[[level]]{level.replace('1e9', '1e11')}")
     model, on = "gpt:layers=8,width=128,heads=4,seq=32,vocab=256", str(tmp_path / "short.toml")
     words = ["plan", model, "--machine", on, "--batch", "16", "--budget", "50", "--out", str(tmp_path / "p.json")]
+    monkeypatch.setattr(looking.Looking, "_computings", lambda self, timed: [])
     facts = answer(capsys, *words)
     monkeypatch.setattr(Found, "lacks_room", False)
     before = answer(capsys, *words)
@@ -478,3 +479,18 @@ def test_though_a_plan_fits_that_gives_nothing_up_parameters_are_gathered_where_
     assert facts["seeds"].keys() == before["seeds"].keys()
     assert not before["seeds"]["data_parallel"]["fits"]
     assert before["seeds"]["data_parallel"]["step_seconds"] < before["found"]["step_seconds"]
+
+
+def test_where_memory_is_short_more_is_computed_again_though_a_plan_fits_in_more_microbatches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step is not told to take longer than with any way to compute again that might be said."""
+    text = described(19_671_617).replace("1e10", "5e13", 1).replace("1e10", "2e12").replace("1e9", "5e10")
+    (tmp_path / "short.toml").write_text(text.replace("1e-6", "1e-5"))
+    words = ["plan", "gpt", "--machine", str(tmp_path / "short.toml"), "--batch", "16", "--optimizer", "adamw"]
+    words += ["--dtype", "bfloat16", "--budget", "2000"]
+    facts = answer(capsys, *words)
+    kept, full = (answer(capsys, *words, "--recompute", way) for way in ("none", "full"))
+    assert facts["num_recomputed"] and facts["is_recomputed_to_fit"] and facts["found"]["fits"]
+    assert facts["found"]["step_seconds"] < 0.9 * kept["found"]["step_seconds"]
+    assert facts["found"]["step_seconds"] <= full["found"]["step_seconds"]

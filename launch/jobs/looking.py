@@ -29,7 +29,8 @@ from castile.planner.searching.fewer import FURTHER, could_gain, faster, on_fewe
 from castile.planner.searching.filling import Gathering, Look, Others, cut_for, expect, filled, instead, sooner
 from castile.planner.searching.foresight import may_need
 from castile.planner.searching.fronts import Point, front_of, search_front
-from castile.planner.searching.settling import SETTLING, settled, settled_known
+from castile.planner.searching.settling import QUICK_PARTS, SETTLING, settled, settled_known
+from castile.planner.sketch.sieve import num_parts
 from castile.planner.step.recompute import NOTHING, PARAMETERS, SMALL_STEPS
 from castile.planner.strategy import PATH, READY, Strategy
 from castile.runtime.garbage import uncollected
@@ -115,6 +116,7 @@ class Looking(Wanted):
         late = partial(self._late, limits, timed, again)
         points, piped, computed = list[Point](), None, filter(None, map(late, self._computed_again()))
         gathering, may_fill = Gathering(self._gatherings(timed)), self._may_fill and limits.seconds is None
+        computing = Gathering(self._computings(timed), are_few=True)
         for chosen in self._places(enough):
             is_hopeless = self._may_fill and not chosen.fits and self.is_dear and not self.foreseen(chosen).fitting
             try:
@@ -148,7 +150,7 @@ class Looking(Wanted):
         if may_fill:
             first = chosen
             if self._gives_up(first) or found.lacks_room:
-                chosen, found = gathering.beside(first, found, again)
+                chosen, found = computing.beside(*gathering.beside(first, found, again), again)
             last, found = filled(first, found, self._others(first, limits, limits), again)
             chosen = chosen if last is first else last
         num_proposals += found.num_proposals
@@ -203,6 +205,13 @@ class Looking(Wanted):
         """Where plans are looked at whose parameters are gathered for each pass, and more and more computed again."""
         ways = (NOTHING, *self.recomputation.rising(SMALL_STEPS)) if self._may_fill and self._ways_left else ()
         each = [self.outlook(self.dropped(f"{way},{PARAMETERS}"), is_in_pieces) for way in ways]
+        return [Others(microbatch_counts(self.lowering), one, timed.is_over, timed.is_over) for one in each]
+
+    def _computings(self, timed: Budget) -> list[Others]:
+        """The same of plans whose parameters stay: none but where a search takes a second or two."""
+        is_quick = num_parts(self.desk.evaluator) <= QUICK_PARTS
+        ways = (NOTHING, *self._ways_left) if self._may_fill and is_quick else ()
+        each = [self.outlook(self.dropped(way)) for way in ways]
         return [Others(microbatch_counts(self.lowering), one, timed.is_over, timed.is_over) for one in each]
 
     @property

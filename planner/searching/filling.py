@@ -41,6 +41,11 @@ ROOMY = 0.9
 BETTERED = 1.03
 # Where they have more than so many it takes a minute and gains a percent: there the known plan itself is taken.
 SEARCHED_PARTS = 50_000
+# Where memory is short a search from a plan that gives more up gains more: of at most QUICK_PARTS this may take so many
+# times what was found.
+SPARING = 1.25
+# Of such plans each way to compute more again is looked at in so many numbers of microbatches, as pipelines need some.
+FEW_OF_EACH = 3
 # So many larger numbers of microbatches are likely to be looked at.
 LIKELY = 4
 
@@ -124,14 +129,18 @@ def instead(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] 
 
 @dataclass(frozen=True)
 class Gathering:
-    """The known plan that takes least of those whose parameters are gathered for each pass.
+    """The known plan that takes least of those whose parameters are gathered for each pass, or, where plans have few
+    parts, of those that compute more again.
 
     ways     of plans that compute more and more again: of each as few microbatches as are taken to fit, and no more
              than before
+    are_few  whether plans have few parts: then of each FEW_OF_EACH numbers in which a plan is taken to fit, pipelines
+             among them, of which more microbatches may take less
     _known   what was found by the seconds that it had to stay below, as it is looked for no more often than need be
     """
 
     ways: Sequence[Others]
+    are_few: bool = False
     _known: dict[float, tuple[Chosen | None, Strategy | None]] = field(default_factory=dict)
 
     def expect(self) -> None:
@@ -156,8 +165,12 @@ class Gathering:
     def _candidates(self, longest: float) -> Iterator[Place]:
         """Of each way the first, unless even what does not fit is taken for longer.
 
-        More microbatches take no less, nor more computed again, which is looked at in as many where room is scarce.
+        More microbatches take no less, nor more computed again, which is looked at in as many where room is scarce. Of
+        few parts some of each.
         """
+        if self.are_few:
+            yield from chain.from_iterable(islice(_taken_for_best(others), FEW_OF_EACH) for others in self.ways)
+            return
         most = inf
         for others in self.ways:
             few = replace(others, numbers=[number for number in others.numbers if number <= most])
@@ -174,7 +187,7 @@ class Gathering:
         """What a search finds from it, or itself where there are many parts; None where so many times what it takes is
         not less.
         """
-        best, plan = self.best(seconds)
+        best, plan = self.best(seconds / min(1.0, times))
         if best is None or times * best.seconds >= seconds:
             return None
         try:
@@ -190,7 +203,8 @@ class Gathering:
 
     def beside(self, chosen: Chosen, found: Found, look: Look) -> tuple[Chosen, Found]:
         """What was found, or the better plan that is found from it."""
-        other = self.sooner(found.evaluated.seconds, look)
+        times = 1 / SPARING if num_parts(chosen.evaluator) <= QUICK_PARTS else 1.0
+        other = self.sooner(found.evaluated.seconds, look, times)
         if other is None or other[1].evaluated.rank >= found.evaluated.rank:
             return chosen, found
         num_proposals = found.num_proposals + other[1].num_proposals
