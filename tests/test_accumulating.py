@@ -494,3 +494,16 @@ def test_where_memory_is_short_more_is_computed_again_though_a_plan_fits_in_more
     assert facts["num_recomputed"] and facts["is_recomputed_to_fit"] and facts["found"]["fits"]
     assert facts["found"]["step_seconds"] < 0.9 * kept["found"]["step_seconds"]
     assert facts["found"]["step_seconds"] <= full["found"]["step_seconds"]
+
+
+def test_a_batch_that_nothing_but_its_samples_divides_is_cut_into_these_for_a_pipeline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over slow links three stages do three samples sooner than three processors do one each and sum gradients."""
+    text = described(10**9).replace("count = 2", "count = 3").replace("1e9", "3e7")
+    (tmp_path / "row.toml").write_text(text)
+    model = "gpt:layers=6,width=64,heads=2,seq=64,vocab=64"
+    words = ["plan", model, "--machine", str(tmp_path / "row.toml"), "--batch", "3", "--budget", "500"]
+    facts, whole = answer(capsys, *words), answer(capsys, *words, "--accumulate", "1")
+    assert facts["microbatches"] == facts["num_stages"] == 3
+    assert facts["found"]["step_seconds"] < 0.9 * whole["found"]["step_seconds"]

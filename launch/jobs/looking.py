@@ -194,10 +194,10 @@ class Looking(Wanted):
         return chosen, _left(limits, clock() - began, share)
 
     def _others(self, chosen: Chosen, for_more: Budget, for_better: Budget) -> Others:
-        """The other numbers of microbatches in which pipelines are looked at: until when for more numbers, and until
-        when for better plans once there is one.
+        """The other numbers of microbatches in which pipelines are looked at, from the least that fills one on: until
+        when for more numbers, and until when for better plans once there is one.
         """
-        counts = microbatch_counts(chosen.evaluator.lowering)[2:] if self._could_fit else ()
+        counts = microbatch_counts(chosen.evaluator.lowering)[1:] if self._could_fit else ()
         outlook = self.outlook(chosen.evaluator.lowering.recompute, is_pipeline)
         return Others([n for n in counts if n != chosen.number], outlook, for_better.is_over, for_more.is_over)
 
