@@ -71,7 +71,7 @@ def measure(case: cases.Step, kept: str) -> dict[str, Any]:
     prepared = job.prepare(next(iter(explore.known(job).values())))
     if case.tuned:
         with patch.object(progress, "bar", _told):
-            tuning.tune(job, [prepared.tasks], False)
+            tuning.tune(job, [(prepared.tasks, None)], False)
     execution = job.execute(prepared, SEED)
     execution.feed(feed_from(numbers(job.graph)), RATE)
     losses = []

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from castile.launch.jobs.wanted import Dropped, Wanted
-from castile.launch.reports.report import counted
 from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.budget import Budget, clock
 from castile.planner.evaluation.sizes import SIZES
@@ -272,9 +271,10 @@ class Looking(Wanted):
         others were looked at too.
         """
         if not self._could_fit:
-            return NoPlanFits(self._too_much())
+            return NoPlanFits(f"{refused}; none can: {self._too_much()}", refused.num_proposals)
         if self._is_free and len(self._numbers) > 1:
-            return NoPlanFits(f"{refused}; nor was one found in microbatches, or with results computed again")
+            also = "nor was one found in microbatches, or with results computed again"
+            return NoPlanFits(f"{refused}; {also}", refused.num_proposals)
         numbers = [] if self._is_free else [n for n in self._numbers if n > self.microbatches]
         more = enough(self.recompute, numbers)
         if more is None:
@@ -289,9 +289,8 @@ class Looking(Wanted):
         carried, given = accumulating.kept_bytes(self.evaluator(self.microbatches, self.recompute))
         whose = "parameters" if self.mode == "forward" else "parameters and what updates them"
         return (
-            f"no plan fits: {whose} take {written(carried)} and the samples of a step {written(given)}, each kept but "
-            f"once, and {counted(machine.num_procs, 'processor')} of {machine.name} have "
-            f"{written(int(machine.capacity.sum()))} together"
+            f"{whose} take {written(carried)} and the samples of a step {written(given)}, each kept but once, of "
+            f"{written(int(machine.capacity.sum()))} in all"
         )
 
     def _search(
