@@ -137,11 +137,12 @@ def spreading(size: Pair, windows: Windows, num: Pair) -> Copies:
     before, grid, shares = [], [], []
     for dim in range(2):
         step, low = windows.stride[dim], windows.pads[2 * dim]
-        far = (windows.extents[dim] - 1) // step
+        # no element sees windows further back than this one, of which the first number may not be there
+        least = -((step - 1 - low) // step) - (windows.extents[dim] - 1) // step
         last = (size[dim] - 1 + low) // step
-        before.append(far)
-        grid.append(num[dim] + max(far, last - num[dim] + 1))
-        shares.append([_share(windows, dim, phase, size[dim], far) for phase in range(step)])
+        before.append(max(0, -least))
+        grid.append(num[dim] + max(before[dim], last - num[dim] + 1))
+        shares.append([_share(windows, dim, phase, size[dim], before[dim]) for phase in range(step)])
     places = []
     for rows, columns in product(*shares):
         taps = [Tap((r, s), 0, row, column) for (r, row), (s, column) in product(rows.taps, columns.taps)]
@@ -150,10 +151,10 @@ def spreading(size: Pair, windows: Windows, num: Pair) -> Copies:
     return Copies((before[0], before[1]), (1, 1), [(0, 0)], (grid[0], grid[1]), places)
 
 
-def _share(windows: Windows, dim: int, phase: int, length: int, far: int) -> _Share:
+def _share(windows: Windows, dim: int, phase: int, length: int, before: int) -> _Share:
     step, low = windows.stride[dim], windows.pads[2 * dim]
     # of the windows' positions, padding included, those of this phase are numbers v * step + phase
     first, last = max(0, -((phase - low) // step)), (length - 1 + low - phase) // step
     places = [(r, r * windows.dilation[dim]) for r in range(windows.kernel[dim])]
-    taps = [(r, first + far - place // step) for r, place in places if place % step == phase]
+    taps = [(r, first + before - place // step) for r, place in places if place % step == phase]
     return _Share(first * step + phase - low, last - first + 1, taps)

@@ -115,24 +115,31 @@ def correlate(  # type: ignore[no-untyped-def]
     held        the copies, of which each channel's phases are `step` elements apart
     """
     width, image = copies[3][1], copies[3][0] * copies[3][1]
+    # places of small images are worked on together, with those between them that are none
+    several = max(1, PLACES // image)
     for first in range(0, batch, samples):
         num = min(samples, batch - first)
         _load(copies, held, step, images, first, num)
         for p in range(goals.shape[0]):
             num_k, of_k, of_w, goal, rows, cols = goals[p]
             places, w = after(pointer(offsets), of_k), after(pointer(packed), of_w)
-            total = (rows - 1) * width + cols
+            last = (rows - 1) * width + cols
             m = 0
             while m < channels:
                 block = ROWS if channels - m >= _FEW else 1
-                for n in range(num):
+                rest = min(block, channels - m)
+                for n in range(0, num, several):
                     seen = after(pointer(held), n * image)
-                    target = after(pointer(out), goal + (first + n) * out_steps[0] + m * out_steps[1])
+                    total = (min(several, num - n) - 1) * image + last
                     for low in range(0, total, PLACES):
                         high = min(total, low + PLACES)
-                        vectors, rest = (high - low + lanes - 1) // lanes, min(block, channels - m)
+                        vectors = (high - low + lanes - 1) // lanes
                         _sums(pointer(plane), after(seen, low), places, w, num_k, block, vectors, lanes)
-                        _bring(target, out_steps, pointer(plane), rest, low, high, width, cols, adds)
+                        for i in range(low // image, (high - 1) // image + 1):
+                            target = after(pointer(out), goal + (first + n + i) * out_steps[0] + m * out_steps[1])
+                            begin, end = max(low - i * image, 0), min(high - i * image, last)
+                            sums = after(pointer(plane), begin + i * image - low)
+                            _bring(target, out_steps, sums, rest, begin, end, width, cols, adds)
                 w = after(w, num_k * block)
                 m += block
 

@@ -22,6 +22,9 @@ SPECIAL = [
     ((2, 16, 3, 3), 17, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     # channels of their own, with rows and columns left over
     ((2, 3, 9, 7), 3, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 3),
+    # more small images than are summed at once
+    ((41, 2, 4, 4), 9, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    ((43, 3, 5, 3), 10, (3, 2), (2, 2), (1, 1, 0, 1), (1, 1), 1),
     # rows longer than what is summed at once
     ((1, 2, 3, 520), 3, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
 ]
