@@ -29,6 +29,9 @@ from castile.launch.typed import options
 _MPI_LINE, _GPU_LINE = installing.line("castile[mpi]"), installing.line("castile[gpu]")
 _START_SECONDS = 60.0
 
+# For which processor OpenBLAS takes the one that it runs on, whatever that is.
+CORE_TYPE = "OPENBLAS_CORETYPE"
+
 
 @dataclass(frozen=True)
 class Doctor:
@@ -152,7 +155,9 @@ def _blas() -> Finding:
     num_threads = _blas_threads(Path(numpy.__file__).parent)
     threads = "threads unknown" if num_threads is None else f"{num_threads} thread{'s' * (num_threads != 1)}"
     words = f"{blas['name']} {blas['version']}, {threads} in one process (OMP_NUM_THREADS sets it)"
-    facts = {"name": blas["name"], "version": blas["version"], "num_threads": num_threads}
+    told = os.environ.get(CORE_TYPE, "")
+    words += f"; {CORE_TYPE}={told} takes this processor for that one: products may be faster without" if told else ""
+    facts = {"name": blas["name"], "version": blas["version"], "num_threads": num_threads, "core_type": told}
     return Finding("BLAS", True, words, facts)
 
 

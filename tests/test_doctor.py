@@ -35,6 +35,13 @@ def test_the_screen_and_the_json_say_the_same():
     assert all(fact["remedy"] in text for fact in facts.values() if "remedy" in fact)
 
 
+@pytest.mark.parametrize("told", ["", "Haswell"])
+def test_a_library_that_is_told_another_processor_is_told_of(told, monkeypatch):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", told)
+    blas = next(finding for finding in doctor.examine() if finding.name == "BLAS")
+    assert blas.facts["core_type"] == told and ("OPENBLAS_CORETYPE=Haswell takes" in blas.words) == bool(told)
+
+
 def test_what_is_missing_comes_with_the_line_that_installs_it(monkeypatch):
     def nothing(package):
         raise importlib.metadata.PackageNotFoundError(package)
