@@ -99,6 +99,11 @@ def test_a_rank_that_is_gone_is_told_by_its_host_where_it_has_not_said_why(box):
     assert notes.lost("b", "").endswith("and the job with it")
 
 
+def test_that_the_launcher_went_first_is_left_out():
+    line = "[a:18768] pmix_ptl_base: send_msg: write failed: Broken pipe (32) [sd = 26]\n"
+    assert told("before\n", line, "after\n") == ["before\n", "after\n"]
+
+
 def test_other_faults_of_mpi_are_told_as_they_come():
     line = "[a:00000] *** An error occurred in MPI_Recv\n"
     assert told(line) == [line]

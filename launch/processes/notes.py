@@ -19,7 +19,8 @@ _NEVER = re.compile(r"daemon failed to report back after being spawned.* Remote 
 # Lines besides that say no more: of ranks to which the way has ended, and of the launcher while it starts others.
 _NOISE = re.compile(
     r"\[\S+:\d+\] (\*\*\* +(An error occurred in Socket closed|reported by process|on a NULL communicator|Unknown error"
-    r"|MPI_ERRORS_ARE_FATAL|and MPI will try)|plm:ssh: Warning: setpgid)|\[warn\] Epoll MOD"
+    r"|MPI_ERRORS_ARE_FATAL|and MPI will try)|plm:ssh: Warning: setpgid|pmix_ptl_base: send_msg: write failed)"
+    r"|\[warn\] Epoll MOD"
     # to a second Ctrl-C, with an empty line behind it
     r"|Abort is in progress\.\.\.hit ctrl-c again"
 )
