@@ -110,7 +110,8 @@ def _run_again_and_again(
                 hosts, num_ranks = Path(folder) / "hosts", min(num_ranks, sum(left.values()))
                 hosts.write_text("".join(f"{name} slots={count}\n" for name, count in left.items()))
                 words = mpirun_words(num_ranks, hosts, program)
-            print(f"castile: restart {num_again} of {command.restarts}, on {num_ranks} ranks", file=sys.stderr)
+            where = f"on {num_ranks} rank{'s' * (num_ranks != 1)}"
+            print(f"castile: restart {num_again} of {command.restarts}, {where}", file=sys.stderr)
             time.sleep(PAUSE_SECONDS)
     if command.restarts and num_again > command.restarts:
         print(f"castile: given up: restarted {command.restarts} times without a newer checkpoint", file=sys.stderr)
