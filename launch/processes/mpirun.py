@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -71,8 +72,9 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> End:
             relay.start()
         status = process.wait()
         # The pipes stay open for as long as any rank lives.
+        until = time.monotonic() + GRACE_SECONDS
         for relay in relays:
-            relay.join(GRACE_SECONDS)
+            relay.join(max(0.0, until - time.monotonic()))
         last = left.read()
         # mpirun may have ended the ranks before they could say it
         if passed and status and last and not any(last in text for text in said):
