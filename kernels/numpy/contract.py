@@ -148,15 +148,14 @@ def _best_split(sorts: list[list[Label]]) -> Split:
 
 
 def _batched(out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split) -> Callable[[], Any]:
-    """One call of NumPy's, which costs less than a call by address and loops over the kept labels itself."""
+    """One call of NumPy's matmul, which costs less than a call by address and loops over the kept labels itself."""
     m, n, k, kept, _ = split
     size = out.itemsize
     lead = tuple(label.size for label in kept)
     a = as_strided(x, (*lead, m.size, k.size), tuple(s * size for s in (*(i.a for i in kept), m.a, k.a)))
     b = as_strided(y, (*lead, k.size, n.size), tuple(s * size for s in (*(i.b for i in kept), k.b, n.b)))
     c = as_strided(out, (*lead, m.size, n.size), tuple(s * size for s in (*(i.c for i in kept), m.c, n.c)))
-    # of one product each BLAS makes four times the work
-    return partial(np.multiply if k.size == 1 else np.matmul, a, b, c)
+    return partial(np.matmul, a, b, c)
 
 
 def _looped(out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split, accumulate: bool) -> Callable[[], Any]:
