@@ -96,25 +96,27 @@ def _run_again_and_again(
     """The status of the last of the jobs that are started one after another, for as long as they fail and may."""
     num_again, seen = 0, {""}
     with tempfile.TemporaryDirectory(prefix="castile-") as folder:
-        hosts, num_ranks = command.hostfile, command.ranks
+        slots = hostfiles.slots(command.hostfile) if command.hostfile else {}
+        num_ranks = command.ranks
         while (end := mpirun.run(words, environment)).failed:
             # ranks say last what there is to go on from
             num_again = num_again + 1 if end.left in seen else 1
             seen.add(end.left)
             if num_again > command.restarts:
+                if command.restarts:
+                    told = f"restarted {command.restarts} times without a newer checkpoint"
+                    print(f"castile: given up: {told}", file=sys.stderr)
                 break
-            if hosts is not None and end.hosts:
-                left = hostfiles.without(hostfiles.slots(hosts), end.hosts)
-                if not left:
+            if slots and end.hosts:
+                slots = hostfiles.without(slots, end.hosts)
+                if not slots:
                     break
-                hosts, num_ranks = Path(folder) / "hosts", min(num_ranks, sum(left.values()))
-                hosts.write_text("".join(f"{name} slots={count}\n" for name, count in left.items()))
+                hosts, num_ranks = Path(folder) / "hosts", min(num_ranks, sum(slots.values()))
+                hosts.write_text("".join(f"{name} slots={count}\n" for name, count in slots.items()))
                 words = mpirun_words(num_ranks, hosts, program)
             where = f"on {num_ranks} rank{'s' * (num_ranks != 1)}"
             print(f"castile: restart {num_again} of {command.restarts}, {where}", file=sys.stderr)
             time.sleep(PAUSE_SECONDS)
-    if command.restarts and num_again > command.restarts:
-        print(f"castile: given up: restarted {command.restarts} times without a newer checkpoint", file=sys.stderr)
     return end.status
 
 

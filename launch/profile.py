@@ -19,7 +19,7 @@ from castile.launch.jobs import checks, jobs, offline
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring import coverage, estimated, links, rounds, tables, tuning
 from castile.launch.measuring.isolation import Bench, Isolated
-from castile.launch.measuring.kinds import is_among, of_nodes
+from castile.launch.measuring.kinds import is_among, names_of, of_nodes
 from castile.launch.measuring.measure import sample_feed
 from castile.launch.measuring.tables import Profiled, Row
 from castile.launch.pictures import roofline
@@ -121,8 +121,8 @@ def run(command: Profile) -> int:
         num_tuned = tuning.tune(job, ((work.tasks(), work.only) for work in works), command.again)
         rows = _measure_all(job, works, known)
     if job.leads:
-        of = Profiled(job.model.text, job.machine, job.graph, job.comm.size)
-        _tell(command, tables.facts(of, rows, path, time.perf_counter() - begun, command.op, num_tuned))
+        of = Profiled(job.model.text, job.machine, job.graph, job.comm.size, command.op)
+        _tell(command, tables.facts(of, rows, path, time.perf_counter() - begun, num_tuned))
     return 0
 
 
@@ -150,8 +150,8 @@ def _foretell(command: Profile, machine: Machine, path: str, begun: float) -> in
         rows = estimated.estimate(
             found, kind, known, partial(advance, "kernels"), lambda row: database.add(snapshot_of(holds_for, [row]))
         )
-    of = Profiled(desk.model.text, machine, lowering.graph, 0)
-    facts = tables.facts(of, rows, path, time.perf_counter() - begun, command.op)
+    of = Profiled(desk.model.text, machine, lowering.graph, 0, command.op)
+    facts = tables.facts(of, rows, path, time.perf_counter() - begun)
     _tell(command, facts | {"num_untold_keys": len(found.calls) - len(rows)})
     return 0
 
@@ -176,8 +176,7 @@ def _only(lowering: Lowering, command: Profile, plans: Mapping[str, Strategy]) -
     """
     if not command.op:
         return None
-    names = lowering.names
-    checks.some_match("op", command.op, [*names.nodes, *names.optional, *names.within], of="node")
+    checks.some_match("op", command.op, names_of(lowering), of="node")
     found = of_nodes(lowering, plans.values(), patterns(command.op))
     if not found:
         raise UserError(f"--op {command.op}: these nodes compute nothing of their own in {', '.join(plans)}")

@@ -26,7 +26,7 @@ from castile.planner.searching import accumulating
 from castile.planner.searching.accumulating import NEAR, Chosen
 from castile.planner.searching.fewer import FURTHER, could_gain, faster, on_fewer
 from castile.planner.searching.filling import Gathering, Look, Others, cut_for, expect, filled, instead, sooner
-from castile.planner.searching.foresight import may_need
+from castile.planner.searching.foresight import Outlook, may_need
 from castile.planner.searching.fronts import Point, front_of, search_front
 from castile.planner.searching.settling import QUICK_PARTS, SETTLING, settled, settled_known
 from castile.planner.sketch.sieve import num_parts
@@ -203,14 +203,17 @@ class Looking(Wanted):
     def _gatherings(self, timed: Budget) -> list[Others]:
         """Where plans are looked at whose parameters are gathered for each pass, and more and more computed again."""
         ways = (NOTHING, *self.recomputation.rising(SMALL_STEPS)) if self._may_fill and self._ways_left else ()
-        each = [self.outlook(self.dropped(f"{way},{PARAMETERS}"), is_in_pieces) for way in ways]
-        return [Others(microbatch_counts(self.lowering), one, timed.is_over, timed.is_over) for one in each]
+        each = (self.outlook(self.dropped(f"{way},{PARAMETERS}"), is_in_pieces) for way in ways)
+        return self._in_all_numbers(timed, each)
 
     def _computings(self, timed: Budget) -> list[Others]:
         """The same of plans whose parameters stay: none but where a search takes a second or two."""
         is_quick = num_parts(self.desk.evaluator) <= QUICK_PARTS
         ways = (NOTHING, *self._ways_left) if self._may_fill and is_quick else ()
-        each = [self.outlook(self.dropped(way)) for way in ways]
+        return self._in_all_numbers(timed, (self.outlook(self.dropped(way)) for way in ways))
+
+    def _in_all_numbers(self, timed: Budget, each: Iterable[Outlook]) -> list[Others]:
+        """Each of them in every number of microbatches, as long as there is time."""
         return [Others(microbatch_counts(self.lowering), one, timed.is_over, timed.is_over) for one in each]
 
     @property

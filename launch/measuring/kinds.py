@@ -24,6 +24,11 @@ def of_pass(step: StepInstance) -> Iterator[tuple[CostKey, int, int]]:
         yield does.of(part).key, part, count * step.config.replicas
 
 
+def names_of(lowering: Lowering) -> list[str]:
+    """All names of nodes: those of the graph, of updates and the like, and of what became part of a node."""
+    return [*lowering.names.nodes, *lowering.names.optional, *lowering.names.within]
+
+
 def of_nodes(lowering: Lowering, plans: Iterable[Strategy], patterns: Sequence[str]) -> frozenset[CostKey]:
     """Those in the steps of these plans of nodes with a name that matches a pattern.
 
@@ -31,8 +36,8 @@ def of_nodes(lowering: Lowering, plans: Iterable[Strategy], patterns: Sequence[s
     """
     # what one microbatch computes all do
     few, within = lowering.shortened(2), lowering.names.within
-    names = {*lowering.names.nodes, *lowering.names.optional, *within}
-    asked = {within.get(name, name) for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    matching = (name for name in names_of(lowering) if any(fnmatchcase(name, pattern) for pattern in patterns))
+    asked = {within.get(name, name) for name in matching}
     return frozenset(
         key for plan in plans for step in few.steps(plan) if step.step.node.name in asked for key, *_ in of_pass(step)
     )

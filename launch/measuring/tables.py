@@ -53,22 +53,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Profiled:
-    """Of what rows tell; num_ranks is 0 where none ran, and all is told from compiled kernels."""
+    """Of what rows tell.
+
+    num_ranks   0 where none ran, and all is told from compiled kernels
+    op          names of the nodes whose tasks these are, "" for all
+    """
 
     model: str
     machine: Machine
     graph: Graph
     num_ranks: int
+    op: str
 
 
-def facts(
-    of: Profiled, rows: Sequence[Row], path: str, elapsed_seconds: float, op: str = "", num_tuned: int = 0
-) -> dict[str, Any]:
-    """Every figure.
-
-    op         names of the nodes whose tasks these are, "" for all
-    num_tuned  kernel calls of which several ways were timed
-    """
+def facts(of: Profiled, rows: Sequence[Row], path: str, elapsed_seconds: float, num_tuned: int = 0) -> dict[str, Any]:
+    """Every figure; num_tuned: kernel calls of which several ways were timed."""
     cost, processor = CostModel(of.machine), of.machine.processors[0]
     ordered = sorted(rows, key=lambda row: -row.share)
     return {
@@ -77,7 +76,7 @@ def facts(
         "num_ranks": of.num_ranks,
         "batch_samples": of.graph.batch,
         "dtype": of.graph.dtype,
-        "op": op,
+        "op": of.op,
         "plans": list(dict.fromkeys(row.plan for row in rows)),
         "num_keys": len(rows),
         "num_new_keys": sum(row.is_new for row in rows),

@@ -75,19 +75,31 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> End:
         until = time.monotonic() + GRACE_SECONDS
         for relay in relays:
             relay.join(max(0.0, until - time.monotonic()))
-        last = left.read()
-        # mpirun may have ended the ranks before they could say it
-        if passed and status and last and not any(last in text for text in said):
-            print(f"castile: {last}", file=sys.stderr)
-        # of a host that it has lost mpirun says that it never had it, and ends with 0
-        if last or not status:
-            hosts += unreached
-        was_killed = any(notes.KILLED in text for text in said)
-        is_lost = bool(hosts) and not passed and not _is_ours(status)
-        if is_lost:
-            if not was_killed:
-                print(notes.lost(hosts[0], last), file=sys.stderr)
-            status = status or 1
+        return _end(status, passed, said, hosts, unreached, left.read())
+
+
+def _end(
+    status: int, passed: Sequence[int], said: Sequence[str], hosts: Sequence[str], unreached: Sequence[str], last: str
+) -> End:
+    """What mpirun's status means, and the words that nobody has said yet.
+
+    passed      signals that were passed on
+    said        by ranks, and by mpirun of who reads it
+    hosts       where ranks were lost, as others saw
+    unreached   hosts that mpirun says it has lost, or never had
+    last        the ranks' last words
+    """
+    # mpirun may have ended the ranks before they could say it
+    if passed and status and last and not any(last in text for text in said):
+        print(f"castile: {last}", file=sys.stderr)
+    # of a host that it has lost mpirun says that it never had it, and ends with 0
+    gone = tuple(dict.fromkeys([*hosts, *(unreached if last or not status else ())]))
+    was_killed = any(notes.KILLED in text for text in said)
+    is_lost = bool(gone) and not passed and not _is_ours(status)
+    if is_lost:
+        if not was_killed:
+            print(notes.lost(gone[0], last), file=sys.stderr)
+        status = status or 1
     if status > 0 and any(map(notes.is_unread, said)):
         return End(128 + signal.SIGPIPE)
     if status and passed:
@@ -96,7 +108,7 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> End:
         return End(128 + passed[0])
     # of what mpirun itself refuses no rank has said anything
     failed = not passed and (was_killed or is_lost or (status == 1 and bool(said)))
-    return End(128 - status if status < 0 else status, failed, tuple(dict.fromkeys(hosts)) if is_lost else (), last)
+    return End(128 - status if status < 0 else status, failed, gone if is_lost else (), last)
 
 
 def _started(

@@ -53,9 +53,9 @@ def told(lines: Iterable[bytes], last_words: Callable[[], str | None], hosts: li
 
 def lost_hosts(lines: Iterable[bytes]) -> list[str]:
     """The hosts of which a launcher says among these lines that it has lost them, or never had them."""
-    texts = (" ".join(" ".join(part).split()) for part in _parts(lines) if len(part) > 1)
+    texts = (_unwrapped(part) for part in _parts(lines) if len(part) > 1)
     found = (_LOST.search(text) or _NEVER.search(text) for text in texts)
-    return [next(filter(None, one.groups())) for one in found if one]
+    return [one[one.lastindex or 0] for one in found if one]
 
 
 def _parts(lines: Iterable[bytes]) -> Iterator[list[str]]:
@@ -75,6 +75,10 @@ def _parts(lines: Iterable[bytes]) -> Iterator[list[str]]:
     yield from ([text] for text in box)
 
 
+def _unwrapped(box: Sequence[str]) -> str:
+    return " ".join(" ".join(box).split())
+
+
 def is_unread(line: str) -> bool:
     """Whether the launcher says that the reader of its output has gone."""
     return _UNREAD.match(line) is not None
@@ -87,7 +91,7 @@ def lost(host: str, last_words: str) -> str:
 
 
 def _in_our_words(box: Sequence[str], last_words: Callable[[], str | None], hosts: list[str]) -> Sequence[str]:
-    text = " ".join(" ".join(box).split())
+    text = _unwrapped(box)
     if found := _LOST.search(text):
         hosts.append(found[1] or found[2])
         return []
