@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from castile.runtime import placement, runs, transfer
+from castile.runtime import emission, placement, transfer
 from castile.runtime.components import components
 from castile.runtime.families import shares
 from castile.runtime.forms import (
@@ -32,15 +32,7 @@ from castile.runtime.forms import (
 )
 from castile.runtime.nearness import Holders, Nearness
 from castile.runtime.placement import Read
-from castile.runtime.region import (
-    Box,
-    all_overlap,
-    bounding,
-    intersect,
-    overlap,
-    whole,
-)
-from castile.runtime.runs import Run
+from castile.runtime.region import Box, all_overlap, bounding, overlap
 from castile.runtime.task import Kind, View
 from castile.runtime.transfer import Links, Source, Term, Transfer, Wanted
 
@@ -198,7 +190,7 @@ def _gathered_there(t: Transfer, component: list[Wanted], copies: dict[Read, int
     transfer.general(t, arriving, landed)
     for copy, member in zip(arriving, members, strict=True):
         t.packs[member] = View(landed[copy.proc, copy.box], copy.box)
-    _collective(t, special, copies)
+    emission.collective(t, special, copies)
     return True
 
 
@@ -321,80 +313,10 @@ def _sum_for_some(t: Transfer, component: list[Wanted]) -> Special | None:
     return sum_of_all(t, first)
 
 
-# The special forms: one task over a group.
-
-
 def _collective_for(t: Transfer, special: Special, copies: dict[Read, int]) -> dict[Read, int]:
     """The form, of which some members' results may be wanted by nobody; where all of them are then."""
     others = {(c.proc, c.box) for c in special.copies if c is not None}.difference(copies)
     more = {read: t.add("staging", read[1], read[0]) for read in sorted(others)}
     made = copies | more if more else copies
-    _collective(t, special, made)
+    emission.collective(t, special, made)
     return made
-
-
-def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None:
-    form, members, copies = special.form, special.members, [c for c in special.copies if c is not None]
-    receive = [None if c is None else View(targets[c.proc, c.box], c.box) for c in special.copies]
-    ends = [view for view in receive if view is not None]
-    if form == "broadcast":
-        root = members[0]
-        nothing = (None,) * len(copies)
-        send = (transfer.packed(t, root, unbroken=True), *nothing)
-        counts = ((root.box.volume,) * (len(copies) + 1),) * (len(copies) + 1)
-        group = (root.proc, *(c.proc for c in copies))
-        transfer.emit(t, form, group, send, (None, *ends), (None, *nothing), counts, special.elements)
-        return
-    group, n = tuple(m.proc for m in members), len(members)
-    elements = special.elements
-    landed: list[tuple[View, Run | None]] = []
-    if form == "all_reduce":
-        counts = (tuple(elements // n + (j < elements % n) for j in range(n)),) * n
-        send = tuple(transfer.packed(t, m, unbroken=True) for m in members)
-    elif form == "reduce_scatter":
-        counts = (tuple([c.box.volume if c else 0 for c in special.copies]),) * n
-        send = _sent(t, members, [[c.box for c in copies]] * n)
-    elif form == "all_gather":
-        pieces = [m.box for m in members]
-        counts = tuple((p.volume,) * n for p in pieces)
-        send = tuple(transfer.packed(t, m, unbroken=True) for m in members)
-        landed = _landed(t, copies, [pieces] * n, ends)
-    else:
-        rows = [[intersect(m.box, c.box) for c in copies] for m in members]
-        counts = tuple(tuple([p.volume if p else 0 for p in row]) for row in rows)
-        send = _sent(t, members, [[p for p in row if p] for row in rows])
-        landed = _landed(t, copies, [[p for p in column if p] for column in zip(*rows, strict=True)], ends)
-    # Of an all-reduce as much for all, so that where it does not divide evenly none differs by an element.
-    each = (max(counts[0]),) * n if form == "all_reduce" else counts[0]
-    scratch = _scratch(t, form, [(n - 1) * count for count in each], group)
-    received = [view for view, _ in landed] or receive
-    transfer.emit(t, form, group, send, tuple(received), scratch, counts, elements)
-    for copy, end, (view, run) in zip(copies, ends, landed, strict=False):
-        if run is not None:
-            runs.unpack(t, copy.proc, run, view, end)
-
-
-def _sent(t: Transfer, members: Sequence[Term], pieces: Sequence[list[Box]]) -> tuple[View, ...]:
-    """Each member's contribution as one flat array, in the order of the pieces that the others take."""
-    sent = []
-    for member, run in zip(members, runs.of(pieces, [m.box for m in members]), strict=True):
-        view = transfer.packed(t, member, unbroken=run is None)
-        sent.append(view if run is None else runs.laid_out(t, member.proc, view, run))
-    return tuple(sent)
-
-
-def _landed(
-    t: Transfer, copies: Sequence[Wanted], pieces: Sequence[list[Box]], ends: Sequence[View]
-) -> list[tuple[View, Run | None]]:
-    """Where each member's result lands, and what is then to be unpacked where that is not the copy itself."""
-    rows = zip(copies, runs.of(pieces, [c.box for c in copies]), ends, strict=True)
-    return [(end if run is None else runs.landing(t, copy.proc, run), run) for copy, run, end in rows]
-
-
-def _scratch(t: Transfer, form: str, elements: Sequence[int], group: Sequence[int]) -> tuple[View | None, ...]:
-    """Room for the pieces that each member adds up, so many elements; the other forms need none."""
-    if form not in ("all_reduce", "reduce_scatter"):
-        return (None,) * len(group)
-    boxes = {count: whole((count,)) for count in set(elements)}
-    each = [(boxes[count], proc) for count, proc in zip(elements, group, strict=True)]
-    return tuple([View(t.add("staging", box, proc), box) if box.volume else None for box, proc in each])

@@ -206,7 +206,7 @@ def _stays(source: Source, reads: list[Read]) -> bool:
 
 
 def _is_alone(source: Source, sources: list[Source]) -> bool:
-    return all(s is source or collectives.intersect(s.box, source.box) is None for s in sources)
+    return all(s is source or intersect(s.box, source.box) is None for s in sources)
 
 
 @settings(max_examples=examples(300))
