@@ -219,31 +219,49 @@ def _crossed(a: Alignment, axis: str, num_procs: int, width: int, is_folded: boo
         # Whole samples, and parts of one, lie together in memory: the same parts of several would have to be packed.
         groups *= gcd(width, samples // groups) if samples % groups == 0 else 1
         width = num_procs // max(groups, ways)
-    others = [x for result in a.results for x in result.axes if x not in (SAMPLES, axis)]
-    params = [o.axes for o in a.operands if o.param]
-    of_matrices = {x for axes in params if not {*axes} <= {SAMPLES, axis, *others} for x in axes}
-    within, left = 1 if axis else width, max(1, ways // groups) if SAMPLES in a.axes else 1
+    left = max(1, ways // groups) if SAMPLES in a.axes else 1
     while left > 1 and num_procs * left * (1 + is_folded) > MOST_PASSED:
         left //= 2
-    # What a parameter has for each place may be cut as places are, if nothing else can be.
-    free = sorted((x for x in others if x not in of_matrices), key=lambda x: any(x in axes for axes in params))
-    wished = [(x, left * within) for x in free] + [(x, within) for x in others]
-    second, degree = next(((x, n) for x, n in wished if n > 1 and _is_free(a, x, n)), ("", 1))
+    within = 1 if axis else width
+    second, degree = _second(a, axis, within, left)
     # Without samples to cut, all groups do the same.
     copies = ways if groups == 1 and degree <= within else 1
     # From the farthest processors to neighbours; what cuts nothing are copies.
     rows = [("", copies), (SAMPLES if groups > 1 else "", groups), (second, degree)]
     rows += [(axis, width)] if axis or not second else []
-    inner = sorted(range(len(rows)), key=lambda n: a.axes.index(rows[n][0]) if rows[n][0] else len(a.axes))
-    procs = np.arange(prod(n for _, n in rows)).reshape([n for _, n in rows])
     if is_folded and second and _is_free(a, second, 2 * degree):
-        # Across groups there and back; what is within a group lies in its order in both pieces.
-        there = np.arange(degree).reshape(left if left > 1 and degree > within else degree, -1)
+        return _laid_out(a, rows, left if left > 1 and degree > within else degree)
+    return _laid_out(a, rows)
+
+
+def _second(a: Alignment, axis: str, within: int, left: int) -> tuple[str, int]:
+    """The other axis of the results that is cut, and how often: across the groups that samples leave, and within each;
+    ("", 1) if none can be.
+    """
+    others = [x for result in a.results for x in result.axes if x not in (SAMPLES, axis)]
+    params = [o.axes for o in a.operands if o.param]
+    of_matrices = {x for axes in params if not {*axes} <= {SAMPLES, axis, *others} for x in axes}
+    # What a parameter has for each place may be cut as places are, if nothing else can be.
+    free = sorted((x for x in others if x not in of_matrices), key=lambda x: any(x in axes for axes in params))
+    wished = [(x, left * within) for x in free] + [(x, within) for x in others]
+    return next(((x, n) for x, n in wished if n > 1 and _is_free(a, x, n)), ("", 1))
+
+
+def _laid_out(a: Alignment, rows: list[tuple[str, int]], turning: int = 0) -> Config:
+    """The processors in order, cut along these axes so often, from the farthest apart to neighbours; "" for copies.
+
+    turning   where not 0, the third axis is cut twice as often, across so many groups there and back; what is within a
+              group lies in its order in both pieces
+    """
+    procs = np.arange(prod(n for _, n in rows)).reshape([n for _, n in rows])
+    if turning:
+        axis, degree = rows[2]
+        there = np.arange(degree).reshape(turning, -1)
         procs = procs.take(np.concatenate([there, there[::-1]]).reshape(-1), axis=2)
-        rows[2] = second, 2 * degree
-    procs = procs.transpose(inner)
+        rows = [*rows[:2], (axis, 2 * degree), *rows[3:]]
+    inner = sorted(range(len(rows)), key=lambda n: a.axes.index(rows[n][0]) if rows[n][0] else len(a.axes))
     split = {name: rows[n][1] for n in inner if (name := rows[n][0])}
-    return Config(split, procs.size // prod(split.values()), tuple(procs.reshape(-1).tolist()))
+    return Config(split, procs.size // prod(split.values()), tuple(procs.transpose(inner).reshape(-1).tolist()))
 
 
 def _is_free(a: Alignment, axis: str, degree: int) -> bool:
