@@ -7,6 +7,7 @@ packed: a dim that BLAS cannot step over becomes a loop.
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from itertools import product
+from math import prod
 from string import ascii_letters
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from castile.kernels.calls import chain, nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.elementwise import altered
 from castile.kernels.numpy.gemm import Gemm, Matrix, address, has_gemm, matrix
+from castile.kernels.numpy.products import products, quicker
 from castile.kernels.numpy.views import Scratch, merge
 
 Ints = tuple[int, ...]
@@ -30,18 +32,30 @@ class Label(NamedTuple):
     b: int
     c: int
 
+    @property
+    def turned(self) -> "Label":
+        """Of the product of b and a."""
+        return Label(self.size, self.b, self.a, self.c)
+
 
 NONE = Label(1, 0, 0, 0)
 
 
 class Split(NamedTuple):
-    """Which labels BLAS takes (m rows, n columns, k summed), and which are looped over; summed ones come last."""
+    """Which labels a product has (m rows, n columns, k summed), and which are looped over; summed ones come last."""
 
     m: Label
     n: Label
     k: Label
     kept: tuple[Label, ...]
     summed: tuple[Label, ...]
+
+    @property
+    def turned(self) -> "Split":
+        """The transposed products, of b and a."""
+        m, n, k, kept, summed = self
+        others = (tuple(label.turned for label in labels) for labels in (kept, summed))
+        return Split(n.turned, m.turned, k.turned, *others)
 
     def matrices(self) -> tuple[Matrix | None, Matrix | None, Matrix | None]:
         """How BLAS sees a, b and the result."""
@@ -94,6 +108,9 @@ def _two(
 ) -> Callable[[], Any]:
     three = (x, y, out)
     split = _split((*terms, result), tuple([z.shape for z in three]), tuple([z.strides for z in three]), out.itemsize)
+    tiled = _in_tiles(out, x, y, split, accumulate)
+    if tiled is not None:
+        return tiled
     if not split.summed and not accumulate:
         return _batched(out, x, y, split)
     return _looped(out, x, y, split, accumulate)
@@ -147,6 +164,31 @@ def _best_split(sorts: list[list[Label]]) -> Split:
     return best
 
 
+def _in_tiles(
+    out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split, accumulate: bool
+) -> Callable[[], Any] | None:
+    """A compiled loop that makes all products where its tiles are expected to beat BLAS, None elsewhere."""
+    m, n, k, kept, summed = split
+    if n.c != 1 and n.size > 1 or m.c == 1 and m.size > n.size:
+        # lanes lie along the rows then, which are the columns of the transposed product
+        return _in_tiles(out, y, x, split.turned, accumulate)
+    num = prod(label.size for label in (*kept, *summed))
+    if not quicker((m.size, n.size, k.size), n.b == 1 or n.size == 1, num):
+        return None
+    places = np.array([*_places(split, accumulate)], np.int64)
+    return products((out, x, y), (m.size, n.size, k.size), (m.c, m.a, k.a, k.b, n.b), places)
+
+
+def _places(split: Split, accumulate: bool) -> Iterator[tuple[int, int, int, bool]]:
+    """Where in the result, a and b the matrices of each product lie, in elements, and whether it is added."""
+    for kept in _offsets(split.kept):
+        adds = accumulate
+        for summed in _offsets(split.summed):
+            a, b, c = (i + j for i, j in zip(kept, summed, strict=True))
+            yield c, a, b, adds
+            adds = True
+
+
 def _batched(out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split) -> Callable[[], Any]:
     """One call of NumPy's matmul, which costs less than a call by address and loops over the kept labels itself."""
     m, n, k, kept, _ = split
@@ -162,14 +204,11 @@ def _looped(out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split, accumul
     a, b, c = split.matrices()
     assert a is not None and b is not None and c is not None
     gemm = Gemm(out.dtype, a, b, c)
-    starts = address(x), address(y), address(out)
+    starts = address(out), address(x), address(y)
     calls = []
-    for kept in _offsets(split.kept, out.itemsize):
-        adds = accumulate
-        for summed in _offsets(split.summed, out.itemsize):
-            pa, pb, pc = (s + i + j for s, i, j in zip(starts, kept, summed, strict=True))
-            calls.append(gemm.at(pa, pb, pc, adds))
-            adds = True
+    for *places, adds in _places(split, accumulate):
+        pc, pa, pb = (start + place * out.itemsize for start, place in zip(starts, places, strict=True))
+        calls.append(gemm.at(pa, pb, pc, adds))
     work = chain(calls)
     if isinstance(work, partial):
         # BLAS is given addresses, which keep nothing alive.
@@ -177,9 +216,9 @@ def _looped(out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split, accumul
     return work
 
 
-def _offsets(labels: tuple[Label, ...], itemsize: int) -> Iterator[tuple[int, int, int]]:
+def _offsets(labels: tuple[Label, ...]) -> Iterator[tuple[int, int, int]]:
     for index in product(*(range(label.size) for label in labels)):
         a = sum(i * label.a for i, label in zip(index, labels, strict=True))
         b = sum(i * label.b for i, label in zip(index, labels, strict=True))
         c = sum(i * label.c for i, label in zip(index, labels, strict=True))
-        yield a * itemsize, b * itemsize, c * itemsize
+        yield a, b, c
