@@ -35,7 +35,7 @@ _lone3, _lone2, _lone1 = panel(1, 3), panel(1, 2), panel(1, 1)
 _CALL, _STRIDED, _PLAIN = 2500, 1.75, 1.25
 
 # Products of more terms are left to BLAS, which packs both operands.
-_LARGE = 1 << 27
+_LARGE = 1 << 24
 
 
 def quicker(sizes: tuple[int, int, int], in_rows: bool, num: int) -> bool:
