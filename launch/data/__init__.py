@@ -219,12 +219,11 @@ class Dataset:
         The order depends on the seed alone, so that it goes on unbroken at any position; each epoch has its own.
         """
         self.num_steps(size)
-        positions = np.arange(step * size, (step + 1) * size)
+        num, begin, end = self.num_samples, step * size, (step + 1) * size
         if not self.shuffled:
-            return positions
-        epochs, within = np.divmod(positions, self.num_samples)
-        parts = [_order(self.seed, self.name, self.num_samples, int(e))[within[epochs == e]] for e in np.unique(epochs)]
-        return np.concatenate(parts)
+            return np.arange(begin, end)
+        orders = ((epoch * num, _order(self.seed, self.name, num, epoch)) for epoch in range(begin // num, -(-end // num)))
+        return np.concatenate([order[max(begin - first, 0) : end - first] for first, order in orders])
 
     def take(self, step: int, size: int, wanted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """For each input named, its rows of the samples at these places (0 to size - 1) of a step of `size` samples."""
