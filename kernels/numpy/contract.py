@@ -169,18 +169,18 @@ def _in_tiles(
 ) -> Callable[[], Any] | None:
     """A compiled loop that makes all products where its tiles are expected to beat BLAS, None elsewhere."""
     m, n, k, kept, summed = split
-    if n.c != 1 and n.size > 1 or m.c == 1 and m.size > n.size:
+    if (n.c != 1 and n.size > 1) or (m.c == 1 and m.size > n.size):
         # lanes lie along the rows then, which are the columns of the transposed product
         return _in_tiles(out, y, x, split.turned, accumulate)
     num = prod(label.size for label in (*kept, *summed))
-    if not quicker((m.size, n.size, k.size), n.b == 1 or n.size == 1, num):
+    sizes = m.size, n.size, k.size
+    if not quicker(sizes, n.b == 1, num, out.itemsize):
         return None
-    places = np.array([*_places(split, accumulate)], np.int64)
-    return products((out, x, y), (m.size, n.size, k.size), (m.c, m.a, k.a, k.b, n.b), places)
+    return products(out, x, y, sizes, (m.c, m.a, k.a, k.b, n.b), np.array([*_places(split, accumulate)], np.int64))
 
 
 def _places(split: Split, accumulate: bool) -> Iterator[tuple[int, int, int, bool]]:
-    """Where in the result, a and b the matrices of each product lie, in elements, and whether it is added."""
+    """Where the matrices of each product begin in the result, a and b, in elements, and whether it is added there."""
     for kept in _offsets(split.kept):
         adds = accumulate
         for summed in _offsets(split.summed):

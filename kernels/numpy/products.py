@@ -1,7 +1,7 @@
-"""Products of matrices in register tiles, of operands that stay where they lie: nothing is packed but a panel of one.
+"""Products of matrices in register tiles. Operands stay where they lie, but for a panel of the second one.
 
 It knows no contraction. A panel is as many columns of the second operand as a tile has lanes, and as many of its rows
-as the nearest caches hold; all rows of the first meet it before the next.
+as near caches hold; all rows of the first operand meet it before the next one comes.
 """
 
 from functools import partial
@@ -10,71 +10,67 @@ import numpy as np
 
 from castile.kernels.calls import Call
 from castile.kernels.numpy.jit import compiled, inlined
-from castile.kernels.numpy.lanes import after, copy_run, pointer, spares, BLOCK
+from castile.kernels.numpy.lanes import BLOCK, after, copy_run, pointer, spares
 from castile.kernels.numpy.tiles import ROWS, SQUARE, lanes, panel, turn_square
 from castile.kernels.numpy.views import flat
 
-# Numbers of a product before the places of its matrices: rows, columns, what is summed, steps, lanes.
-_HEAD = 10
+# Vectors of a tile, and rows of a panel.
+_VECTORS, _DEPTH = 3, 256
 
-# What is summed at once: a panel of so many rows stays in the second-level cache.
-_DEPTH = 256
-
-# Fewer rows of a tile than this are worked on alone.
-_FEW = 3
-
-# Of as few rows a panel is met so seldom that it is read where it lies.
+# Of so few rows a panel is met so seldom that it is read where it lies, if its columns lie side by side.
 _SELDOM = 64
 
-_full3, _full2, _full1 = panel(ROWS, 3), panel(ROWS, 2), panel(ROWS, 1)
-_lone3, _lone2, _lone1 = panel(1, 3), panel(1, 2), panel(1, 1)
+# Numbers of a plan before the places of matrices.
+_HEAD = 10
 
+# In operations of whole vectors: what a call of BLAS takes beside its work, and how many it takes for each that the
+# work needs, where columns of the second operand lie side by side and where not. Measured on a Zen 4 in float32.
+_CALL, _PLAIN, _STRIDED = 2500, 1.25, 1.75
 
-# What a call of BLAS takes beside its work, and how much longer than as many full vectors its products do: of a second
-# operand whose columns are strided, and of others. In operations of vectors, as measured on a Zen 4.
-_CALL, _STRIDED, _PLAIN = 2500, 1.75, 1.25
-
-# Products of more terms are left to BLAS, which packs both operands.
+# BLAS packs both operands, which pays where there are more terms.
 _LARGE = 1 << 24
 
+_three, _two, _one = panel(ROWS, 3), panel(ROWS, 2), panel(ROWS, 1)
 
-def quicker(sizes: tuple[int, int, int], in_rows: bool, num: int) -> bool:
-    """Whether `num` products of these sizes are expected to take less here than by BLAS.
 
-    in_rows  whether columns of the second operand lie side by side
+def quicker(sizes: tuple[int, int, int], side_by_side: bool, num: int, itemsize: int) -> bool:
+    """Whether so many products of i x k and k x j elements are expected to take less here than by BLAS.
+
+    sizes         of i, j and k
+    side_by_side  whether columns of the second operand lie so
     """
     rows, cols, depth = sizes
     if rows * cols * depth > _LARGE:
         return False
-    width = lanes(4)
-    alone = rows % ROWS if rows % ROWS < _FEW else 0
-    # the sums of a row that is alone wait for each other
-    lines = -(-(rows - alone) // ROWS) * ROWS + 4 * alone
-    ours = lines * -(-cols // width) * depth + (0 if in_rows else cols * depth)
-    theirs = rows * cols * depth / width * (_PLAIN if in_rows else _STRIDED) + _CALL / num
+    width = lanes(itemsize)
+    packing = 0 if side_by_side else cols * depth
+    ours = -(-rows // ROWS) * ROWS * -(-cols // width) * depth + packing
+    theirs = rows * cols * depth / width * (_PLAIN if side_by_side else _STRIDED) + _CALL / num
     return ours < theirs
 
 
 def products(
-    arrays: tuple[np.ndarray, np.ndarray, np.ndarray],
+    out: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
     sizes: tuple[int, int, int],
     steps: tuple[int, int, int, int, int],
     places: np.ndarray,
 ) -> Call:
-    """The work of out[i, j] = sum over k of x[i, k] * y[k, j], or +=, of many such matrices in (out, x, y).
+    """The work of out[i, j] = sum over k of x[i, k] * y[k, j], or +=, for many matrices in three arrays of one dtype.
 
     sizes   of i, j and k, each 1 or more
-    steps   in elements: of out along i, along j always 1; of x along i and k; of y along k and j
-    places  [num, 4]: where in out, x and y the first elements of a product's matrices lie, counted in elements from
-            those of the arrays, and 1 where it is added to what is there
+    steps   in elements: of out along i (along j its elements lie side by side), of x along i and k, of y along k and j
+    places  [num, 4]: how many elements after the first ones of out, x and y a product's matrices begin, and 1 where it
+            is added to what is there, else 0
     """
-    plan = np.array([*sizes, *steps, lanes(arrays[0].itemsize), len(places)], np.int64)
-    return partial(_products, np.concatenate([plan, places.reshape(-1)]), *(flat(x, 0, 1) for x in arrays))
+    plan = np.array([*sizes, *steps, lanes(out.itemsize), len(places)], np.int64)
+    return partial(_products, np.concatenate([plan, places.reshape(-1)]), *(flat(one, 0, 1) for one in (out, x, y)))
 
 
 @compiled
 def _products(plan, out, x, y):  # type: ignore[no-untyped-def]
-    numbers, held = pointer(plan), spares(out, 3 * _DEPTH * 16 // BLOCK)
+    numbers, held = pointer(plan), spares(out, _VECTORS * plan[8] * _DEPTH // BLOCK)
     for n in range(plan[9]):
         at = after(numbers, _HEAD + 4 * n)
         _product(numbers, after(pointer(out), at[0]), after(pointer(x), at[1]), after(pointer(y), at[2]), at[3], held)
@@ -82,58 +78,43 @@ def _products(plan, out, x, y):  # type: ignore[no-untyped-def]
 
 @inlined
 def _product(plan, out, x, y, adds, held):  # type: ignore[no-untyped-def]
-    rows, cols, depth, step, x_row, x_col, y_row, y_col = plan[0], plan[1], plan[2], plan[3], plan[4], plan[5], plan[6], plan[7]
-    lanes = plan[8]
+    rows, cols, depth, step, x_row, x_col, y_row, y_col, lanes = (
+        plan[0], plan[1], plan[2], plan[3], plan[4], plan[5], plan[6], plan[7], plan[8],
+    )  # fmt: skip
     for low in range(0, depth, _DEPTH):
         num = min(_DEPTH, depth - low)
         left = 0
         while left < cols:
             rest = cols - left
-            # two halves of four vectors take less than three and one
+            # two tiles of two vectors take less than one of three and one of one
             width = 2 * lanes if 3 * lanes < rest <= 4 * lanes else min(3 * lanes, rest)
-            seen, down = after(y, low * y_row + left * y_col), y_row
+            first, seen, down = after(x, low * x_col), after(y, low * y_row + left * y_col), y_row
             if y_col != 1 or rows > _SELDOM:
-                _pack(held, width, seen, y_row, y_col, num, width)
+                _pack(held, width, seen, y_row, y_col, num)
                 seen, down = held, width
-            to, first = after(out, left), after(x, low * x_col)
-            i = 0
-            while i < rows:
-                high = min(ROWS, rows - i)
-                high = high if high >= _FEW else 1
-                _tile(after(to, i * step), step, after(first, i * x_row), x_row, x_col, seen, down, num, high, width, adds, lanes)
-                i += high
+            for i in range(0, rows, ROWS):
+                to, a, high = after(out, i * step + left), after(first, i * x_row), min(ROWS, rows - i)
+                if width > 2 * lanes:
+                    _three(to, step, a, x_row, x_col, seen, down, num, high, width, adds)
+                elif width > lanes:
+                    _two(to, step, a, x_row, x_col, seen, down, num, high, width, adds)
+                else:
+                    _one(to, step, a, x_row, x_col, seen, down, num, high, width, adds)
             left += width
         adds = 1
 
 
 @inlined
-def _tile(out, step, x, x_row, x_col, y, y_row, num, high, width, adds, lanes):  # type: ignore[no-untyped-def]
-    if high == 1:
-        if width > 2 * lanes:
-            _lone3(out, step, x, x_row, x_col, y, y_row, num, high, width, adds)
-        elif width > lanes:
-            _lone2(out, step, x, x_row, x_col, y, y_row, num, high, width, adds)
-        else:
-            _lone1(out, step, x, x_row, x_col, y, y_row, num, high, width, adds)
-    elif width > 2 * lanes:
-        _full3(out, step, x, x_row, x_col, y, y_row, num, high, width, adds)
-    elif width > lanes:
-        _full2(out, step, x, x_row, x_col, y, y_row, num, high, width, adds)
-    else:
-        _full1(out, step, x, x_row, x_col, y, y_row, num, high, width, adds)
-
-
-@inlined
-def _pack(held, step, y, y_row, y_col, rows, cols):  # type: ignore[no-untyped-def]
-    """held[k * step + j] = y[k * y_row + j * y_col]."""
-    if y_col == 1:
-        for k in range(rows):
-            copy_run(after(held, k * step), after(y, k * y_row), cols)
+def _pack(held, width, y, row, col, num):  # type: ignore[no-untyped-def]
+    """held[k * width + j] = y[k * row + j * col] for num k and width j."""
+    if col == 1:
+        for k in range(num):
+            copy_run(after(held, k * width), after(y, k * row), width)
         return
-    squares = (rows // SQUARE * SQUARE, cols // SQUARE * SQUARE) if y_row == 1 else (0, 0)
-    for j in range(0, squares[1], SQUARE):
-        for k in range(0, squares[0], SQUARE):
-            turn_square(after(held, k * step + j), step, after(y, k + j * y_col), y_col)
-    for k in range(rows):
-        for j in range(squares[1] if k < squares[0] else 0, cols):
-            held[k * step + j] = y[k * y_row + j * y_col]
+    high, wide = (num // SQUARE * SQUARE, width // SQUARE * SQUARE) if row == 1 else (0, 0)
+    for j in range(0, wide, SQUARE):
+        for k in range(0, high, SQUARE):
+            turn_square(after(held, k * width + j), width, after(y, k + j * col), col)
+    for k in range(num):
+        for j in range(wide if k < high else 0, width):
+            held[k * width + j] = y[k * row + j * col]

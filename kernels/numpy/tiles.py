@@ -96,10 +96,11 @@ def inner(rows: int, taps: int) -> Callable[..., None]:
 
 
 def panel(rows: int, vectors: int) -> Callable[..., None]:
-    """A compiled function (out, step, a, a_row, a_col, x, x_step, num, height, width, adds) of at most rows x vectors sums:
+    """A compiled function (out, step, a, a_row, a_col, x, x_step, num, height, width, adds) for any steps:
 
-    out[m * step + j] = sum over k < num of a[m * a_row + k * a_col] * x[k * x_step + j], or += where `adds` is 1 and not
-    0, for m < height and j < width, of which the last vector has some. Nothing beyond these is read or written.
+    out[m * step + j] = sum over k < num of a[m * a_row + k * a_col] * x[k * x_step + j], or += where `adds` is 1 and
+    not 0, for m < height, at most `rows`, and j < width, which ends in the last of `vectors` vectors. Nothing beyond
+    these is read or written.
     """
 
     @intrinsic

@@ -222,8 +222,11 @@ class Dataset:
         num, begin, end = self.num_samples, step * size, (step + 1) * size
         if not self.shuffled:
             return np.arange(begin, end)
-        orders = ((epoch * num, _order(self.seed, self.name, num, epoch)) for epoch in range(begin // num, -(-end // num)))
-        return np.concatenate([order[max(begin - first, 0) : end - first] for first, order in orders])
+        parts = []
+        for epoch in range(begin // num, -(-end // num)):
+            order, first = _order(self.seed, self.name, num, epoch), epoch * num
+            parts.append(order[max(begin - first, 0) : end - first])
+        return np.concatenate(parts)
 
     def take(self, step: int, size: int, wanted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """For each input named, its rows of the samples at these places (0 to size - 1) of a step of `size` samples."""

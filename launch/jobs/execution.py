@@ -184,10 +184,10 @@ class Execution:
         and noise."""
         for name, box, fill in self._inputs:
             fill(feed(name, box))
-        drawn = partial(rng.number, self.seed, "noise", step)
-        scalars = {filled("lr"): lambda: rate, filled("step"): lambda: step + 1, "noise": drawn}
+        scalars = {filled("lr"): rate, filled("step"): step + 1}
         for name, fill in self._scalars:
-            fill(scalars[name]())
+            # drawn only where it is wanted, as that takes longer than to fill in all others
+            fill(rng.number(self.seed, name, step) if name == "noise" else scalars[name])
 
     def run(self, meanwhile: Callable[[], object] | None = None) -> None:
         """Run one step, untimed. `meanwhile` is called while it runs; it may feed the next one where the runner

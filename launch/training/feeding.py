@@ -96,6 +96,11 @@ class Feeder(Iterator[Rows]):
         self.waited_seconds += time.perf_counter() - begun
         return rows
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the thread makes a feed, or is to."""
+        return not all(future.done() for _, future in self._ahead)
+
     def again(self, step: int, names: Collection[str]) -> Rows:
         """These inputs of a step that was fed: its whole batch, or of samples that come one after another what this
         rank was given of the last few steps."""
@@ -120,8 +125,7 @@ class Feeder(Iterator[Rows]):
 
     def _look_ahead(self, count: int) -> None:
         for step in islice(self._steps, count):
-            is_idle = all(future.done() for _, future in self._ahead)
-            is_quick = is_idle and self._last_seconds < QUICK_SECONDS
+            is_quick = not self.is_busy and self._last_seconds < QUICK_SECONDS
             self._ahead.append((step, _made(self._rows, step) if is_quick else self._thread.submit(self._rows, step)))
 
     def _rows(self, step: int) -> Rows:

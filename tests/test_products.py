@@ -1,0 +1,77 @@
+"""Products in register tiles: any sizes and layouts give what the definition gives, and touch nothing else."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castile.kernels.numpy import contract, products
+from castile.kernels.table import Table
+from tests.effort import examples
+
+# Around rows of a tile, lanes of its vectors, squares that are transposed, and the depth and rows of a panel.
+SIZES = st.sampled_from([1, 2, 7, 8, 9, 15, 16, 17, 24, 33, 47, 48, 49, 64, 65, 97])
+DEPTHS = st.sampled_from([1, 2, 7, 8, 9, 63, 255, 256, 257, 520])
+STEPS = {"float32": 1e-4, "float64": 1e-12}
+
+
+def matrices(num: int, rows: int, cols: int, turned: bool, dtype: str, seed: int) -> tuple[np.ndarray, tuple[int, int]]:
+    """So many matrices inside a larger array of NaN, and the steps of each in elements."""
+    inner = (num, cols, rows) if turned else (num, rows, cols)
+    whole = np.full([n + 3 for n in inner], np.nan, dtype)
+    view = whole[1:-2, 2:-1, 1:-2]
+    view[...] = np.random.default_rng(seed).normal(size=inner)
+    view = view.transpose(0, 2, 1) if turned else view
+    return view, (view.strides[1] // view.itemsize, view.strides[2] // view.itemsize)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(
+    rows=SIZES, cols=SIZES, depth=DEPTHS, num=st.integers(1, 3), turned=st.tuples(st.booleans(), st.booleans()),
+    adds=st.booleans(), dtype=st.sampled_from(sorted(STEPS)),
+)  # fmt: skip
+def test_any_sizes_and_layouts(
+    rows: int, cols: int, depth: int, num: int, turned: tuple[bool, bool], adds: bool, dtype: str
+) -> None:
+    x, of_x = matrices(num, rows, depth, turned[0], dtype, 0)
+    y, of_y = matrices(num, depth, cols, turned[1], dtype, 1)
+    out, of_out = matrices(num, rows, cols, False, dtype, 2)
+    want = x @ y + (out if adds else 0)
+    if not adds:
+        out[...] = np.nan
+    around = np.isnan(out.base).sum()
+    steps = (of_out[0], *of_x, *of_y)
+    places = [[*(n * one.strides[0] // one.itemsize for one in (out, x, y)), adds] for n in range(num)]
+    products.products(out, x, y, (rows, cols, depth), steps, np.array(places, np.int64))()
+    np.testing.assert_allclose(out, want, rtol=STEPS[dtype], atol=STEPS[dtype] * depth)
+    assert np.isnan(out.base).sum() == around - (0 if adds else out.size)
+
+
+@pytest.mark.parametrize("tiled", [True, False])
+@pytest.mark.parametrize("spec", ["ij,kj->ik", "bij,bjk->bik", "bij,bik->jk", "ij,jk->ki", "bihd,bjhd->bhij"])
+def test_in_tiles_or_by_blas(spec: str, tiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract, "quicker", lambda *_: tiled)
+    lengths = dict(b=3, d=70, h=2, i=19, j=65, k=40)
+    terms, result = spec.replace("->", ",").split(",")[:2], spec[-spec[::-1].index(">") :]
+    draw = np.random.default_rng(5)
+    x, y = (draw.normal(size=[lengths[label] for label in term]) for term in terms)
+    want = np.einsum(spec, x, y)
+    out = np.ones([lengths[label] for label in result])
+    for accumulate in (False, True):
+        work = Table("numpy").bind("contract", (spec, x, y), (out,), {}, None, accumulate)
+        assert _is_tiled(work) == tiled
+        work()
+        np.testing.assert_allclose(out, want * (1 + accumulate), rtol=1e-12, atol=1e-12)
+
+
+def _is_tiled(work: Any) -> bool:
+    return getattr(work, "func", None) is products._products
+
+
+def test_what_is_left_to_blas() -> None:
+    """Products of many terms, and those of which vectors or tiles would be almost empty."""
+    assert products.quicker((32, 1024, 256), False, 1, 4) and products.quicker((256, 32, 1), True, 1, 4)
+    assert not products.quicker((2048, 2048, 2048), True, 1, 4)
+    assert not products.quicker((256, 1, 512), True, 1, 4) and not products.quicker((1, 256, 512), False, 1, 4)
