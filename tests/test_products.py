@@ -1,5 +1,6 @@
 """Products in register tiles: any sizes and layouts give what the definition gives, and touch nothing else."""
 
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -29,20 +30,20 @@ def matrices(num: int, rows: int, cols: int, turned: bool, dtype: str, seed: int
 
 @settings(max_examples=examples(150), deadline=None)
 @given(
-    rows=SIZES, cols=SIZES, depth=DEPTHS, num=st.integers(1, 3), turned=st.tuples(st.booleans(), st.booleans()),
+    rows=SIZES, cols=SIZES, depth=DEPTHS, num=st.integers(1, 3), turned=st.tuples(*[st.booleans()] * 3),
     adds=st.booleans(), dtype=st.sampled_from(sorted(STEPS)),
 )  # fmt: skip
 def test_any_sizes_and_layouts(
-    rows: int, cols: int, depth: int, num: int, turned: tuple[bool, bool], adds: bool, dtype: str
+    rows: int, cols: int, depth: int, num: int, turned: tuple[bool, bool, bool], adds: bool, dtype: str
 ) -> None:
     x, of_x = matrices(num, rows, depth, turned[0], dtype, 0)
     y, of_y = matrices(num, depth, cols, turned[1], dtype, 1)
-    out, of_out = matrices(num, rows, cols, False, dtype, 2)
+    out, of_out = matrices(num, rows, cols, turned[2], dtype, 2)
     want = x @ y + (out if adds else 0)
     if not adds:
         out[...] = np.nan
     around = np.isnan(out.base).sum()
-    steps = (of_out[0], *of_x, *of_y)
+    steps = (*of_out, *of_x, *of_y)
     places = [[*(n * one.strides[0] // one.itemsize for one in (out, x, y)), adds] for n in range(num)]
     products.products(out, x, y, (rows, cols, depth), steps, np.array(places, np.int64))()
     np.testing.assert_allclose(out, want, rtol=STEPS[dtype], atol=STEPS[dtype] * depth)
@@ -52,7 +53,7 @@ def test_any_sizes_and_layouts(
 @pytest.mark.parametrize("tiled", [True, False])
 @pytest.mark.parametrize("spec", ["ij,kj->ik", "bij,bjk->bik", "bij,bik->jk", "ij,jk->ki", "bihd,bjhd->bhij"])
 def test_in_tiles_or_by_blas(spec: str, tiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contract, "quicker", lambda *_: tiled)
+    monkeypatch.setattr(contract, "by_blas", lambda *_: inf if tiled else 0)
     lengths = dict(b=3, d=70, h=2, i=19, j=65, k=40)
     terms, result = spec.replace("->", ",").split(",")[:2], spec[-spec[::-1].index(">") :]
     draw = np.random.default_rng(5)
@@ -70,8 +71,19 @@ def _is_tiled(work: Any) -> bool:
     return getattr(work, "func", None) is products._products
 
 
-def test_what_is_left_to_blas() -> None:
-    """Products of many terms, and those of which vectors or tiles would be almost empty."""
-    assert products.quicker((32, 1024, 256), False, 1, 4) and products.quicker((256, 32, 1), True, 1, 4)
-    assert not products.quicker((2048, 2048, 2048), True, 1, 4)
-    assert not products.quicker((256, 1, 512), True, 1, 4) and not products.quicker((1, 256, 512), False, 1, 4)
+@pytest.mark.parametrize(
+    ("shapes", "spec", "tiled"),
+    [
+        (((32, 256), (1024, 256)), "ij,kj->ik", True),
+        (((256, 1), (1, 32)), "ij,jk->ik", True),
+        (((16, 8192), (8192, 512)), "ij,jk->ik", True),
+        # many terms, and products of which most of a vector or a tile would be empty
+        (((2048, 256), (256, 128)), "ij,jk->ik", False),
+        (((256, 512), (512, 1)), "ij,jk->ik", False),
+        (((1, 512), (256, 512)), "ij,kj->ik", False),
+    ],
+)
+def test_what_is_left_to_blas(shapes: tuple[tuple[int, int], ...], spec: str, tiled: bool) -> None:
+    x, y = (np.ones(shape, np.float32) for shape in shapes)
+    out = np.einsum(spec, x, y)
+    assert _is_tiled(Table("numpy").bind("contract", (spec, x, y), (out,), {}, None, False)) == tiled

@@ -18,7 +18,7 @@ from castile.kernels.calls import chain, nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.elementwise import altered
 from castile.kernels.numpy.gemm import Gemm, Matrix, address, has_gemm, matrix
-from castile.kernels.numpy.products import products, quicker
+from castile.kernels.numpy.products import by_blas, in_tiles, products
 from castile.kernels.numpy.views import Scratch, merge
 
 Ints = tuple[int, ...]
@@ -49,6 +49,11 @@ class Split(NamedTuple):
     k: Label
     kept: tuple[Label, ...]
     summed: tuple[Label, ...]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Rows, columns, and what is summed."""
+        return self.m.size, self.n.size, self.k.size
 
     @property
     def turned(self) -> "Split":
@@ -167,16 +172,20 @@ def _best_split(sorts: list[list[Label]]) -> Split:
 def _in_tiles(
     out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split, accumulate: bool
 ) -> Callable[[], Any] | None:
-    """A compiled loop that makes all products where its tiles are expected to beat BLAS, None elsewhere."""
-    m, n, k, kept, summed = split
-    if (n.c != 1 and n.size > 1) or (m.c == 1 and m.size > n.size):
-        # lanes lie along the rows then, which are the columns of the transposed product
-        return _in_tiles(out, y, x, split.turned, accumulate)
-    num = prod(label.size for label in (*kept, *summed))
-    sizes = m.size, n.size, k.size
-    if not quicker(sizes, n.b == 1, num, out.itemsize):
+    """A compiled loop that makes all products where it is expected to take less than BLAS, None elsewhere."""
+    num = prod(label.size for label in (*split.kept, *split.summed))
+    here, turned = (_expected(one, out.itemsize) for one in (split, split.turned))
+    if min(here, turned) >= by_blas(split.sizes, split.m.a != 1 and split.n.b != 1, num, out.itemsize):
         return None
-    return products(out, x, y, sizes, (m.c, m.a, k.a, k.b, n.b), np.array([*_places(split, accumulate)], np.int64))
+    if turned < here:
+        x, y, split = y, x, split.turned
+    m, n, k = split.m, split.n, split.k
+    places = np.array([*_places(split, accumulate)], np.int64)
+    return products(out, x, y, split.sizes, (m.c, n.c, m.a, k.a, k.b, n.b), places)
+
+
+def _expected(split: Split, itemsize: int) -> float:
+    return in_tiles(split.sizes, split.n.b != 1, split.n.c != 1, itemsize)
 
 
 def _places(split: Split, accumulate: bool) -> Iterator[tuple[int, int, int, bool]]:

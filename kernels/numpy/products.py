@@ -5,6 +5,7 @@ as near caches hold; all rows of the first operand meet it before the next one c
 """
 
 from functools import partial
+from math import inf, prod
 
 import numpy as np
 
@@ -14,53 +15,61 @@ from castile.kernels.numpy.lanes import BLOCK, after, copy_run, pointer, spares
 from castile.kernels.numpy.tiles import ROWS, SQUARE, lanes, panel, turn_square
 from castile.kernels.numpy.views import flat
 
-# Vectors of a tile, and rows of a panel.
-_VECTORS, _DEPTH = 3, 256
+Sizes = tuple[int, int, int]
+
+# Vectors of a tile, rows of a panel, and blocks of working memory that hold a tile.
+_VECTORS, _DEPTH, _SUMS = 3, 256, 1
 
 # Of so few rows a panel is met so seldom that it is read where it lies, if its columns lie side by side.
 _SELDOM = 64
 
 # Numbers of a plan before the places of matrices.
-_HEAD = 10
+_HEAD = 11
 
 # In operations of whole vectors: what a call of BLAS takes beside its work, and how many it takes for each that the
-# work needs, where columns of the second operand lie side by side and where not. Measured on a Zen 4 in float32.
+# work needs, also where both operands have what is summed side by side. Measured on a Zen 4 in float32.
 _CALL, _PLAIN, _STRIDED = 2500, 1.25, 1.75
 
-# BLAS packs both operands, which pays where there are more terms.
-_LARGE = 1 << 24
+# BLAS packs both operands, which pays where there are more terms, and more rows and columns.
+_LARGE, _WIDE = 1 << 24, 64
 
 _three, _two, _one = panel(ROWS, 3), panel(ROWS, 2), panel(ROWS, 1)
 
 
-def quicker(sizes: tuple[int, int, int], side_by_side: bool, num: int, itemsize: int) -> bool:
-    """Whether so many products of i x k and k x j elements are expected to take less here than by BLAS.
+def by_blas(sizes: Sizes, strided: bool, num: int, itemsize: int) -> float:
+    """What one of so many products of i x k and k x j elements is expected to take by BLAS, in operations of vectors.
 
-    sizes         of i, j and k
-    side_by_side  whether columns of the second operand lie so
+    sizes    of i, j and k
+    strided  whether both operands have k side by side
+    """
+    return prod(sizes) / lanes(itemsize) * (_STRIDED if strided else _PLAIN) + _CALL / num
+
+
+def in_tiles(sizes: Sizes, packs: bool, scatters: bool, itemsize: int) -> float:
+    """The same for `products`, infinite where BLAS is to be preferred in any case.
+
+    packs     whether the second operand's columns do not lie side by side
+    scatters  whether those of the result do not
     """
     rows, cols, depth = sizes
-    if rows * cols * depth > _LARGE:
-        return False
-    width = lanes(itemsize)
-    packing = 0 if side_by_side else cols * depth
-    ours = -(-rows // ROWS) * ROWS * -(-cols // width) * depth + packing
-    theirs = rows * cols * depth / width * (_PLAIN if side_by_side else _STRIDED) + _CALL / num
-    return ours < theirs
+    if prod(sizes) > _LARGE and min(rows, cols) > _WIDE:
+        return inf
+    tiles = -(-rows // ROWS) * ROWS * -(-cols // lanes(itemsize)) * depth
+    return tiles + packs * cols * depth + scatters * rows * cols
 
 
 def products(
     out: np.ndarray,
     x: np.ndarray,
     y: np.ndarray,
-    sizes: tuple[int, int, int],
-    steps: tuple[int, int, int, int, int],
+    sizes: Sizes,
+    steps: tuple[int, int, int, int, int, int],
     places: np.ndarray,
 ) -> Call:
     """The work of out[i, j] = sum over k of x[i, k] * y[k, j], or +=, for many matrices in three arrays of one dtype.
 
     sizes   of i, j and k, each 1 or more
-    steps   in elements: of out along i (along j its elements lie side by side), of x along i and k, of y along k and j
+    steps   in elements: of out along i and j, of x along i and k, of y along k and j
     places  [num, 4]: how many elements after the first ones of out, x and y a product's matrices begin, and 1 where it
             is added to what is there, else 0
     """
@@ -70,16 +79,18 @@ def products(
 
 @compiled
 def _products(plan, out, x, y):  # type: ignore[no-untyped-def]
-    numbers, held = pointer(plan), spares(out, _VECTORS * plan[8] * _DEPTH // BLOCK)
-    for n in range(plan[9]):
+    lanes, num = plan[9], plan[10]
+    numbers, held, sums = pointer(plan), spares(out, _VECTORS * lanes * _DEPTH // BLOCK), spares(out, _SUMS)
+    for n in range(num):
         at = after(numbers, _HEAD + 4 * n)
-        _product(numbers, after(pointer(out), at[0]), after(pointer(x), at[1]), after(pointer(y), at[2]), at[3], held)
+        to, a, b = after(pointer(out), at[0]), after(pointer(x), at[1]), after(pointer(y), at[2])
+        _product(numbers, to, a, b, at[3], held, sums)
 
 
 @inlined
-def _product(plan, out, x, y, adds, held):  # type: ignore[no-untyped-def]
-    rows, cols, depth, step, x_row, x_col, y_row, y_col, lanes = (
-        plan[0], plan[1], plan[2], plan[3], plan[4], plan[5], plan[6], plan[7], plan[8],
+def _product(plan, out, x, y, adds, held, sums):  # type: ignore[no-untyped-def]
+    rows, cols, depth, row, col, x_row, x_col, y_row, y_col, lanes = (
+        plan[0], plan[1], plan[2], plan[3], plan[4], plan[5], plan[6], plan[7], plan[8], plan[9],
     )  # fmt: skip
     for low in range(0, depth, _DEPTH):
         num = min(_DEPTH, depth - low)
@@ -93,15 +104,30 @@ def _product(plan, out, x, y, adds, held):  # type: ignore[no-untyped-def]
                 _pack(held, width, seen, y_row, y_col, num)
                 seen, down = held, width
             for i in range(0, rows, ROWS):
-                to, a, high = after(out, i * step + left), after(first, i * x_row), min(ROWS, rows - i)
+                to, a, high = after(out, i * row + left * col), after(first, i * x_row), min(ROWS, rows - i)
+                goal, step, more = (to, row, adds) if col == 1 else (sums, width, 0)
                 if width > 2 * lanes:
-                    _three(to, step, a, x_row, x_col, seen, down, num, high, width, adds)
+                    _three(goal, step, a, x_row, x_col, seen, down, num, high, width, more)
                 elif width > lanes:
-                    _two(to, step, a, x_row, x_col, seen, down, num, high, width, adds)
+                    _two(goal, step, a, x_row, x_col, seen, down, num, high, width, more)
                 else:
-                    _one(to, step, a, x_row, x_col, seen, down, num, high, width, adds)
+                    _one(goal, step, a, x_row, x_col, seen, down, num, high, width, more)
+                if col != 1:
+                    _bring(to, row, col, sums, high, width, adds)
             left += width
         adds = 1
+
+
+@inlined
+def _bring(out, row, col, sums, high, width, adds):  # type: ignore[no-untyped-def]
+    """out[i * row + j * col] = sums[i * width + j], or +=."""
+    squares = width // SQUARE * SQUARE if high == SQUARE and row == 1 and adds == 0 else 0
+    for j in range(0, squares, SQUARE):
+        turn_square(after(out, j * col), col, after(sums, j), width)
+    for j in range(squares, width):
+        for i in range(high):
+            place = i * row + j * col
+            out[place] = out[place] + sums[i * width + j] if adds else sums[i * width + j]
 
 
 @inlined
