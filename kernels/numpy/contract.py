@@ -1,7 +1,8 @@
-"""The contraction as matrix products: labels merge where strides allow, one of each sort goes to BLAS, the rest loop.
+"""The contraction as matrix products: labels merge where strides allow, one of each sort is a matrix's, the rest loop.
 
-A line of arithmetic is worked out on the sums where they stand. It knows nothing of what is contracted. Nothing is ever
-packed: a dim that BLAS cannot step over becomes a loop.
+Matrices are multiplied in register tiles or by BLAS, by what is expected to take less. A line of arithmetic is worked
+out on the sums where they stand. It knows nothing of what is contracted. What is multiplied stays where it lies: a dim
+that BLAS cannot step over becomes a loop.
 """
 
 from collections.abc import Callable, Iterator
@@ -76,7 +77,7 @@ class Split(NamedTuple):
 def contract(
     out: np.ndarray, spec: str, *xs: np.ndarray, scratch: np.ndarray | None, accumulate: bool
 ) -> Callable[[], Any]:
-    """See the definition. Two operands of one BLAS dtype are multiplied by BLAS, anything else by einsum."""
+    """See the definition. Two operands of one BLAS dtype are multiplied as matrices, anything else by einsum."""
     terms, result = parse(spec, [x.ndim for x in xs])
     plain = all(len(set(term)) == len(term) for term in terms)
     if len(xs) == 2 and plain and has_gemm(out.dtype) and xs[0].dtype == xs[1].dtype == out.dtype:

@@ -26,9 +26,11 @@ _SELDOM = 64
 # Numbers of a plan before the places of matrices.
 _HEAD = 11
 
-# In operations of whole vectors: what a call of BLAS takes beside its work, and how many it takes for each that the
-# work needs, also where both operands have what is summed side by side. Measured on a Zen 4 in float32.
-_CALL, _PLAIN, _STRIDED = 2500, 1.25, 1.75
+# In operations of whole vectors: what a call of BLAS takes beside its work, and how many it takes for each that a tile
+# takes, also where both operands have what is summed side by side. Measured on a Zen 4 in float32, with vectors of 64
+# bytes and of 32: of the latter there are too few registers for tiles as good as those of BLAS.
+_CALL = 2500
+_PLAIN, _STRIDED = (1.25, 1.75) if lanes(4) == 16 else (0.85, 0.95)
 
 # BLAS packs both operands, which pays where there are more terms, and more rows and columns.
 _LARGE, _WIDE = 1 << 24, 64
