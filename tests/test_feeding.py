@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from castile.launch import data
 from castile.launch.data import Arrays, Dataset
 from castile.launch.processes.ranks import UserError
+from castile.launch.training import feeding
 from castile.launch.training.feeding import Feeder, places
 from castile.runtime.region import Box, blocks, slices
 
@@ -122,6 +123,31 @@ def test_two_steps_are_made_ahead_and_no_more():
                 time.sleep(0.001)
             assert len(samples.asked) == step + 3
     assert threads() == []
+
+
+def test_what_is_had_quickly_is_made_by_who_asks(monkeypatch: pytest.MonkeyPatch):
+    """In the order of the steps, whoever makes them; what was slow is left to the thread until it is quick again."""
+    makers: list[str] = []
+    slow = {4, 5}
+
+    class Told(Watched):
+        def take(self, wanted):
+            makers.append(threading.current_thread().name)
+            if wanted["x"][0] in slow:
+                time.sleep(0.3)
+            return super().take(wanted)
+
+    monkeypatch.setattr(feeding, "QUICK_SECONDS", 0.2)
+    samples = Told()
+    with Feeder(watched(samples), [("x", Box((0,), (1,)))], 1, 0, 12) as feeder:
+        fed = []
+        for feed in feeder:
+            fed.append(feed("x", Box((0,), (1,))).item())
+            while feeder.is_busy:
+                time.sleep(0.001)
+    assert fed == list(range(12)) and samples.asked == [[n] for n in range(12)]
+    # the first may be done before there is a second
+    assert [name.startswith("castile samples") for name in makers[2:]] == [n in (5, 6) for n in range(2, 12)]
 
 
 def test_waiting_is_counted():

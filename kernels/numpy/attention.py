@@ -17,7 +17,7 @@ from castile.kernels.numpy.contract import contract
 from castile.kernels.numpy.jit import compiled, exp, f32, row_max
 from castile.kernels.numpy.views import Scratch
 
-# Fewer query rows a block skip more of the keys that a causal mask hides; BLAS wants some tens of them.
+# Fewer query rows a block skip more of the keys that a causal mask hides; products want some tens of them.
 _CAUSAL_ROWS = 64
 
 

@@ -1,12 +1,14 @@
-"""The contraction as matrix products: labels merge where strides allow, one of each sort goes to BLAS, the rest loop.
+"""The contraction as matrix products: labels merge where strides allow, one of each sort is a matrix's, the rest loop.
 
-A line of arithmetic is worked out on the sums where they stand. It knows nothing of what is contracted. Nothing is ever
-packed: a dim that BLAS cannot step over becomes a loop.
+Matrices are multiplied in register tiles or by BLAS, by what is expected to take less. A line of arithmetic is worked
+out on the sums where they stand. It knows nothing of what is contracted. What is multiplied stays where it lies: a dim
+that BLAS cannot step over becomes a loop.
 """
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from itertools import product
+from math import prod
 from string import ascii_letters
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from castile.kernels.calls import chain, nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.elementwise import altered
 from castile.kernels.numpy.gemm import Gemm, Matrix, address, has_gemm, matrix
+from castile.kernels.numpy.products import by_blas, in_tiles, products
 from castile.kernels.numpy.views import Scratch, merge
 
 Ints = tuple[int, ...]
@@ -30,18 +33,35 @@ class Label(NamedTuple):
     b: int
     c: int
 
+    @property
+    def turned(self) -> "Label":
+        """Of the product of b and a."""
+        return Label(self.size, self.b, self.a, self.c)
+
 
 NONE = Label(1, 0, 0, 0)
 
 
 class Split(NamedTuple):
-    """Which labels BLAS takes (m rows, n columns, k summed), and which are looped over; summed ones come last."""
+    """Which labels a product has (m rows, n columns, k summed), and which are looped over; summed ones come last."""
 
     m: Label
     n: Label
     k: Label
     kept: tuple[Label, ...]
     summed: tuple[Label, ...]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Rows, columns, and what is summed."""
+        return self.m.size, self.n.size, self.k.size
+
+    @property
+    def turned(self) -> "Split":
+        """The transposed products, of b and a."""
+        m, n, k, kept, summed = self
+        others = (tuple(label.turned for label in labels) for labels in (kept, summed))
+        return Split(n.turned, m.turned, k.turned, *others)
 
     def matrices(self) -> tuple[Matrix | None, Matrix | None, Matrix | None]:
         """How BLAS sees a, b and the result."""
@@ -57,7 +77,7 @@ class Split(NamedTuple):
 def contract(
     out: np.ndarray, spec: str, *xs: np.ndarray, scratch: np.ndarray | None, accumulate: bool
 ) -> Callable[[], Any]:
-    """See the definition. Two operands of one BLAS dtype are multiplied by BLAS, anything else by einsum."""
+    """See the definition. Two operands of one BLAS dtype are multiplied as matrices, anything else by einsum."""
     terms, result = parse(spec, [x.ndim for x in xs])
     plain = all(len(set(term)) == len(term) for term in terms)
     if len(xs) == 2 and plain and has_gemm(out.dtype) and xs[0].dtype == xs[1].dtype == out.dtype:
@@ -94,6 +114,9 @@ def _two(
 ) -> Callable[[], Any]:
     three = (x, y, out)
     split = _split((*terms, result), tuple([z.shape for z in three]), tuple([z.strides for z in three]), out.itemsize)
+    tiled = _in_tiles(out, x, y, split, accumulate)
+    if tiled is not None:
+        return tiled
     if not split.summed and not accumulate:
         return _batched(out, x, y, split)
     return _looped(out, x, y, split, accumulate)
@@ -147,6 +170,35 @@ def _best_split(sorts: list[list[Label]]) -> Split:
     return best
 
 
+def _in_tiles(
+    out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split, accumulate: bool
+) -> Callable[[], Any] | None:
+    """A compiled loop that makes all products where it is expected to take less than BLAS, None elsewhere."""
+    num = prod(label.size for label in (*split.kept, *split.summed))
+    here, turned = (_expected(one, out.itemsize) for one in (split, split.turned))
+    if min(here, turned) >= by_blas(split.sizes, split.m.a != 1 and split.n.b != 1, num, out.itemsize):
+        return None
+    if turned < here:
+        x, y, split = y, x, split.turned
+    m, n, k = split.m, split.n, split.k
+    places = np.array([*_places(split, accumulate)], np.int64)
+    return products(out, x, y, split.sizes, (m.c, n.c, m.a, k.a, k.b, n.b), places)
+
+
+def _expected(split: Split, itemsize: int) -> float:
+    return in_tiles(split.sizes, split.n.b != 1, split.n.c != 1, itemsize)
+
+
+def _places(split: Split, accumulate: bool) -> Iterator[tuple[int, int, int, bool]]:
+    """Where the matrices of each product begin in the result, a and b, in elements, and whether it is added there."""
+    for kept in _offsets(split.kept):
+        adds = accumulate
+        for summed in _offsets(split.summed):
+            a, b, c = (i + j for i, j in zip(kept, summed, strict=True))
+            yield c, a, b, adds
+            adds = True
+
+
 def _batched(out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split) -> Callable[[], Any]:
     """One call of NumPy's matmul, which costs less than a call by address and loops over the kept labels itself."""
     m, n, k, kept, _ = split
@@ -162,14 +214,11 @@ def _looped(out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split, accumul
     a, b, c = split.matrices()
     assert a is not None and b is not None and c is not None
     gemm = Gemm(out.dtype, a, b, c)
-    starts = address(x), address(y), address(out)
+    starts = address(out), address(x), address(y)
     calls = []
-    for kept in _offsets(split.kept, out.itemsize):
-        adds = accumulate
-        for summed in _offsets(split.summed, out.itemsize):
-            pa, pb, pc = (s + i + j for s, i, j in zip(starts, kept, summed, strict=True))
-            calls.append(gemm.at(pa, pb, pc, adds))
-            adds = True
+    for *places, adds in _places(split, accumulate):
+        pc, pa, pb = (start + place * out.itemsize for start, place in zip(starts, places, strict=True))
+        calls.append(gemm.at(pa, pb, pc, adds))
     work = chain(calls)
     if isinstance(work, partial):
         # BLAS is given addresses, which keep nothing alive.
@@ -177,9 +226,9 @@ def _looped(out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split, accumul
     return work
 
 
-def _offsets(labels: tuple[Label, ...], itemsize: int) -> Iterator[tuple[int, int, int]]:
+def _offsets(labels: tuple[Label, ...]) -> Iterator[tuple[int, int, int]]:
     for index in product(*(range(label.size) for label in labels)):
         a = sum(i * label.a for i, label in zip(index, labels, strict=True))
         b = sum(i * label.b for i, label in zip(index, labels, strict=True))
         c = sum(i * label.c for i, label in zip(index, labels, strict=True))
-        yield a * itemsize, b * itemsize, c * itemsize
+        yield a, b, c

@@ -44,6 +44,19 @@ def spare(typing: Any, x: Any) -> Any:
 
 
 @intrinsic
+def spares(typing: Any, x: Any, num: Any) -> Any:
+    """As `spare`, so many times BLOCK elements side by side, which begin where a vector may."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        size = builder.mul(args[1], context.get_constant(types.intp, BLOCK))
+        held = builder.alloca(context.get_data_type(x.dtype), size=size)
+        held.align = 64
+        return held
+
+    return types.CPointer(x.dtype)(x, types.intp), generate
+
+
+@intrinsic
 def after(typing: Any, place: Any, num: Any) -> Any:
     """The pointer num elements further on."""
 

@@ -122,8 +122,9 @@ def _normal_grad(rows, cols, out, so, dy, sd, x, sx, onto, st, mean, sm, rstd, s
         for j in range(cols):
             o[j] = (d[j] * g[j] - first - (v[j] - middle) * scale * second) * scale
         if adds:
+            more = onto[r * st : r * st + cols]
             for j in range(cols):
-                o[j] += onto[r * st + j]
+                o[j] += more[j]
 
 
 @compiled
@@ -161,8 +162,9 @@ def _rms_grad(rows, cols, out, so, dy, sd, x, sx, onto, st, rstd, sr, g, per_col
         for j in range(cols):
             o[j] = (d[j] * g[j] - v[j] * along) * scale
         if adds:
+            more = onto[r * st : r * st + cols]
             for j in range(cols):
-                o[j] += onto[r * st + j]
+                o[j] += more[j]
 
 
 @compiled

@@ -1,10 +1,11 @@
 """Products in vector registers: small tiles whose sums never leave the registers until they are complete.
 
 It knows no kernel. The compiler would not keep two dozen sums in registers by itself, so the loops are written as
-vectors here. Nothing is checked: pointers must hold what is read, which goes on to the next whole vector.
+vectors here. Nothing is checked: pointers must hold what is read, which goes on to the next whole vector but in a
+panel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import binding, ir  # type: ignore[import-untyped]
@@ -17,6 +18,9 @@ _WIDTH = 64 if binding.get_host_cpu_features().get("avx512f") else 32
 
 # Rows of a tile: with three vectors each, their sums fill the registers but for what is multiplied.
 ROWS = 8 if _WIDTH == 64 else 4
+
+# Rows and columns of a square that is transposed in registers.
+SQUARE = 8
 
 _FUSED = ("contract", "reassoc")
 
@@ -91,6 +95,90 @@ def inner(rows: int, taps: int) -> Callable[..., None]:
     return tile
 
 
+def panel(rows: int, vectors: int) -> Callable[..., None]:
+    """A compiled function (out, step, a, a_row, a_col, x, x_step, num, height, width, adds) for any steps:
+
+    out[m * step + j] = sum over k < num of a[m * a_row + k * a_col] * x[k * x_step + j], or += where `adds` is 1 and
+    not 0, for m < height, at most `rows`, and j < width, which ends in the last of `vectors` vectors. Nothing beyond
+    these is read or written.
+    """
+
+    @intrinsic
+    def tile(
+        typing: Any, out: Any, step: Any, a: Any, a_row: Any, a_col: Any, x: Any, x_step: Any, num: Any, height: Any,
+        width: Any, adds: Any,
+    ) -> Any:  # fmt: skip
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            to, stride, left, row, col, source, down, count, high, wide, more = args
+            vector = _vector(context, out)
+            last = builder.sub(wide, _number((vectors - 1) * vector.count))
+            some, held = _first(builder, vector, last), _first(builder, vector, builder.mul(more, last))
+            full = _first(builder, vector, builder.mul(more, _number(vector.count)))
+            # rows beyond the last read what that one reads, and are not stored
+            lower = builder.sub(high, _number(1))
+            lines = [builder.gep(left, [builder.mul(row, _least(builder, _number(m), lower))]) for m in range(rows)]
+
+            def turn(k: Any, sums: list[Any]) -> list[Any]:
+                here = builder.gep(source, [builder.mul(down, k)])
+                seen = [_load(builder, here, vector, j) for j in range(vectors - 1)]
+                seen.append(_load_some(builder, here, vector, vectors - 1, some))
+                place = builder.mul(col, k)
+                factors = [_spread(builder, builder.load(builder.gep(line, [place])), vector) for line in lines]
+                return [_add(builder, one, factors[n // vectors], seen[n % vectors]) for n, one in enumerate(sums)]
+
+            sums = _loop(builder, count, [ir.Constant(vector, None)] * (rows * vectors), turn)
+            for m in range(rows):
+                with builder.if_then(builder.icmp_signed("<", _number(m), high)):
+                    line = builder.gep(to, [builder.mul(stride, _number(m))])
+                    for j in range(vectors):
+                        mask = held if j == vectors - 1 else full
+                        total = builder.fadd(_load_some(builder, line, vector, j, mask), sums[m * vectors + j])
+                        if j == vectors - 1:
+                            _store_some(builder, total, line, vector, j, some)
+                        else:
+                            _store(builder, total, line, vector, j)
+            return context.get_dummy_value()
+
+        size = types.intp
+        return types.none(out, size, a, size, size, x, size, size, size, size, size), generate
+
+    return tile
+
+
+@intrinsic
+def turn_square(typing: Any, out: Any, step: Any, x: Any, x_step: Any) -> Any:
+    """out[j * step + i] = x[i * x_step + j] for i and j below SQUARE."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to, stride, source, down = args
+        vector = ir.VectorType(context.get_data_type(out.dtype), SQUARE)
+        align = out.dtype.bitwidth // 8
+        lines = []
+        for i in range(SQUARE):
+            place = builder.gep(source, [builder.mul(down, _number(i))])
+            lines.append(builder.load(builder.bitcast(place, vector.as_pointer()), align=align))
+        # in each turn pairs of lines exchange every other lane, then every other two, then four
+        for far in (1, 2, 4):
+            lines = [_exchanged(builder, lines, i, far) for i in range(SQUARE)]
+        for j, line in enumerate(lines):
+            place = builder.gep(to, [builder.mul(stride, _number(j))])
+            builder.store(line, builder.bitcast(place, vector.as_pointer()), align=align)
+        return context.get_dummy_value()
+
+    return types.none(out, types.intp, x, types.intp), generate
+
+
+def _exchanged(builder: Any, lines: list[Any], i: int, far: int) -> Any:
+    """Line i of a transposition's turn: lanes of a pair of lines that lie `far` apart, of each what the other lacks."""
+    low, high = lines[i & ~far], lines[i | far]
+    # lanes of the upper line are numbered on from those of the lower one
+    if i & far:
+        order = [j + far if not j & far else SQUARE + j for j in range(SQUARE)]
+    else:
+        order = [j if not j & far else SQUARE + j - far for j in range(SQUARE)]
+    return builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(ir.IntType(32), SQUARE), order))
+
+
 def _loop(builder: Any, count: Any, start: list[Any], turn: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
     """What `turn` makes of the sums when it is called count times, at least once, with the number of the turn."""
     before = builder.basic_block
@@ -135,6 +223,35 @@ def _load(builder: Any, place: Any, vector: Any, index: int) -> Any:
 def _store(builder: Any, value: Any, place: Any, vector: Any, index: int) -> None:
     where = builder.bitcast(_at(builder, place, index * vector.count), vector.as_pointer())
     builder.store(value, where, align=_align(vector))
+
+
+def _least(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.icmp_signed("<", a, b), a, b)
+
+
+def _first(builder: Any, vector: Any, num: Any) -> Any:
+    """A mask of the first so many lanes."""
+    numbers = ir.VectorType(ir.IntType(32), vector.count)
+    few = _spread(builder, builder.trunc(num, numbers.element), numbers)
+    return builder.icmp_signed("<", ir.Constant(numbers, list(range(vector.count))), few)
+
+
+def _load_some(builder: Any, place: Any, vector: Any, index: int, mask: Any) -> Any:
+    """As `_load`, of the lanes of a mask; the others are zeros, and what would be there is not touched."""
+    where = builder.bitcast(_at(builder, place, index * vector.count), vector.as_pointer())
+    given = (where, ir.Constant(ir.IntType(32), _align(vector)), mask, ir.Constant(vector, None))
+    return builder.call(_masked(builder, "load", vector, vector, given), given)
+
+
+def _store_some(builder: Any, value: Any, place: Any, vector: Any, index: int, mask: Any) -> None:
+    where = builder.bitcast(_at(builder, place, index * vector.count), vector.as_pointer())
+    given = (value, where, ir.Constant(ir.IntType(32), _align(vector)), mask)
+    builder.call(_masked(builder, "store", vector, ir.VoidType(), given), given)
+
+
+def _masked(builder: Any, what: str, vector: Any, result: Any, given: Sequence[Any]) -> Any:
+    name = f"llvm.masked.{what}.v{vector.count}f{_WIDTH * 8 // vector.count}.p0"
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, [x.type for x in given]), name)
 
 
 def _spread(builder: Any, value: Any, vector: Any) -> Any:

@@ -14,7 +14,7 @@ from numba.np.numpy_support import from_dtype
 
 from castile.kernels.calls import Call
 from castile.kernels.numpy.jit import compiled
-from castile.kernels.numpy.lanes import BLOCK, after, pointer
+from castile.kernels.numpy.lanes import BLOCK, after, pointer, spares
 from castile.kernels.numpy.walk import FIRST, block_size, fetch, num_rows, offset, room, settle
 
 # What is done to the blocks of the first array: written where it lies, read and written, or left to the line.
@@ -38,19 +38,6 @@ def walking(address: int, first: int, num_walked: int, constants: np.ndarray, wa
     # Of the arrays the task has addresses alone.
     setattr(work, "arrays", flats)
     return work
-
-
-@intrinsic
-def _spares(typing: Any, x: Any, num: Any) -> Any:
-    """BLOCK elements of an array's dtype for each of so many, on the stack of the function that calls it."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        size = builder.mul(args[1], context.get_constant(types.intp, BLOCK))
-        held = builder.alloca(context.get_data_type(x.dtype), size=size)
-        held.align = 64
-        return held
-
-    return types.CPointer(x.dtype)(x, types.intp), generate
 
 
 @intrinsic
@@ -118,7 +105,7 @@ def _walk(task, walk, constants):  # type: ignore[no-untyped-def]
                 places[n] = after(_at(constants, starts[n]), offset(plan, after(plan, FIRST * (n + 1)), first))
             _call(task[0], plan[2], plan[3], places, steps, numbers, plan, first)
         return
-    held, out, s_out = _spares(constants, num_walked), places[0], after(plan, FIRST)
+    held, out, s_out = spares(constants, num_walked), places[0], after(plan, FIRST)
     for first in range(0, num_rows(plan), plan[4]):
         size = block_size(plan, first)
         if first_is == WRITTEN:

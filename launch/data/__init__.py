@@ -219,11 +219,13 @@ class Dataset:
         The order depends on the seed alone, so that it goes on unbroken at any position; each epoch has its own.
         """
         self.num_steps(size)
-        positions = np.arange(step * size, (step + 1) * size)
+        num, begin, end = self.num_samples, step * size, (step + 1) * size
         if not self.shuffled:
-            return positions
-        epochs, within = np.divmod(positions, self.num_samples)
-        parts = [_order(self.seed, self.name, self.num_samples, int(e))[within[epochs == e]] for e in np.unique(epochs)]
+            return np.arange(begin, end)
+        parts = []
+        for epoch in range(begin // num, -(-end // num)):
+            order, first = _order(self.seed, self.name, num, epoch), epoch * num
+            parts.append(order[max(begin - first, 0) : end - first])
         return np.concatenate(parts)
 
     def take(self, step: int, size: int, wanted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -142,6 +142,9 @@ class Execution:
             else:
                 self._scalars.append((name, fill))
 
+        outputs = self.runner.persistent("output").items()
+        self._outputs = {name: self._reading(name, proc, array) for (name, _, proc), array in reversed(outputs)}
+
     @property
     def inputs(self) -> list[tuple[str, Box]]:
         """What this rank must be fed: each input of the graph, and the box of the whole that it holds."""
@@ -181,9 +184,10 @@ class Execution:
         and noise."""
         for name, box, fill in self._inputs:
             fill(feed(name, box))
-        scalars = {filled("lr"): rate, filled("step"): step + 1, "noise": rng.number(self.seed, "noise", step)}
+        scalars = {filled("lr"): rate, filled("step"): step + 1}
         for name, fill in self._scalars:
-            fill(scalars[name])
+            # drawn only where it is wanted, as that takes longer than to fill in all others
+            fill(rng.number(self.seed, name, step) if name == "noise" else scalars[name])
 
     def run(self, meanwhile: Callable[[], object] | None = None) -> None:
         """Run one step, untimed. `meanwhile` is called while it runs; it may feed the next one where the runner
@@ -196,9 +200,10 @@ class Execution:
 
     def output(self, region: str) -> np.ndarray | None:
         """The whole of an output after the last step; None on ranks that do not hold it."""
-        for (name, _, proc), array in self.runner.persistent("output").items():
-            if name == region:
-                found = self.runner.backend(proc).read(array)
-                order = self.graph.orders.get(region)
-                return np.transpose(found, np.argsort(order)) if order else found
-        return None
+        read = self._outputs.get(region)
+        return read() if read is not None else None
+
+    def _reading(self, region: str, proc: int, array: np.ndarray) -> Callable[[], np.ndarray]:
+        """The call that reads an output."""
+        read, order = partial(self.runner.backend(proc).read, array), self.graph.orders.get(region)
+        return (lambda: np.transpose(read(), np.argsort(order))) if order else read

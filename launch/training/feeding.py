@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from types import TracebackType
 
 import numpy as np
@@ -20,6 +21,8 @@ from castile.launch.processes.ranks import UserError
 from castile.runtime.region import Box, slices
 
 AHEAD = 2
+# To hand a step over to the thread and to get it back costs both more time than this.
+QUICK_SECONDS = 100e-6
 # Of so many steps what was fed is kept, where it is not had again: of the one that runs, one that is fed meanwhile, and
 # one before.
 KEPT = 3
@@ -53,7 +56,8 @@ class Rows:
 
 
 class Feeder(Iterator[Rows]):
-    """The feeds of steps first_step to first_step + num_steps, made in a thread that is two steps ahead at most.
+    """The feeds of steps first_step to first_step + num_steps, made in a thread that is two steps ahead at most. Where
+    the last one was had quickly, and the thread has nothing to do, the next is made by who asks for one.
 
     inputs           each input of the graph with a box of the whole input that is to be filled; one may come often
     batch            samples a step of the whole job
@@ -71,6 +75,7 @@ class Feeder(Iterator[Rows]):
         self._steps = iter(range(first_step, first_step + num_steps))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="castile samples")
         self._ahead: deque[tuple[int, Future[Rows]]] = deque()
+        self._last_seconds = inf
         self._given: deque[tuple[int, Rows]] = deque(maxlen=0 if dataset.shuffled else KEPT)
         self._look_ahead(AHEAD)
 
@@ -86,10 +91,15 @@ class Feeder(Iterator[Rows]):
         except Exception as error:
             self.close()
             raise _of_step(step + 1, error) from error
-        self.waited_seconds += time.perf_counter() - begun
         self._given.append((step, rows))
         self._look_ahead(1)
+        self.waited_seconds += time.perf_counter() - begun
         return rows
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the thread makes a feed, or is to."""
+        return not all(future.done() for _, future in self._ahead)
 
     def again(self, step: int, names: Collection[str]) -> Rows:
         """These inputs of a step that was fed: its whole batch, or of samples that come one after another what this
@@ -115,10 +125,24 @@ class Feeder(Iterator[Rows]):
 
     def _look_ahead(self, count: int) -> None:
         for step in islice(self._steps, count):
-            self._ahead.append((step, self._thread.submit(self._rows, step)))
+            is_quick = not self.is_busy and self._last_seconds < QUICK_SECONDS
+            self._ahead.append((step, _made(self._rows, step) if is_quick else self._thread.submit(self._rows, step)))
 
     def _rows(self, step: int) -> Rows:
-        return Rows(self._places, self._dataset.take(step, self._batch, self._places))
+        begun = time.perf_counter()
+        rows = Rows(self._places, self._dataset.take(step, self._batch, self._places))
+        self._last_seconds = time.perf_counter() - begun
+        return rows
+
+
+def _made(make: Callable[[int], Rows], step: int) -> Future[Rows]:
+    """What a thread would give, made at once."""
+    future: Future[Rows] = Future()
+    try:
+        future.set_result(make(step))
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 def _of_step(step: int, error: Exception) -> Exception:
