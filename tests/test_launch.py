@@ -53,6 +53,10 @@ def test_an_unknown_command_is_answered_with_the_nearest(capsys):
     assert out == "" and err == "castile: castile has no command 'docter'; did you mean `castile doctor`?\n"
     assert main(["zzz"]) == 2
     assert "the commands are" in capsys.readouterr().err
+    assert main(["PLAN", "mlp"]) == 2
+    assert "castile has no command 'PLAN'; did you mean `castile plan`?" in capsys.readouterr().err
+    assert main(["-v"]) == 2
+    assert "castile has no option '-v'; the options are --help, --version" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -173,7 +177,8 @@ def test_the_commands_own_options_stay_its_own(num_ranks, rest, marked):
     [
         (["-n", "0", "doctor"], "at least 1 rank"),
         (["-n", "1000000000", "--dry-run", "doctor"], "so many ranks have no room"),
-        (["-n", "2"], "nothing to launch"),
+        (["-n", "2"], "nothing to launch: name a castile command, as in"),
+        (["-n", "2", "castile", "doctor"], "nothing to launch: name a castile command, without the word castile"),
         (["-n", "2", "launch", "-n", "2", "doctor"], "a launch within a launch"),
         (["-n", "2", "--hostfile", "nowhere", "doctor"], "there is no host file nowhere"),
     ],

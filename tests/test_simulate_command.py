@@ -56,6 +56,12 @@ def test_simulate_breaks_a_step_down(capsys):
     assert compute == pytest.approx(busy, rel=1e-9)
 
 
+def test_a_forward_pass_has_no_updates_that_were_put_together(plan, capsys):
+    for words, is_told in (([], True), (["--forward"], False)):
+        assert main(["simulate", plan, "--machine", MACHINE, *words]) == 0
+        assert ("updates were put together" in capsys.readouterr().out) == is_told
+
+
 @pytest.mark.parametrize("nodes, pieces", [(1, 1), (4, 1), (4, 8)])
 def test_a_step_does_the_operations_of_its_network_however_it_is_cut(nodes, pieces, tmp_path, capsys):
     """Two for each product of a sample with a weight, in the forward pass and for the gradients of both."""

@@ -145,7 +145,7 @@ def buckets(evaluator: Evaluator, plan: Strategy) -> dict[str, int] | None:
 
 def bucket_words(row: Mapping[str, int] | None) -> str:
     """What buckets do, behind the number of tasks; nothing where there are none."""
-    if row is None:
+    if row is None or row["num_tasks"] == row["num_tasks_alone"]:
         return ""
     before, joined = f"{row['num_tasks_alone']} before", "updates were put together"
     if row["num_collectives"] < row["num_collectives_alone"]:
@@ -277,7 +277,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def pace(samples_per_second: float) -> str:
-    """Samples a second as people read them: 48.2k samples/s, 2.74 samples/s."""
+    """Samples a second as people read them: 1.45M samples/s, 48.2k samples/s, 2.74 samples/s."""
+    if samples_per_second >= 1e6:
+        return f"{samples_per_second / 1e6:.2f}M samples/s"
     many = samples_per_second >= 1e3
     return f"{samples_per_second / 1e3:.1f}k samples/s" if many else f"{samples_per_second:.3g} samples/s"
 

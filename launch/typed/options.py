@@ -118,14 +118,21 @@ def _check(takes: Sequence[_Taken], prog: str, args: Sequence[str]) -> None:
         else:
             typed, value = _parted(word, known)
             if (flag := typed.replace("_", "-")) not in known:
-                near = suggestion(flag, sorted([*known, "--help"]))
-                raise UserError(f"{prog} has no option {typed}{near}; `{prog} --help` lists them")
+                raise UserError(_unknown(typed, flag, takes, prog))
             taken = known[flag]
             _check_value(taken, typed, next(words, None) if taken.told and value is None else value)
         given.add(taken)
     if missing := [taken for taken in takes if taken.is_needed and not taken.is_many and taken not in given]:
         told = " and ".join(" ".join([*taken.flags[:1], taken.told]) for taken in missing)
         raise UserError(f"{prog} needs {told}; `{prog} --help` tells what it takes")
+
+
+def _unknown(typed: str, flag: str, takes: Sequence[_Taken], prog: str) -> str:
+    """What is said of an option, as it was typed and as a flag, that the command does not have."""
+    if place := next((one for one in takes if not one.flags and flag[2:].upper() in one.told.split("|")), None):
+        return f"{prog} has no option {typed}: give {place.told} by itself; `{prog} --help` tells what it takes"
+    near = suggestion(flag, sorted(["--help", *(flag for one in takes for flag in one.flags)]))
+    return f"{prog} has no option {typed}{near}; `{prog} --help` lists them"
 
 
 def _parted(word: str, known: Container[str]) -> tuple[str, str | None]:
