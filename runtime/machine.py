@@ -234,8 +234,9 @@ def divided(machine: Machine) -> Machine:
     def share(p: Processor) -> Processor:
         rates = {field: getattr(p, field) for field in (*RATES, "bytes_per_second")}
         parts = {field: rate and rate / n for field, rate in rates.items()}
+        peaks = tuple([(dtype, peak / n) for dtype, peak in p.peaks])
         return msgspec.structs.replace(
-            p, memory_bytes=p.memory_bytes // n, reserved_bytes=p.reserved_bytes // n, **parts
+            p, memory_bytes=p.memory_bytes // n, reserved_bytes=p.reserved_bytes // n, peaks=peaks, **parts
         )
 
     levels = tuple(msgspec.structs.replace(x, bytes_per_second=x.bytes_per_second / n) for x in machine.levels)

@@ -31,7 +31,8 @@ UNITS = {
     "ms": ("seconds", 1e3), "us": ("seconds", 1e6), "s": ("seconds", 1.0), "%": ("", 100.0),
     "bytes": ("bytes", 1.0), "KiB": ("bytes", 2.0**-10), "MiB": ("bytes", 2.0**-20), "GiB": ("bytes", 2.0**-30),
     "samples/s": ("samples_per_second", 1.0), "k samples/s": ("samples_per_second", 1e-3),
-    "M samples/s": ("samples_per_second", 1e-6),
+    "M samples/s": ("samples_per_second", 1e-6), "tokens/s": ("tokens_per_second", 1.0),
+    "k tokens/s": ("tokens_per_second", 1e-3), "M tokens/s": ("tokens_per_second", 1e-6),
 }  # fmt: skip
 NAMES = "|".join(sorted(UNITS, key=len, reverse=True))
 FIGURE = re.compile(rf"(?<![\w.:,/*\[-])[+-]?(\d+(?:\.\d+)?)(?: ?({NAMES}))?(?![\w.:/-])")

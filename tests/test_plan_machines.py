@@ -78,7 +78,8 @@ def test_people_are_told_the_same(capsys):
         told = [
             str(row["num_procs"]), report.milliseconds(row["found"]["step_seconds"]),
             report.pace(row["samples_per_second"]), report.pace(row["samples_per_second_per_proc"]),
-            written(max(row["found"]["arena_bytes"])), written(row["capacity_bytes"][0]),
+            report.percent(row["model_flops_utilisation"]), written(max(row["found"]["arena_bytes"])),
+            written(row["capacity_bytes"][0]),
             row["equals"] or "most nodes",
         ]  # fmt: skip
         at = [line.index(word) for word in told]

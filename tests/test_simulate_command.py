@@ -9,7 +9,7 @@ import pytest
 
 from castile.launch import models, simulate
 from castile.launch.__main__ import main
-from castile.launch.reports import report
+from castile.launch.reports import report, throughput
 from castile.planner import strategy as strategies
 from castile.planner.simulate import simulate as simulated
 from castile.planner.strategy import Strategy
@@ -76,7 +76,7 @@ def test_a_step_does_the_operations_of_its_network_however_it_is_cut(nodes, piec
     assert done == pytest.approx(2 * 4096 * (3 * sum(products) - products[0]), rel=0.05)
     assert facts["samples_per_second"] * facts["step_seconds"] == pytest.approx(4096)
     assert main(["simulate", path]) == 0
-    told = f"{report.pace(facts['samples_per_second'])}, {report.rate(facts['flops_per_second'])} on each processor\n"
+    told = f"{throughput.words(facts)}, {report.rate(facts['flops_per_second'])} on each processor\n"
     assert f"\n{told}\n" in capsys.readouterr().out
 
 

@@ -276,12 +276,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def pace(samples_per_second: float) -> str:
-    """Samples a second as people read them: 1.45M samples/s, 48.2k samples/s, 2.74 samples/s."""
-    if samples_per_second >= 1e6:
-        return f"{samples_per_second / 1e6:.2f}M samples/s"
-    many = samples_per_second >= 1e3
-    return f"{samples_per_second / 1e3:.1f}k samples/s" if many else f"{samples_per_second:.3g} samples/s"
+def pace(per_second: float, what: str = "samples") -> str:
+    """Samples, or what else, a second as people read them: 1.45M samples/s, 48.2k samples/s, 2.74 samples/s."""
+    if per_second >= 1e6:
+        return f"{per_second / 1e6:.2f}M {what}/s"
+    return f"{per_second / 1e3:.1f}k {what}/s" if per_second >= 1e3 else f"{per_second:.3g} {what}/s"
 
 
 def rate(flops_per_second: float) -> str:
