@@ -306,7 +306,7 @@ class Output(Console):
 
     def say(self, text: str) -> None:
         """Print a line as it is, however long."""
-        self.print(text, markup=False, soft_wrap=True)
+        self.print(text, soft_wrap=True)
 
     def say_files(self, facts: Mapping[str, Any]) -> None:
         """Print what was written where."""
@@ -319,4 +319,5 @@ class Output(Console):
 
 def console() -> Output:
     """Where people read: standard output, wide enough for any table; a terminal wraps lines, which cuts no figure."""
-    return Output(highlight=False, width=TABLE_WIDTH)
+    # without markup: what stands in brackets is a user's, such as a part of a file's name
+    return Output(highlight=False, markup=False, width=TABLE_WIDTH)
