@@ -346,7 +346,8 @@ def test_words_that_lack_and_words_too_many_are_told_in_a_sentence(command):
     # What follows `launch` is another command's.
     if command != "launch":
         assert not words or f"castile {command} needs {words[-1]}" in told(*words[:-1])
-        assert f"castile {command} has no place for 'more'" in told(*words, "more")
+        left = [option.metavar for option in options_of(command) if not option.flag and option.default is not MISSING]
+        assert f"castile {command} has no place for 'more'" in told(*words, *left, "more")
     for option in options_of(command):
         if option.metavar and option.flag:
             for line in ([option.flag], [option.flag, "--json", *words]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.option_cases import Case, Ran, becomes, fact, json_of
+from tests.option_cases import Case, Ran, becomes, json_of
 
 
 def kinds(ran: Ran) -> list[str]:
