@@ -21,7 +21,7 @@ from castile.runtime.memory import written
 from castile.runtime.strict import suggestion
 
 Kind = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="KIND", help_behavior_hint="")]
-Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
+Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHICH", help_behavior_hint="")]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _tell_all(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         made.add_row(kind, " ".join(row["name"] for row in rows))
     out = report.console()
     out.print(made)
-    out.say("\n`castile list KIND` says what each is, `castile list KIND NAME` which settings it has")
+    out.say("\n`castile list KIND` says what each is, `castile list KIND WHICH` which settings it has")
 
 
 def _tell_kind(rows: Sequence[Mapping[str, Any]]) -> None:
