@@ -54,7 +54,7 @@ def plan_lines(strategy: Strategy) -> list[str]:
     shown, rest = (rows, []) if len(rows) <= most else (rows[: most - 1], rows[most - 1 :])
     indent = max((len(row.config) for row in shown), default=0)
     width = PLAN_WIDTH - indent - 2
-    lines = [f"{row.config:<{indent}}  {_shortened(row.nodes, strategy.configs, width)}" for row in shown]
+    lines = [f"{row.config:<{indent}}  {named_briefly(row.nodes, strategy.configs, width)}" for row in shown]
     if rest:
         lines.append(f"and {len(rest)} more layouts, of {sum(len(row.nodes) for row in rest)} nodes")
     return lines + more
@@ -67,7 +67,7 @@ def _further(strategy: Strategy) -> list[str]:
     params = [name.removesuffix("/fetch") for name in strategy.recompute if name not in strategy.configs]
     for what, names, every in ((AGAIN, nodes, strategy.configs), (GATHERED, params, params)):
         if names:
-            lines.append(what + _shortened(names, every, PLAN_WIDTH - len(what)))
+            lines.append(what + named_briefly(names, every, PLAN_WIDTH - len(what)))
     if strategy.bucket_bytes:
         joined = f"collectives in buckets of at most {written(strategy.bucket_bytes)}, updates together"
         lines.append("updates together" if len(used) == 1 else joined)
@@ -81,8 +81,10 @@ def _further(strategy: Strategy) -> list[str]:
     return lines
 
 
-def _shortened(nodes: Sequence[str], every: Iterable[str], width: int) -> str:
-    """Names on one line: a family of which all are here as one name with a star; what does not fit is counted."""
+def named_briefly(nodes: Sequence[str], every: Iterable[str], width: int) -> str:
+    """Names, of all that there are, on one line: a family of which all are here as one name with a star; what does not
+    fit is counted.
+    """
     families = _families(every)
     words: dict[str, int] = {}
     for name in nodes:
