@@ -16,7 +16,6 @@ from castile.launch.processes import ranks
 from castile.launch.processes.ranks import UserError
 from castile.launch.reports import catalogue, report
 from castile.launch.reports.catalogue import KINDS
-from castile.launch.typed import settings
 from castile.runtime.memory import written
 from castile.runtime.strict import suggestion
 
@@ -33,7 +32,7 @@ class List:
     names of all."""
     name: Name = ""
     """One of that kind, of which to say more: its settings with their defaults, and of a model, which may have
-    settings (gpt:size=124m), how many parameters it has."""
+    settings (gpt:size=124m) or be a file, how many parameters it has."""
     json: bool = False
     """Print one JSON object."""
 
@@ -62,16 +61,16 @@ def _facts(command: List) -> dict[str, Any]:
     if command.kind and command.kind not in KINDS:
         near = suggestion(command.kind, [*KINDS])
         raise UserError(f"castile list: no kind {command.kind!r}{near}; there are {', '.join(KINDS)}")
+    if command.kind == "models" and command.name:
+        return catalogue.model(command.name)
     found = {kind: catalogue.facts(kind) for kind in ([command.kind] if command.kind else KINDS)}
     if not command.name:
         return found
-    name, _ = settings.split(command.name) if command.kind == "models" else (command.name, {})
     rows = {row["name"]: row for row in found[command.kind]}
-    if name not in rows:
-        near = suggestion(name, [*rows])
-        raise UserError(f"castile list {command.kind}: there is no {name!r}{near}; there are {', '.join(rows)}")
-    more = {"num_params": catalogue.num_params(command.name)} if command.kind == "models" else {}
-    return rows[name] | {"name": command.name} | more
+    if command.name not in rows:
+        near = suggestion(command.name, [*rows])
+        raise UserError(f"castile list {command.kind}: there is no {command.name!r}{near}; there are {', '.join(rows)}")
+    return rows[command.name]
 
 
 def _tell_all(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -93,7 +92,7 @@ def _tell_kind(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _tell_one(row: Mapping[str, Any]) -> None:
     out = report.console()
-    out.say(f"{row['name']}: {row['what']}")
+    out.say(": ".join(filter(None, (row["name"], row["what"]))))
     for line in filter(None, [row["gives"], *_figures(row)]):
         out.say(line)
     if row["settings"]:

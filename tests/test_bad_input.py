@@ -231,7 +231,7 @@ CASES = [
     ("plan mlp --machin=local", r"castile plan has no option --machin \(did you mean '--machine'\?"),
     ("doctor --no-json", r"castile doctor has no option --no-json"),
     ("list model", r"castile list: no kind 'model' \(did you mean 'models'\?\); there are models, machines, data"),
-    ("list models gtp", r"castile list models: there is no 'gtp' \(did you mean 'gpt'\?\); there are alexnet,"),
+    ("list models gtp", r"no model 'gtp' \(did you mean 'gpt'\?\); there are alexnet,"),
     ("list models gpt:layer=3", r"model gpt has no setting 'layer' \(did you mean 'layers'"),
     ("list plans megatron_4", r"castile list plans: there is no 'megatron_4' \(did you mean 'megatron'"),
     ("plan --model mlp", r"castile plan has no option --model: give MODEL by itself"),

@@ -20,6 +20,19 @@ NAMES = {
     "optimizers": optimizers.available, "schedules": rates.available, "searches": searches.available,
     "plans": described,
 }  # fmt: skip
+OWN = '''
+"""What I try: now."""
+from castile.planner.graph import Graph
+
+def build(batch=None, dtype="float32", width: int = 3):
+    """x [b, 4] -> y.
+
+    width   of it
+    """
+    g = Graph("own", dtype)
+    g.linear("fc", g.input("x", (batch or 2, 4), "b i"), features=width)
+    return g
+'''
 EVERY = [(kind, name) for kind in NAMES for name in NAMES[kind]()]
 
 
@@ -68,6 +81,16 @@ def test_machines_take_the_settings_that_they_are_said_to_take(name):
 def test_a_model_is_counted_with_its_settings(capsys):
     assert answer(capsys, "list", "models", "gpt:size=124m")["num_params"] == 124_439_808
     assert answer(capsys, "list", "models", "gpt")["num_params"] == catalogue.num_params("gpt") == 875_264
+
+
+def test_a_file_of_ones_own_is_told_as_a_model_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    row = answer(capsys, "list", "models", "own.py:width=5")
+    assert row == {
+        "name": "own.py:width=5", "what": "What I try", "gives": "x [b, 4] -> y.", "num_params": 4 * 5 + 5,
+        "settings": [{"name": "width", "default": "3", "what": "of it"}],
+    }  # fmt: skip
 
 
 PLANNED = [

@@ -16,7 +16,7 @@ from castile.planner.lowering.instances import StepInstance
 from castile.planner.strategy import Strategy
 from castile.runtime.task import CostKey, TaskGraph
 
-# What a task is of, its pass or form, of which microbatch: fc1.F@1[0], flat@0:4:move[0], fc1.bias/grad:fold[0] and 1 more.
+# What a task is of, its pass or form, of which microbatch: fc1.F@1[0], flat@0:4:move[0], loss:fold[0] and 1 more.
 _NAME = re.compile(r"(?P<of>[^@]+)(@\d+:\d+)?[.:][^.:@[]+(@\d+)?\[[^]]*\](?P<more> and \d+ more)?")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,7 +140,7 @@ def tell(facts: Mapping[str, Any], as_json: bool) -> None:
     whose = f"of {facts['op']} " if facts["op"] else ""
     print(f"{report.counted(len(keys), 'kind')} of tasks {whose}in the steps of {', '.join(facts['plans'])}")
     print(f"share: what a kind takes of the time in tasks{whose and ' of these'}, in the first plan that has it\n")
-    print("\n".join(_table(keys[:MOST_ROWS], [name for key in keys for name in key["nodes"]])))
+    print("\n".join(_table(keys[:MOST_ROWS], dict.fromkeys(name for key in keys for name in key["nodes"]))))
     if len(keys) > MOST_ROWS:
         print(f"... and {len(keys) - MOST_ROWS} more, which --json tells")
     lone = [key for key in keys if key["other_ranks"] in ALONE]
@@ -179,7 +179,7 @@ def _doubts(facts: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _table(keys: Sequence[Mapping[str, Any]], every: Sequence[str]) -> list[str]:
+def _table(keys: Sequence[Mapping[str, Any]], every: Iterable[str]) -> list[str]:
     """Lines of columns: words to the left, numbers to the right; `every` are the names of all nodes."""
     rows = [HEAD, *((*_cells(key), report.named_briefly(key["nodes"], every, WIDEST_NODES)) for key in keys)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]

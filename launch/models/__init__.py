@@ -194,14 +194,15 @@ def parse(text: str) -> Model:
         rewrite = ""
     elif rewrite is not None:
         rewrites.check(rewrite)
-    module = _found(name)
+    module = found(name)
     values = settings.typed(module.build, given, f"model {name}", reserved=("batch", "dtype", "training"))
     recipe = _recipe(module, name)
     telling, storing = (module.remark, module.stored) if isinstance(module, Imported) else (None, None)
     return Model(name, module.build, recipe, values, rewrite, text, telling, storing)
 
 
-def _found(name: str) -> ModuleType | Imported:
+def found(name: str) -> ModuleType | Imported:
+    """The module of a model by its name or its file. Raises ValueError as `parse` does."""
     if name.endswith(".py"):
         return _from_file(name)
     importer = importers.of(name)

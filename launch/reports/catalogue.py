@@ -46,10 +46,13 @@ class Entry:
 
 
 def _models() -> Iterator[Entry]:
-    for name in models.available():
-        module = importlib.import_module(f"castile.launch.models.{name}")
-        settings = _defaults(module.build, ("batch", "dtype", "training"))
-        yield Entry(name, clause(docstring(module)), settings, told(module.build), docstring(module.build))
+    return map(_model, models.available())
+
+
+def _model(name: str) -> Entry:
+    module = models.found(name)
+    settings = _defaults(module.build, ("batch", "dtype", "training"))
+    return Entry(name, clause(docstring(module)), settings, told(module.build), docstring(module.build))
 
 
 def _machines() -> Iterator[Entry]:
@@ -114,19 +117,23 @@ KINDS: dict[str, Callable[[], Iterator[Entry]]] = {
 
 def facts(kind: str) -> list[dict[str, Any]]:
     """The entries of a kind for programs: defaults as they are typed, "" where they are left open."""
-    return [
-        {
-            "name": one.name,
-            "what": one.what,
-            "gives": one.gives,
-            "settings": [
-                {"name": name, "default": typed(name, value).partition("=")[2], "what": one.told.get(name, "")}
-                for name, value in one.settings.items()
-            ],
-            **one.figures,
-        }
-        for one in KINDS[kind]()
+    return [_facts(one) for one in KINDS[kind]()]
+
+
+def _facts(one: Entry) -> dict[str, Any]:
+    settings = [
+        {"name": name, "default": typed(name, value).partition("=")[2], "what": one.told.get(name, "")}
+        for name, value in one.settings.items()
     ]
+    return {"name": one.name, "what": one.what, "gives": one.gives, "settings": settings, **one.figures}
+
+
+def model(text: str) -> dict[str, Any]:
+    """A model that the user names, which may be a file, with the parameters that it has by its settings.
+
+    Raises ValueError as `models.parse` does.
+    """
+    return _facts(_model(models.parse(text).name)) | {"name": text, "num_params": num_params(text)}
 
 
 def num_params(text: str) -> int:
