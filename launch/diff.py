@@ -158,7 +158,7 @@ def _tell(facts: Mapping[str, Any]) -> None:
     else:
         by = f"simulated on {facts['simulated_on']}" if facts["simulated_on"] else "as their files predict"
         out.say(f"\n{by}:")
-        out.print(_figure_table(figures, report.what(facts["forward"])))
+        out.say_table(_figure_table(figures, report.what(facts["forward"])))
     out.say(f"\n{facts['num_moved']} of {facts['num_nodes']} nodes lie differently" + (":" if facts["moved"] else ""))
     for row in facts["moved"][:MOST_ROWS]:
         here, there = (row[plan] or "by default" for plan in "ab")

@@ -79,7 +79,7 @@ def _tell_all(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     for kind, rows in found.items():
         made.add_row(kind, " ".join(row["name"] for row in rows))
     out = report.console()
-    out.print(made)
+    out.say_table(made, wraps=True)
     out.say("\n`castile list KIND` says what each is, `castile list KIND WHICH` which settings it has")
 
 
@@ -87,7 +87,7 @@ def _tell_kind(rows: Sequence[Mapping[str, Any]]) -> None:
     made = report.table("name", "what it is")
     for row in rows:
         made.add_row(row["name"], row["what"])
-    report.console().print(made)
+    report.console().say_table(made, wraps=True)
 
 
 def _tell_one(row: Mapping[str, Any]) -> None:
@@ -100,7 +100,7 @@ def _tell_one(row: Mapping[str, Any]) -> None:
         for setting in row["settings"]:
             made.add_row(setting["name"], setting["default"], setting["what"])
         out.say("")
-        out.print(made)
+        out.say_table(made, wraps=True)
 
 
 def _figures(row: Mapping[str, Any]) -> list[str]:

@@ -263,11 +263,11 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
         f"{memory.written(facts['moved_bytes'])}; prices: {report.prices_words(facts['prices'])}"
     )
     out.say(f"{throughput.words(facts)}, {report.rate(facts['flops_per_second'])} on each processor\n")
-    out.print(report.kind_table(facts["kinds"]))
+    out.say_table(report.kind_table(facts["kinds"]))
     if sum(kind["share"] for kind in facts["kinds"]) > 1 + ROUNDING:
         out.say("shares are of all processors' time, and add to more than all of it: transfers go on beside kernels")
     out.say("")
-    out.print(report.proc_table(facts["procs"]))
+    out.say_table(report.proc_table(facts["procs"]))
     fullest = max(facts["procs"], key=lambda row: row["peak_bytes"])
     owners = ", ".join(f"{owner['name']} ({memory.written(owner['size_bytes'])})" for owner in fullest["largest"])
     sizes = {words: fullest["held"][f"{kind}_bytes"] for kind, words in HELD.items()}

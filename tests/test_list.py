@@ -1,12 +1,14 @@
 """The command list: all that has a name, with the settings that it takes, and nothing else."""
 
+import io
+import os
 import re
 
 import pytest
 
 from castile.launch import data, models
 from castile.launch.__main__ import main
-from castile.launch.reports import catalogue
+from castile.launch.reports import catalogue, report
 from castile.launch.typed import optimizers, rates
 from castile.planner import searches
 from castile.planner.known.described import described
@@ -91,6 +93,19 @@ def test_a_file_of_ones_own_is_told_as_a_model_is(tmp_path, monkeypatch, capsys)
         "name": "own.py:width=5", "what": "What I try", "gives": "x [b, 4] -> y.", "num_params": 4 * 5 + 5,
         "settings": [{"name": "width", "default": "3", "what": "of it"}],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_narrow_terminal_has_words_below_each_other_and_a_file_a_line_for_each(is_terminal, monkeypatch):
+    monkeypatch.setattr(report.shutil, "get_terminal_size", lambda: os.terminal_size((24, 10)))
+    made = report.table("name", "what it is")
+    made.add_row("first", "words that have no room in it")
+    made.add_row("second", "")
+    out = report.Output(file=io.StringIO(), highlight=False, width=report.TABLE_WIDTH, force_terminal=is_terminal)
+    out.say_table(made, wraps=True)
+    narrow = ["name    what it is", "first   words that have", "        no room in it", "second"]
+    wide = ["name    what it is", "first   words that have no room in it", "second"]
+    assert out.file.getvalue().splitlines() == (narrow if is_terminal else wide)
 
 
 PLANNED = [

@@ -5,6 +5,7 @@ It does not know how plans are found.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -309,6 +310,18 @@ class Output(Console):
     def say(self, text: str) -> None:
         """Print a line as it is, however long."""
         self.print(text, soft_wrap=True)
+
+    def say_table(self, made: Table, wraps: bool = False) -> None:
+        """Print a table, of which lines end as their words do: a narrow terminal wraps no blanks.
+
+        wraps   whether words of its last column that a terminal has no room for go on below; else it cuts anywhere
+        """
+        is_narrow = wraps and self.is_terminal
+        made.columns[-1].no_wrap = not is_narrow
+        with self.capture() as told:
+            self.print(made, width=shutil.get_terminal_size().columns if is_narrow else None)
+        for line in told.get().splitlines():
+            self.say(line.rstrip())
 
     def say_files(self, facts: Mapping[str, Any]) -> None:
         """Print what was written where."""

@@ -40,7 +40,7 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
         )
     if facts["pinned"]:
         out.say(f"pinned: {'; '.join(facts['pinned'])}\n")
-    out.print(report.plan_table({**facts["seeds"], f"found by {facts['search']}": facts["found"]}, what))
+    out.say_table(report.plan_table({**facts["seeds"], f"found by {facts['search']}": facts["found"]}, what))
     out.say(f"\nwith the plan found {throughput.words(facts)}")
     if facts["bound_seconds"] is not None:
         out.say(_bound_words(facts))
@@ -49,7 +49,7 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
         # Of a plan of the front it is known what its fullest arena takes.
         rows = [row | {"live_bytes": max(row["arena_bytes"])} for row in facts["front"]]
         named = {row.get("file", f"{n}"): row for n, row in enumerate(rows, 1)}
-        out.print(report.plan_table(named, what, memory="arena"))
+        out.say_table(report.plan_table(named, what, memory="arena"))
     looked = f"after {report.counted(facts['num_proposals'], 'proposal')} in {facts['elapsed_seconds']:.1f} s"
     same = f"; it equals {facts['equals']}" if facts["equals"] else ""
     out.say(f"\nthe plan, {looked}{same}:")
@@ -73,7 +73,7 @@ def tell_machines(model: str, objective: str, rows: Sequence[Mapping[str, Any]])
     for row in rows:
         worth = [""] * 6 + ["none"] if row["refused"] else [*_worth(row), _briefly(row)]
         made.add_row(row["machine"], str(row["num_procs"]), *worth)
-    out.print(made)
+    out.say_table(made)
     for row in rows:
         if row["refused"]:
             out.say(f"\n{row['machine']}: {row['refused']}")
