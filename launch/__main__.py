@@ -104,9 +104,10 @@ def _check_known(name: str) -> None:
     if any(path.stem == name and _one_line(path) is not None for path in _FOLDER.glob("*.py")):
         return
     found = commands()
-    near = difflib.get_close_matches(name, found, n=1)
-    hint = f"did you mean `castile {near[0]}`?" if near else f"the commands are {', '.join(found)}"
-    raise ranks.UserError(f"castile has no command '{name}'; {hint}")
+    what, known = ("option", ["--help", "--version"]) if name.startswith("-") else ("command", [*found, "help"])
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f"did you mean `castile {near[0]}`?" if near else f"the {what}s are {', '.join(known)}"
+    raise ranks.UserError(f"castile has no {what} '{name}'; {hint}")
 
 
 @contextlib.contextmanager

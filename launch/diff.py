@@ -30,8 +30,8 @@ MOST_ROWS = 20
 MOST_LETTERS = 80
 # What plans are made for and with; a difference in one of these is told beside the nodes that moved.
 SETTINGS = (
-    "machine", "num_procs", "microbatches", "recompute", "bucket_bytes", "order", "ahead", "search", "seed",
-    "cost_snapshot", "optimizer", "clip",
+    "machine", "machine_name", "num_procs", "microbatches", "recompute", "bucket_bytes", "order", "ahead", "search",
+    "seed", "cost_snapshot", "optimizer", "clip",
 )  # fmt: skip
 FIGURES = ("step_seconds", "peak_bytes", "moved_bytes")
 
@@ -145,16 +145,20 @@ def _simulated(plan: Strategy, desk: Desk) -> tuple[Predicted, Mapping[str, Node
 def _tell(facts: Mapping[str, Any]) -> None:
     out = report.console()
     out.say(f"{facts['model']}: from {facts['a']['file']} to {facts['b']['file']}")
+    # a fingerprint says nothing to whom a name does
+    hidden = "machine" if "machine_name" in facts["settings"] else ""
     for name, of in facts["settings"].items():
+        if name == hidden:
+            continue
         here, there = (_said(of[plan]) for plan in "ab")
-        out.say(f"  {name.replace('_', ' ')}: {here} -> {there}")
+        out.say(f"  {name.removesuffix('_name').replace('_', ' ')}: {here} -> {there}")
     figures = facts["figures"]
     if figures is None:
         out.say("\na file predicts nothing: --machine simulates both plans, with --forward their forward passes")
     else:
         by = f"simulated on {facts['simulated_on']}" if facts["simulated_on"] else "as their files predict"
         out.say(f"\n{by}:")
-        out.print(_figure_table(figures, report.what(facts["forward"])))
+        out.say_table(_figure_table(figures, report.what(facts["forward"])))
     out.say(f"\n{facts['num_moved']} of {facts['num_nodes']} nodes lie differently" + (":" if facts["moved"] else ""))
     for row in facts["moved"][:MOST_ROWS]:
         here, there = (row[plan] or "by default" for plan in "ab")

@@ -68,6 +68,7 @@ def run(command: Doctor) -> int:
         return 0
     if command.ranks < 0:
         raise ranks.UserError(f"--ranks {command.ranks}: a test starts 1 rank or more, and 0 starts none")
+    launch.check_room(command.ranks, f"--ranks {command.ranks}")
     if command.ranks and ranks.num_launched() > 1:
         raise ranks.UserError("--ranks starts ranks of its own: run `castile doctor` outside mpirun")
     if command.write_mpi_settings:
@@ -197,17 +198,24 @@ def _mpi() -> Finding:
         path = launch.mpirun_path()
     except ValueError:
         return Finding("MPI", False, "no mpirun: castile runs on one rank", {"mpi4py": python}, _MPI_LINE)
-    library = _answer([str(path), "--version"])
+    status, library = _answer([str(path), "--version"])
     facts = {"mpi4py": python, "mpirun": str(path), "library": library}
+    if status:
+        return Finding("MPI", False, f"{path} does not start: {library}", facts)
     if python is None:
         return Finding("MPI", False, f"{library} at {path}, but no mpi4py", facts, _MPI_LINE)
     return Finding("MPI", True, f"{library} at {path}, mpi4py {python}", facts)
 
 
-def _answer(words: list[str]) -> str:
-    answer = subprocess.run(words, capture_output=True, text=True, timeout=_START_SECONDS, check=False)
+def _answer(words: list[str]) -> tuple[int, str]:
+    """The exit status of a command, in the environment that `castile launch` gives it, and the first line it says."""
+    environment = launch.variables() | os.environ
+    none = subprocess.DEVNULL
+    answer = subprocess.run(
+        words, env=environment, stdin=none, capture_output=True, text=True, timeout=_START_SECONDS, check=False
+    )
     lines = (answer.stdout or answer.stderr).strip().splitlines() or [f"exit status {answer.returncode}"]
-    return re.sub(r"^mpirun \((.*)\) ", r"\1 ", lines[0])
+    return answer.returncode, re.sub(r"^mpirun \((.*)\) ", r"\1 ", lines[0])
 
 
 def _settings() -> Finding:

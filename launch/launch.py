@@ -127,7 +127,9 @@ def _plain() -> dict[str, str]:
 
 def variables() -> dict[str, str]:
     """What mpirun and the ranks need in their environment, where it does not say otherwise."""
-    return mpi_settings.variables() | dict.fromkeys(mpi_settings.THREAD_VARIABLES, "1")
+    # without a home mpirun does not start
+    home = {"HOME": os.path.expanduser("~")}
+    return mpi_settings.variables() | dict.fromkeys(mpi_settings.THREAD_VARIABLES, "1") | home
 
 
 def mpirun_path() -> Path:
@@ -156,6 +158,18 @@ def mpirun_words(num_ranks: int, hostfile: Path | None, program: Sequence[str]) 
     return [*words, *program]
 
 
+def check_room(num_ranks: int, who: str, otherwise: str = "") -> None:
+    """Raises UserError, in the words of `who`, where so many ranks have no room in this host's memory: mpirun would
+    start them all the same, and the host stand still.
+    """
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_ranks * LEAST_RANK_BYTES > there:
+        raise UserError(
+            f"{who}: so many ranks have no room in the {written(there)} of this host: give at most "
+            f"{there // LEAST_RANK_BYTES}{otherwise}"
+        )
+
+
 def _split(args: list[str]) -> tuple[list[str], list[str]]:
     position = 0
     while position < len(args) and args[position].startswith("-") and args[position] != "--":
@@ -167,18 +181,13 @@ def _split(args: list[str]) -> tuple[list[str], list[str]]:
 def _check(command: Launch) -> None:
     if command.ranks < 1:
         raise UserError(f"-n {command.ranks}: a job has at least 1 rank")
-    # mpirun would start them all the same, and the host stand still
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    is_here = command.hostfile is None and not any(name in os.environ for name in ALLOCATIONS)
-    if is_here and command.ranks * LEAST_RANK_BYTES > there:
-        raise UserError(
-            f"-n {command.ranks}: so many ranks have no room in the {written(there)} of this host: give at most "
-            f"{there // LEAST_RANK_BYTES}, or --hostfile FILE with more hosts"
-        )
+    if command.hostfile is None and not any(name in os.environ for name in ALLOCATIONS):
+        check_room(command.ranks, f"-n {command.ranks}", ", or --hostfile FILE with more hosts")
     if command.restarts < 0:
         raise UserError(f"--restarts {command.restarts}: a job is restarted 0 times or more")
-    if not command.command:
-        raise UserError("nothing to launch: name a castile command, as in `castile launch -n 2 train convnet`")
+    if command.command[:1] in ((), ("castile",)):
+        what = "without the word castile before it" if command.command else "as in `castile launch -n 2 train convnet`"
+        raise UserError(f"nothing to launch: name a castile command, {what}")
     is_kept = any(word == "--resume" or word.endswith(".toml") for word in command.command)
     if command.restarts and command.command[0] == "train" and not is_kept:
         raise UserError(

@@ -19,7 +19,7 @@ from castile.launch.jobs import checks, jobs, offline
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring import coverage, estimated, links, rounds, tables, tuning
 from castile.launch.measuring.isolation import Bench, Isolated
-from castile.launch.measuring.kinds import is_among, names_of, of_nodes
+from castile.launch.measuring.kinds import is_among, names_of, of_nodes, owners
 from castile.launch.measuring.measure import sample_feed
 from castile.launch.measuring.tables import Profiled, Row
 from castile.launch.pictures import roofline
@@ -278,11 +278,12 @@ def _add_rows(job: Job, work: Work, tasks: TaskGraph, beside: dict[CostKey, str]
     numbers = work.kinds(tasks)
     spent = {key: held[key].seconds * key.members * counts[k] for key, k in numbers.items()}
     total = sum(spent.values())
+    nodes = owners(tasks, numbers.keys() - rows.keys())
     for key, k in numbers.items():
         if key not in rows:
             kernels = tuning.kernels_of(job, tasks, int(np.argmax(tasks.cost == k)))
             share, count = (spent[key] / total, counts[k]) if work.is_step else (0.0, 0)
-            rows[key] = Row(held[key], work.name, count, share, key in beside, beside.get(key, ""), kernels)
+            rows[key] = Row(held[key], work.name, count, share, key in beside, beside.get(key, ""), kernels, nodes[key])
 
 
 def _keep(job: Job, row: Measured) -> None:

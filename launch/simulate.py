@@ -19,7 +19,7 @@ from castile.launch.jobs import checks, offline
 from castile.launch.jobs.offline import Desk
 from castile.launch.pictures import timeline as timelines
 from castile.launch.processes.ranks import UserError
-from castile.launch.reports import report, trace
+from castile.launch.reports import report, throughput, trace
 from castile.launch.typed import files, options
 from castile.launch.typed.files import Outputs
 from castile.planner import strategy as strategies
@@ -159,7 +159,7 @@ def _facts(model: str, plan: str, desk: Desk, seen: Seen) -> dict[str, Any]:
         "batch_samples": desk.evaluator.lowering.graph.batch,
         "num_tasks": int(seen.count.sum()),
         "step_seconds": step,
-        "samples_per_second": desk.evaluator.lowering.graph.batch / step,
+        **throughput.facts(desk.evaluator.lowering, step),
         "flops_per_second": flops(seen) / step / desk.machine.num_procs,
         "moved_bytes": moved_bytes(tasks, seen.count),
         "kinds": kinds(seen, working),
@@ -262,13 +262,12 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
         f"{facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])} and moves "
         f"{memory.written(facts['moved_bytes'])}; prices: {report.prices_words(facts['prices'])}"
     )
-    pace, rate = report.pace(facts["samples_per_second"]), report.rate(facts["flops_per_second"])
-    out.say(f"{pace}, {rate} on each processor\n")
-    out.print(report.kind_table(facts["kinds"]))
+    out.say(f"{throughput.words(facts)}, {report.rate(facts['flops_per_second'])} on each processor\n")
+    out.say_table(report.kind_table(facts["kinds"]))
     if sum(kind["share"] for kind in facts["kinds"]) > 1 + ROUNDING:
         out.say("shares are of all processors' time, and add to more than all of it: transfers go on beside kernels")
     out.say("")
-    out.print(report.proc_table(facts["procs"]))
+    out.say_table(report.proc_table(facts["procs"]))
     fullest = max(facts["procs"], key=lambda row: row["peak_bytes"])
     owners = ", ".join(f"{owner['name']} ({memory.written(owner['size_bytes'])})" for owner in fullest["largest"])
     sizes = {words: fullest["held"][f"{kind}_bytes"] for kind, words in HELD.items()}

@@ -262,7 +262,8 @@ def check(
             "name the machine that it was made for, or plan again"
         )
     if strategy.machine and strategy.machine != machine.fingerprint:
-        raise ValueError(f"the plan was made for another machine, not for {machine.name}: name that one, or plan again")
+        other = f"another machine, {strategy.machine_name}," if strategy.machine_name else "another machine,"
+        raise ValueError(f"the plan was made for {other} not for {machine.name}: name that one, or plan again")
     if strategy.microbatches < 1:
         raise ValueError(f"the plan has {strategy.microbatches} microbatches; there is at least 1")
     if strategy.bucket_bytes < 0:

@@ -25,6 +25,8 @@ from castile.runtime.processor import RATES, Processor
 from castile.runtime.task import NUM_LANES, Lane
 
 PRESETS = Path(__file__).parent / "machines"
+# Of these the one that stands for this host.
+LOCAL = "local.toml"
 
 # Of a host's memory its ranks may fill this share; the rest is the operating system's and the interpreters'.
 HOST_SHARE = 0.8
@@ -167,17 +169,27 @@ def parse(text: str) -> Machine:
     """
     path, settings = _split(text)
     file = _read(str(path))
-    is_local = path == PRESETS / "local.toml"
-    allowed = ["procs"] * (is_local or file.divided) + ["nodes"] * (not file.divided)
+    usual = _usual(path, file)
     for key in settings:
-        if key not in allowed:
-            raise ValueError(f"machine {text!r} has no setting {key!r}{strict.suggestion(key, allowed)}; "
-                             f"its settings: {', '.join(allowed)}")  # fmt: skip
-    if is_local:
-        return local(settings.get("procs", num_cores()), settings.get("nodes", 1))
-    if file.divided:
-        return divided(_build(text, file, settings.get("procs", 2)))
-    return _build(text, file, settings.get("nodes", file.nodes))
+        if key not in usual:
+            raise ValueError(f"machine {text!r} has no setting {key!r}{strict.suggestion(key, list(usual))}; "
+                             f"its settings: {', '.join(usual)}")  # fmt: skip
+    said = usual | settings
+    if path == PRESETS / LOCAL:
+        return local(said["procs"], said["nodes"])
+    return divided(_build(text, file, said["procs"])) if file.divided else _build(text, file, said["nodes"])
+
+
+def settings_of(name: str) -> dict[str, int]:
+    """The settings that a preset takes, or a machine's file, with their defaults. Raises ValueError as `parse` does."""
+    path, _ = _split(name)
+    return _usual(path, _read(str(path)))
+
+
+def _usual(path: Path, file: _File) -> dict[str, int]:
+    if path == PRESETS / LOCAL:
+        return {"procs": num_cores(), "nodes": 1}
+    return {"procs": 2} if file.divided else {"nodes": file.nodes}
 
 
 def presets() -> list[str]:
@@ -234,8 +246,9 @@ def divided(machine: Machine) -> Machine:
     def share(p: Processor) -> Processor:
         rates = {field: getattr(p, field) for field in (*RATES, "bytes_per_second")}
         parts = {field: rate and rate / n for field, rate in rates.items()}
+        peaks = tuple([(dtype, peak / n) for dtype, peak in p.peaks])
         return msgspec.structs.replace(
-            p, memory_bytes=p.memory_bytes // n, reserved_bytes=p.reserved_bytes // n, **parts
+            p, memory_bytes=p.memory_bytes // n, reserved_bytes=p.reserved_bytes // n, peaks=peaks, **parts
         )
 
     levels = tuple(msgspec.structs.replace(x, bytes_per_second=x.bytes_per_second / n) for x in machine.levels)

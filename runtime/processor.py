@@ -11,6 +11,7 @@ from collections.abc import Collection
 import msgspec
 
 NARROW = ("float16", "bfloat16")
+DTYPES = ("float32", "float64", *NARROW)
 # The fields that say how many operations are done in a second.
 RATES = (
     "flops_per_second", "float16_flops_per_second", "bfloat16_flops_per_second", "float64_flops_per_second",
@@ -27,6 +28,7 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     It is what large products attain; attained says of kernels by name what share of it they do, where that is less. Of
     numbers of 16 bits unaligned says what share of that they do where rows do not begin where vectors do, and planar
     where the channels of images lie apart (`CostKey.traits`).
+    peaks are what its data sheet promises, by dtype: steps are told to need a share of them, and nothing is priced.
     """
 
     kind: str
@@ -41,6 +43,7 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attained: tuple[tuple[str, float], ...] = ()
     unaligned: tuple[tuple[str, float], ...] = ()
     planar: tuple[tuple[str, float], ...] = ()
+    peaks: tuple[tuple[str, float], ...] = ()
 
     def flops_rate(self, dtype: str, kernel: str = "", traits: Collection[str] = ()) -> float:
         """Floating point operations per second on operands of a dtype (a numpy name, or "bfloat16"), of a kernel, or of
@@ -55,6 +58,10 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for trait in traits if dtype in NARROW else ():
             share *= _share(getattr(self, trait), kernel)
         return share * (rates.get(dtype) or self.flops_per_second)
+
+    def peak_rate(self, dtype: str) -> float | None:
+        """Operations a second that its data sheet promises on operands of a dtype; None where nothing is said of it."""
+        return dict(self.peaks).get(dtype)
 
     @property
     def capacity_bytes(self) -> int:
@@ -84,6 +91,14 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for kernel, share in getattr(self, field):
                 if not 0 < share <= 1:
                     raise ValueError(f"{who}.{field}: a share of {kernel!r} must be above 0 and at most 1, not {share}")
+        for dtype, peak in self.peaks:
+            if dtype not in DTYPES:
+                raise ValueError(f"{who}.peaks: no dtype {dtype!r}; there are {', '.join(DTYPES)}")
+            if not self.flops_rate(dtype) <= peak < math.inf:
+                raise ValueError(
+                    f"{who}.peaks: {dtype!r} must be finite and no less than the {self.flops_rate(dtype):g} that "
+                    f"products attain, not {peak}"
+                )
 
 
 def _share(shares: tuple[tuple[str, float], ...], kernel: str) -> float:

@@ -19,7 +19,10 @@ T = TypeVar("T")
 LEAST_HELD = 3
 # So many names are told where none is near.
 MOST_NAMES = 8
+# Below this every whole number is one with a point, too.
+MOST_EXACT = 2.0**53
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
+_MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
 _TYPES = re.compile(r"`(\w+(?: \| \w+)*)`")
 # Of the decoder's types, in the words of those who write such files; what may be left out is no type of its own.
 _WORDS = {
@@ -36,7 +39,7 @@ def from_toml(data: bytes, form: type[T], source: str) -> T:
         tree = tomllib.loads(data.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{source} is not TOML: {error}") from error
-    return convert(tree, form, source)
+    return convert(_whole(tree), form, source)
 
 
 def from_json(data: bytes | str, form: type[T], source: str) -> T:
@@ -76,6 +79,15 @@ def hint(word: str, known: list[str]) -> str:
     return suggestion(word, known) or f"; there are {', '.join(known[:MOST_NAMES])}{more}"
 
 
+def _whole(tree: Any) -> Any:
+    """The tree of a TOML file with numbers that are whole, as 80e9, as such: who reads a number takes these too."""
+    if isinstance(tree, dict):
+        return {key: _whole(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_whole(value) for value in tree]
+    return int(tree) if isinstance(tree, float) and tree.is_integer() and abs(tree) < MOST_EXACT else tree
+
+
 class _Duplicate(ValueError):
     """A key that occurs twice in one JSON object."""
 
@@ -97,6 +109,8 @@ def _explain(message: str, form: Any) -> str:
     placed = _PLACED.fullmatch(message)
     assert placed is not None
     path = (placed["path"] or "$").removeprefix("$").lstrip(".")
+    if missing := _MISSING.fullmatch(placed["what"]):
+        return f"the field {'.'.join(filter(None, (path, missing['field'])))!r} is missing"
     what = _TYPES.sub(_worded, placed["what"]).replace("`", "")
     return f"{path}: {what[0].lower()}{what[1:]}" if path else f"{what[0].lower()}{what[1:]}"
 

@@ -50,6 +50,12 @@ THEIRS = {
     "idle.py": f"    g.linear('aside', logits, features=3)\n{LEARNS}",
     "unread.py": f"    g.param('gain', (3,), ('a',), Init('zeros'))\n{LEARNS}",
 }
+RECIPES = {
+    "no_recipe.py": "{'batch': 64}",
+    "words.py": "Recipe('digits', '64', 0.1)",
+    "uphill.py": "Recipe('digits', 64, -0.1)",
+    "hollow.py": "Recipe('digits', 64, 0.1, epochs=0)",
+}
 OWNER = r"[\w./ ]+ \([\d.]+ (?:GiB|MiB|KiB|bytes)\)"
 
 
@@ -108,6 +114,8 @@ def folder(tmp_path_factory):
     (folder / "unknown.toml").write_text(f'{TINY}unaligned = [["linear.X", 0.5]]\n')
     (folder / "negative.toml").write_text(TINY.replace("8e9", "-8e9"))
     (folder / "no_build.py").write_text("x = 1\n")
+    for name, recipe in RECIPES.items():
+        (folder / name).write_text(f"from castile.launch.models import Recipe\nRECIPE = {recipe}\n{OWN}{LEARNS}")
     for name, body in THEIRS.items():
         (folder / name).write_text(OWN + body)
     (folder / "syntax.py").write_text("def build(batch=None\n")
@@ -222,6 +230,17 @@ CASES = [
     ("train --stpes 5 mlp", r"train has no option --stpes \(did you mean '--steps'\?\); `castile train --help`"),
     ("plan mlp --machin=local", r"castile plan has no option --machin \(did you mean '--machine'\?"),
     ("doctor --no-json", r"castile doctor has no option --no-json"),
+    ("list model", r"castile list: no kind 'model' \(did you mean 'models'\?\); there are models, machines, data"),
+    ("list models gtp", r"no model 'gtp' \(did you mean 'gpt'\?\); there are alexnet,"),
+    ("list models gpt:layer=3", r"model gpt has no setting 'layer' \(did you mean 'layers'"),
+    ("list plans megatron_4", r"castile list plans: there is no 'megatron_4' \(did you mean 'megatron'"),
+    ("plan --model mlp", r"castile plan has no option --model: give MODEL by itself"),
+    ("simulate --file=mlp1.json", r"castile simulate has no option --file: give MODEL\|FILE by itself"),
+    ("doctor --ranks 1000000000", r"--ranks 1000000000: so many ranks have no room in the .* give at most \d+$"),
+    ("train no_recipe.py", r"model no_recipe.py: RECIPE is a dict: write Recipe\(data=..., batch=..., lr=...\)"),
+    ("plan words.py", r"model words.py: RECIPE: batch: expected a whole number, got a text"),
+    ("train uphill.py", r"model uphill.py: RECIPE: lr: expected a number > 0"),
+    ("train hollow.py", r"model hollow.py: RECIPE: epochs: expected a whole number >= 1"),
     # numbers
     ("train mlp --budget 10x", r"budget '10x'"),
     ("train mlp --budget 0", r"budget '0'"),

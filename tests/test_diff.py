@@ -118,6 +118,24 @@ def test_diff_tells_people_the_same(files, capsys):
     assert "as their files predict" in out and "250 ms" in out and "500 ms" in out and "+250 ms" in out
 
 
+def test_machines_are_told_by_their_names(files, capsys):
+    """And by their fingerprints only where they have none."""
+    a, b = files["data_parallel"], files["one_processor"]
+    for path, name, machine in ((a, "left.toml", "0" * 16), (b, "right:nodes=2", "1" * 16)):
+        plan = msgspec.structs.replace(strategies.read(path), machine_name=name, machine=machine)
+        Path(path).write_bytes(strategies.encode(plan))
+    facts = answer(capsys, "diff", a, b)
+    assert facts["settings"]["machine_name"] == {"a": "left.toml", "b": "right:nodes=2"}
+    assert main(["diff", a, b]) == 0
+    out = capsys.readouterr().out
+    assert "  machine: left.toml -> right:nodes=2\n" in out and "0" * 16 not in out
+    for path in (a, b):
+        plan = msgspec.structs.replace(strategies.read(path), machine_name="")
+        Path(path).write_bytes(strategies.encode(plan))
+    assert main(["diff", a, b]) == 0
+    assert f"  machine: {'0' * 16} -> {'1' * 16}\n" in capsys.readouterr().out
+
+
 def test_plans_of_different_models_are_refused(files, tmp_path, capsys):
     other = str(tmp_path / "other.json")
     plan = msgspec.structs.replace(strategies.read(files["data_parallel"]), graph="0123456789abcdef", model="gpt")

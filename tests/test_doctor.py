@@ -61,6 +61,23 @@ def test_no_mpirun_is_a_finding_and_not_a_failure(monkeypatch, tmp_path, capsys)
     assert not facts["mpi"]["found"] and not facts["start-up"]["found"]
 
 
+def test_an_mpirun_that_does_not_start_is_none(monkeypatch, tmp_path):
+    tool = tmp_path / "mpirun"
+    tool.write_text("#!/bin/sh\necho 'Error: no room' >&2\nexit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    found = next(finding for finding in doctor.examine() if finding.name == "MPI")
+    assert not found.found and found.words == f"{tool} does not start: Error: no room"
+
+
+def test_who_has_no_home_in_the_environment_has_ranks_all_the_same(monkeypatch):
+    """mpirun does not start without one, as in containers and services."""
+    monkeypatch.delenv("HOME")
+    assert os.path.isabs(launch.variables()["HOME"])
+    found = next(finding for finding in doctor.examine() if finding.name == "MPI")
+    assert found.found and "Error" not in found.words
+
+
 def test_settings_are_written_once_and_keep_what_stands_there(tmp_path):
     (tmp_path / "openmpi-mca-params.conf").write_text("# mine\nbtl = self,vader\n")
     assert len(mpi_settings.missing_settings(tmp_path)) == 6

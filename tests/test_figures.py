@@ -31,6 +31,8 @@ UNITS = {
     "ms": ("seconds", 1e3), "us": ("seconds", 1e6), "s": ("seconds", 1.0), "%": ("", 100.0),
     "bytes": ("bytes", 1.0), "KiB": ("bytes", 2.0**-10), "MiB": ("bytes", 2.0**-20), "GiB": ("bytes", 2.0**-30),
     "samples/s": ("samples_per_second", 1.0), "k samples/s": ("samples_per_second", 1e-3),
+    "M samples/s": ("samples_per_second", 1e-6), "tokens/s": ("tokens_per_second", 1.0),
+    "k tokens/s": ("tokens_per_second", 1e-3), "M tokens/s": ("tokens_per_second", 1e-6),
 }  # fmt: skip
 NAMES = "|".join(sorted(UNITS, key=len, reverse=True))
 FIGURE = re.compile(rf"(?<![\w.:,/*\[-])[+-]?(\d+(?:\.\d+)?)(?: ?({NAMES}))?(?![\w.:/-])")
@@ -201,7 +203,7 @@ def check_follows(simulated: dict[str, Any], told: dict[str, Any]) -> None:
 
 
 STEP = re.compile(
-    r"step +(\d+)  loss ([\d.]+) \| ([\d.]+) ms \(sim ([\d.]+), ([+-][\d.]+) %\) \| ([\d.]+)(k?) samples/s \| "
+    r"step +(\d+)  loss ([\d.]+) \| ([\d.]+) ms \(sim ([\d.]+), ([+-][\d.]+) %\) \| ([\d.]+)([kM]?) samples/s \| "
     r"mem ([\d.]+) KiB/([\d.]+) GiB"
 )
 SAVED = re.compile(r"step +(\d+)  saved in (\S+): ([\d.]+) KiB in ([\d.]+) s")

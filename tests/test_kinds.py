@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.jobs.jobs import recipe_updates
-from castile.launch.measuring.kinds import is_among, of_nodes
+from castile.launch.measuring.kinds import is_among, of_nodes, owners
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.runtime import machine as machines
@@ -46,6 +47,34 @@ def test_nodes_have_the_kinds_of_the_tasks_that_are_lowered_of_them(
     assert only == set().union(*(of[name] for name in some))
     assert of_nodes(lowering, [plan], ["*"]) == set().union(*of.values())
     assert {key.dense or key for key in tasks.cost_keys if is_among(key, only)} == only
+
+
+@given(st.sampled_from(MODELS), st.sampled_from([1, 2, 4]), st.sampled_from([1, 4]), st.data())
+def test_a_kind_belongs_to_the_nodes_that_have_it(model: str, num_procs: int, micro: int, data: st.DataObject) -> None:
+    """And what is sent to no node, but to what is sent of one."""
+    named = models.parse(model)
+    lowering = Lowering(named.graph(8), machines.local(num_procs), recipe_updates(named.recipe), "train", micro)
+    plans = seeds(lowering)
+    plan = plans[data.draw(st.sampled_from(sorted(plans)))]
+    tasks = lowering.lower(plan)
+    found = owners(tasks, set(tasks.cost_keys))
+    assert {key for key, names in found.items() if names} == {tasks.cost_keys[k] for k in np.unique(tasks.cost)}
+    computing = {key: names for key, names in found.items() if not key.link and "." in key.work}
+    for name in {name for names in computing.values() for name in names}:
+        mine = {key.dense or key for key, names in computing.items() if name in names}
+        assert mine == of_nodes(lowering, [plan], [name])
+    made = {*lowering.graph.tensors, "gradients"}
+    for names in (names for key, names in found.items() if key.link):
+        assert {name.partition("/")[0] for name in names} <= made
+    assert not owners(tasks, set())
+
+
+def test_what_several_do_together_is_the_firsts_with_the_number_of_others() -> None:
+    lowering = Lowering(models.parse("mlp").graph(64), machines.local(2))
+    tasks = lowering.lower(msgspec.structs.replace(seeds(lowering)["data_parallel"], bucket_bytes=2**25))
+    found = owners(tasks, set(tasks.cost_keys))
+    told = {name for key, names in found.items() for name in names if key.name in ("sgd.F", "all_reduce")}
+    assert told == {"fc1.weight/update and 1 more", "fc1.bias/update and 3 more", "fc1.weight/grad and 1 more"}
 
 
 @pytest.mark.parametrize(

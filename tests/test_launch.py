@@ -53,6 +53,10 @@ def test_an_unknown_command_is_answered_with_the_nearest(capsys):
     assert out == "" and err == "castile: castile has no command 'docter'; did you mean `castile doctor`?\n"
     assert main(["zzz"]) == 2
     assert "the commands are" in capsys.readouterr().err
+    assert main(["PLAN", "mlp"]) == 2
+    assert "castile has no command 'PLAN'; did you mean `castile plan`?" in capsys.readouterr().err
+    assert main(["-v"]) == 2
+    assert "castile has no option '-v'; the options are --help, --version" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -173,7 +177,8 @@ def test_the_commands_own_options_stay_its_own(num_ranks, rest, marked):
     [
         (["-n", "0", "doctor"], "at least 1 rank"),
         (["-n", "1000000000", "--dry-run", "doctor"], "so many ranks have no room"),
-        (["-n", "2"], "nothing to launch"),
+        (["-n", "2"], "nothing to launch: name a castile command, as in"),
+        (["-n", "2", "castile", "doctor"], "nothing to launch: name a castile command, without the word castile"),
         (["-n", "2", "launch", "-n", "2", "doctor"], "a launch within a launch"),
         (["-n", "2", "--hostfile", "nowhere", "doctor"], "there is no host file nowhere"),
     ],
@@ -341,7 +346,8 @@ def test_words_that_lack_and_words_too_many_are_told_in_a_sentence(command):
     # What follows `launch` is another command's.
     if command != "launch":
         assert not words or f"castile {command} needs {words[-1]}" in told(*words[:-1])
-        assert f"castile {command} has no place for 'more'" in told(*words, "more")
+        left = [option.metavar for option in options_of(command) if not option.flag and option.default is not MISSING]
+        assert f"castile {command} has no place for 'more'" in told(*words, *left, "more")
     for option in options_of(command):
         if option.metavar and option.flag:
             for line in ([option.flag], [option.flag, "--json", *words]):

@@ -257,6 +257,21 @@ def test_images_whose_channels_lie_apart_have_a_share_of_what_a_kernel_attains()
     assert p.flops_rate("float32", "conv2d.F", ["planar"]) == 5e9
 
 
+def test_peaks_are_no_less_than_what_products_attain_and_of_dtypes_that_there_are():
+    p = msgspec.structs.replace(CPU, float16_flops_per_second=2e10, peaks=(("float32", 1e10), ("float16", 3e10)))
+    assert [p.peak_rate(dtype) for dtype in ("float32", "float16", "bfloat16", "float64")] == [1e10, 3e10, None, None]
+    p.check("p")
+    for peaks, told in [
+        ((("float32", 9e9),), "'float32' must be finite and no less than the 1e"),
+        ((("float16", float("nan")),), "'float16' must be finite"), ((("float64", float("inf")),), "must be finite"),
+        ((("bf16", 1e12),), "no dtype 'bf16'; there are float32, float64, float16, bfloat16"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=f"^p.peaks: .*{told}"):
+            msgspec.structs.replace(p, peaks=peaks).check("p")
+    halves = machines.divided(Machine("one", (p, p), (Level("link", 2, 1e-6, 1e9),)))
+    assert {half.peak_rate("float16") for half in halves.processors} == {1.5e10}
+
+
 def test_json_with_duplicate_or_unknown_keys_is_refused():
     with pytest.raises(ValueError, match="'kind' occurs twice"):
         strict.from_json('{"kind": "a", "kind": "b"}', Processor, "p.json")
@@ -289,5 +304,8 @@ def test_shares_of_a_device_make_up_the_device(name: str) -> None:
     for one, part in [*zip(whole.processors, parts.processors), *zip(whole.levels, parts.levels)]:
         for field in one.__struct_fields__:
             mine, theirs = getattr(part, field), getattr(one, field)
+            if field == "peaks":
+                assert mine == tuple((dtype, pytest.approx(peak / n)) for dtype, peak in theirs)
+                continue
             is_shared = field.endswith(("_bytes", "_per_second")) and theirs is not None
             assert mine == (pytest.approx(theirs / n, abs=1) if is_shared else theirs), field

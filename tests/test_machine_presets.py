@@ -42,6 +42,17 @@ def test_figures_stand_below_the_published_peaks(name):
 
 
 @pytest.mark.parametrize("name", PEAKS)
+def test_peaks_are_the_published_ones(name):
+    float32, float16, float64 = PEAKS[name][:3]
+    (p,) = parse(f"{name}:nodes=1").kinds
+    told = {"float32": float32, "float16": float16, "float64": float64}
+    for dtype, peak in told.items():
+        assert p.peak_rate(dtype) == (peak and pytest.approx(peak * 1e12, rel=5e-3))
+    has_it = name in ("dgx-a100", "dgx-h100", "h200")
+    assert p.peak_rate("bfloat16") == (p.peak_rate("float16") if has_it else None)
+
+
+@pytest.mark.parametrize("name", PEAKS)
 def test_bfloat16_is_as_fast_as_float16_where_chips_have_it_and_as_float32_before_ampere(name):
     (p,) = parse(f"{name}:nodes=1").kinds
     has_it = name in ("dgx-a100", "dgx-h100", "h200")

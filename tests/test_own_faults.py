@@ -2,6 +2,7 @@
 
 import pytest
 
+from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.jobs import numbers
 
@@ -29,3 +30,12 @@ def test_an_integer_out_of_range_is_told_with_its_task(settings, task, alone, ca
     assert main(["train", f"own.py:{settings}", "--search", "data_parallel", "--steps", "3"]) == 2
     err = capsys.readouterr().err
     assert f"castile: step 1, task {task}: " in err and "mend the samples" in err and "Traceback" not in err, err
+
+
+def test_numbers_of_numpy_are_those_of_a_recipe(tmp_path) -> None:
+    """As a rate that is computed from a batch is."""
+    recipe = "RECIPE = Recipe('digits', np.int64(64), np.sqrt(np.float32(0.25)))"
+    lines = ["import numpy as np", "from castile.launch.models import Recipe", recipe, "def build(batch, dtype): pass"]
+    (tmp_path / "net.py").write_text("\n".join(lines))
+    found = models.parse(str(tmp_path / "net.py")).recipe
+    assert found == models.Recipe("digits", 64, 0.5) and type(found.lr) is float and type(found.batch) is int

@@ -78,7 +78,8 @@ def test_people_are_told_the_same(capsys):
         told = [
             str(row["num_procs"]), report.milliseconds(row["found"]["step_seconds"]),
             report.pace(row["samples_per_second"]), report.pace(row["samples_per_second_per_proc"]),
-            written(max(row["found"]["arena_bytes"])), written(row["capacity_bytes"][0]),
+            report.percent(row["model_flops_utilisation"]), written(max(row["found"]["arena_bytes"])),
+            written(row["capacity_bytes"][0]),
             row["equals"] or "most nodes",
         ]  # fmt: skip
         at = [line.index(word) for word in told]
@@ -140,3 +141,13 @@ def test_ctrl_c_ends_all_searches_with_the_best_plans_so_far(capsys, monkeypatch
     rows = answer(capsys, "plan", "mlp", "--budget", "100000s", *on(*machines))["machines"]
     assert [row["machine"] for row in rows] == [*machines] and begun == ["1 of 2", "2 of 2"]
     assert all(row["found"]["fits"] for row in rows) and signal.getsignal(signal.SIGINT) is before
+
+
+def test_brackets_in_a_files_name_are_shown(tmp_path, monkeypatch, capsys):
+    """As in all tables."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("old[1].toml", "[bold]new.toml"):
+        Path(name).write_text(TINY.replace("memory_bytes = 1000", "memory_bytes = 1_000_000_000"))
+    assert main([*WORDS, *on("old[1].toml", "[bold]new.toml")]) == 0
+    out = capsys.readouterr().out
+    assert "\nold[1].toml " in out and "\n[bold]new.toml " in out

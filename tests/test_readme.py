@@ -14,6 +14,7 @@ import pytest
 
 from castile.launch import data, explain, models, predict, train
 from castile.launch.jobs import jobs
+from castile.launch.reports import catalogue
 from castile.launch.validate import STEP_SECONDS
 from tests import documented, test_resnet, test_zoo_sequences, test_zoo_vision
 from tests.command_lines import COMMANDS, options_of
@@ -141,4 +142,4 @@ def test_every_setting_of_a_data_set_that_says_nothing_by_itself_is_told(name: s
     load = import_module(f"castile.launch.data.{name}").load
     settings = [p for p in inspect.signature(load).parameters.values() if p.name not in data.RESERVED]
     left_open = {p.name for p in settings if p.default in ("", None, False) or p.default is p.empty}
-    assert left_open <= documented.told(load).keys()
+    assert left_open <= catalogue.told(load).keys()

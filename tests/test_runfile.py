@@ -111,7 +111,7 @@ def test_every_option_of_training_is_a_key():
         ('model = "a"\nbatch = 3.5', r"x.toml: batch: expected a whole number"),
         ('model = "a"\nresume = 1', r"x.toml: resume: expected true or false"),
         ('model = "a"\n[train]\nbatch = 3', r"x.toml: unknown field 'train'"),
-        ("batch = 3", r"x.toml: object missing required field model"),
+        ("batch = 3", r"x.toml: the field 'model' is missing"),
         ("model = ", r"x.toml is not TOML"),
         ("\xff", r"x.toml is not TOML"),
     ],

@@ -384,3 +384,11 @@ def test_random_search_draws_from_the_whole_space():
     again = search("random", evaluator(graph, machine(4)), "40", 3)
     assert found.num_proposals == 40 and found.strategy == again.strategy
     assert all(found.evaluated.seconds <= known.seconds for known in found.seeds.values())
+
+
+def test_a_network_may_have_any_depth():
+    """Pairs of matrices are looked for from the end: one after the other they would be too many for the interpreter."""
+    graph = models.parse("mlp:layers=1200,width=8").graph(8)
+    cuts = TensorCuts(graph).of(2)
+    assert [cuts[f"fc{n}"] for n in (1, 2, 3, 4)] == ["o", "i", "o", "i"] and "head" not in cuts
+    assert len(cuts) == 1800

@@ -9,7 +9,7 @@ import pytest
 
 from castile.launch import models, simulate
 from castile.launch.__main__ import main
-from castile.launch.reports import report
+from castile.launch.reports import report, throughput
 from castile.planner import strategy as strategies
 from castile.planner.simulate import simulate as simulated
 from castile.planner.strategy import Strategy
@@ -56,6 +56,12 @@ def test_simulate_breaks_a_step_down(capsys):
     assert compute == pytest.approx(busy, rel=1e-9)
 
 
+def test_a_forward_pass_has_no_updates_that_were_put_together(plan, capsys):
+    for words, is_told in (([], True), (["--forward"], False)):
+        assert main(["simulate", plan, "--machine", MACHINE, *words]) == 0
+        assert ("updates were put together" in capsys.readouterr().out) == is_told
+
+
 @pytest.mark.parametrize("nodes, pieces", [(1, 1), (4, 1), (4, 8)])
 def test_a_step_does_the_operations_of_its_network_however_it_is_cut(nodes, pieces, tmp_path, capsys):
     """Two for each product of a sample with a weight, in the forward pass and for the gradients of both."""
@@ -70,7 +76,7 @@ def test_a_step_does_the_operations_of_its_network_however_it_is_cut(nodes, piec
     assert done == pytest.approx(2 * 4096 * (3 * sum(products) - products[0]), rel=0.05)
     assert facts["samples_per_second"] * facts["step_seconds"] == pytest.approx(4096)
     assert main(["simulate", path]) == 0
-    told = f"{report.pace(facts['samples_per_second'])}, {report.rate(facts['flops_per_second'])} on each processor\n"
+    told = f"{throughput.words(facts)}, {report.rate(facts['flops_per_second'])} on each processor\n"
     assert f"\n{told}\n" in capsys.readouterr().out
 
 
@@ -126,7 +132,8 @@ def test_a_plan_that_is_unfit_is_refused(plan, tmp_path, capsys):
     later = sentence(capsys, "plan", MLP, "--machine", MACHINE, "--batch", "24", "--from", plan)
     assert "with 24 samples a step as it is here: give the same model, settings and --batch" in later
     moved = sentence(capsys, "plan", MLP, "--machine", "dgx-a100:nodes=1", "--from", plan)
-    assert f"plan {plan}: the plan was made for another machine" in moved and "not for dgx-a100:nodes=1" in moved
+    said = f"plan {plan}: the plan was made for another machine, {MACHINE}, not for dgx-a100:nodes=1"
+    assert said in moved
     damaged = tmp_path / "damaged.json"
     damaged.write_text(open(plan).read()[:-40])
     assert "damaged.json is not JSON" in sentence(capsys, "simulate", str(damaged), "--machine", MACHINE)

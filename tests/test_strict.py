@@ -49,3 +49,21 @@ def test_where_no_name_is_near_the_first_are_told() -> None:
 def test_a_mark_of_the_order_of_bytes_is_no_part_of_a_toml_file() -> None:
     """Some editors begin a file with one."""
     assert strict.from_toml(b"\xef\xbb\xbfnodes = 2\n", dict, "file") == {"nodes": 2}
+
+
+def test_a_whole_number_of_a_toml_file_may_be_written_with_an_exponent() -> None:
+    class Sizes(msgspec.Struct):
+        nbytes: int
+        rates: list[float]
+
+    assert strict.from_toml(b"nbytes = 80e9\nrates = [1e12, 0.5]\n", Sizes, "file") == Sizes(80 * 10**9, [1e12, 0.5])
+    for number in (b"0.5", b"nan", b"inf", b"1e300"):
+        with pytest.raises(ValueError, match=r"^file: nbytes: expected a whole number, got a number$"):
+            strict.from_toml(b"rates = []\nnbytes = " + number, Sizes, "file")
+
+
+def test_what_is_missing_is_named_where_it_is_missing() -> None:
+    with pytest.raises(ValueError, match=r"^m: the field 'processor\[0\]\.kind' is missing$"):
+        convert({"processor": [{"flops_per_second": 1}]}, machine._File, "m")
+    with pytest.raises(ValueError, match=r"^m: the field 'processor' is missing$"):
+        convert({}, machine._File, "m")

@@ -48,7 +48,7 @@ CASES = [
     ("train unknown.toml", r"run file unknown.toml: unknown field 'bath' \(did you mean 'batch'"),
     ("train twice.toml", r"run file twice.toml: 'evaluate-every' and 'evaluate_every' are one option, given twice"),
     ("train kind.toml", r"run file kind.toml: steps: expected a whole number"),
-    ("train nothing.toml", r"run file nothing.toml: object missing required field model"),
+    ("train nothing.toml", r"run file nothing.toml: the field 'model' is missing"),
     ("train cut.toml", r"run file cut.toml is not TOML"),
     ("train missing.toml", r"run file missing.toml: No such file"),
     ("train bad.toml", r"--lr -1.0: give a number above 0"),

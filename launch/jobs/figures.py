@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from castile.launch.jobs.looking import Looking
-from castile.launch.reports import report
+from castile.launch.reports import report, throughput
 from castile.planner.bounds.lower_bound import Bound, lower_bound
 from castile.planner.choices.pins import Pins
 from castile.planner.choices.spaces import Spaces
@@ -54,7 +54,7 @@ def _of_search(looking: Looking, found: Found) -> dict[str, Any]:
         "machine": desk.machine.name,
         "num_procs": desk.machine.num_procs,
         "batch_samples": batch,
-        "samples_per_second": batch / found.evaluated.seconds,
+        **throughput.facts(desk.evaluator.lowering, found.evaluated.seconds),
         "samples_per_second_per_proc": batch / found.evaluated.seconds / desk.machine.num_procs,
         "capacity_bytes": desk.machine.capacity.tolist(),
         "optimizer": desk.optimizer,

@@ -28,24 +28,28 @@ class Kinds(NamedTuple):
 
     calls   of each the kernel calls
     steps   by plan how many tasks of each kind a step has
+    nodes   by plan the nodes that have such tasks
     """
 
     calls: dict[CostKey, tuple[str, ...]]
     steps: dict[str, Counter[CostKey]]
+    nodes: dict[str, dict[CostKey, dict[str, None]]]
 
 
 def kinds(lowering: Lowering, plans: Mapping[str, Strategy], only: Container[CostKey] | None = None) -> Kinds:
     """Those in the steps of these plans, of `only` these kinds where some are asked for. Raises ValueError for a plan
     that is none."""
     # What one microbatch computes all do.
-    found, table, few = Kinds({}, {}), Table("triton"), lowering.shortened(2)
+    found, table, few = Kinds({}, {}, {}), Table("triton"), lowering.shortened(2)
     for name, plan in plans.items():
         dtypes, counts = few.program(plan).dtypes, found.steps.setdefault(name, Counter())
+        nodes = found.nodes.setdefault(name, {})
         for step in few.steps(plan):
             for key, part, count in of_pass(step):
                 if not is_among(key, only):
                     continue
                 counts[key] += count * step.step.micro.times
+                nodes.setdefault(key, {})[step.step.node.name] = None
                 if key not in found.calls:
                     found.calls[key] = tuple(_calls(table, step, part, dtypes))
     return found
@@ -91,7 +95,8 @@ def _rows(
         total = sum(spent.values())
         for key in spent.keys() - seen:
             kernels = _taken(kinds.calls[key], told)
-            yield Row(rows[key], plan, counts[key], spent[key] / total, key in new, "same", kernels)
+            nodes = tuple(kinds.nodes[plan][key])
+            yield Row(rows[key], plan, counts[key], spent[key] / total, key in new, "same", kernels, nodes)
         seen |= spent.keys()
 
 

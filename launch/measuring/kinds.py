@@ -5,6 +5,7 @@ It does not know what they take.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
@@ -13,7 +14,10 @@ import numpy as np
 from castile.planner.lower import Lowering
 from castile.planner.lowering.instances import StepInstance
 from castile.planner.strategy import Strategy
-from castile.runtime.task import CostKey
+from castile.runtime.task import CostKey, TaskGraph
+
+# What a task is of, its pass or form, of which microbatch: fc1.F@1[0], flat@0:4:move[0], loss:fold[0] and 1 more.
+_NAME = re.compile(r"(?P<of>[^@]+)(@\d+:\d+)?[.:][^.:@[]+(@\d+)?\[[^]]*\](?P<more> and \d+ more)?")
 
 
 def of_pass(step: StepInstance) -> Iterator[tuple[CostKey, int, int]]:
@@ -41,6 +45,19 @@ def of_nodes(lowering: Lowering, plans: Iterable[Strategy], patterns: Sequence[s
     return frozenset(
         key for plan in plans for step in few.steps(plan) if step.step.node.name in asked for key, *_ in of_pass(step)
     )
+
+
+def owners(tasks: TaskGraph, keys: Container[CostKey]) -> dict[CostKey, tuple[str, ...]]:
+    """Of each of these kinds what its tasks belong to, each once: nodes, or what is sent; of several that are done
+    together the first, with how many more.
+    """
+    wanted = np.array([key in keys for key in tasks.cost_keys])
+    found: dict[CostKey, dict[str, None]] = {key: {} for key in tasks.cost_keys if key in keys}
+    for task in np.flatnonzero(wanted[tasks.cost]).tolist():
+        name = tasks.tasks[task].name
+        told = _NAME.fullmatch(name)
+        found[tasks.cost_keys[tasks.cost[task]]][told["of"] + (told["more"] or "") if told else name] = None
+    return {key: tuple(names) for key, names in found.items()}
 
 
 def is_among(key: CostKey, only: Container[CostKey] | None) -> bool:

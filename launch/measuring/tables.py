@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,9 @@ from castile.runtime.memory import written
 MOST_ROWS = 30
 WIDEST_SHAPES = 44
 WIDEST_KERNELS = 32
-HEAD = ("share", "count", "op", "pass", "shapes", "time", "+-", "GFLOP/s", "GB/s", "roofline", "kernels")
-WORDS = ("op", "pass", "shapes", "kernels")
+WIDEST_NODES = 40
+HEAD = ("share", "count", "op", "pass", "shapes", "time", "+-", "GFLOP/s", "GB/s", "roofline", "kernels", "nodes")
+WORDS = ("op", "pass", "shapes", "kernels", "nodes")
 ALONE = ("similar", "idle")
 # No kernel is by so much faster than the large products by which a host's rate was measured, unless that was long ago.
 TOO_FAST = 1.5
@@ -40,6 +41,7 @@ class Row:
     is_new   whether it was measured now, not found in the database
     beside   what ranks without such tasks did meanwhile: "similar" ones, or "idle"; "same" where all ranks had them
     kernels  the kernels that it calls, and how each is run
+    nodes    what the tasks of this kind in that step belong to: nodes, or what a transfer brings
     """
 
     measured: Measured
@@ -49,6 +51,7 @@ class Row:
     is_new: bool
     beside: str
     kernels: tuple[Taken, ...]
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ def _fact(cost: CostModel, row: Row) -> dict[str, Any]:
         "is_new": row.is_new,
         "other_ranks": row.beside,
         "kernels": [_kernel(taken) for taken in row.kernels],
+        "nodes": row.nodes,
     }
 
 
@@ -136,7 +140,7 @@ def tell(facts: Mapping[str, Any], as_json: bool) -> None:
     whose = f"of {facts['op']} " if facts["op"] else ""
     print(f"{report.counted(len(keys), 'kind')} of tasks {whose}in the steps of {', '.join(facts['plans'])}")
     print(f"share: what a kind takes of the time in tasks{whose and ' of these'}, in the first plan that has it\n")
-    print("\n".join(_table(keys[:MOST_ROWS])))
+    print("\n".join(_table(keys[:MOST_ROWS], dict.fromkeys(name for key in keys for name in key["nodes"]))))
     if len(keys) > MOST_ROWS:
         print(f"... and {len(keys) - MOST_ROWS} more, which --json tells")
     lone = [key for key in keys if key["other_ranks"] in ALONE]
@@ -175,9 +179,9 @@ def _doubts(facts: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _table(keys: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines of columns: words to the left, numbers to the right."""
-    rows = [HEAD, *map(_cells, keys)]
+def _table(keys: Sequence[Mapping[str, Any]], every: Iterable[str]) -> list[str]:
+    """Lines of columns: words to the left, numbers to the right; `every` are the names of all nodes."""
+    rows = [HEAD, *((*_cells(key), report.named_briefly(key["nodes"], every, WIDEST_NODES)) for key in keys)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     pads = [str.ljust if name in WORDS else str.rjust for name in HEAD]
     return ["  ".join(pad(cell, width) for pad, cell, width in zip(pads, row, widths)).rstrip() for row in rows]

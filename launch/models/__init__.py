@@ -13,12 +13,14 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from castile.launch import importers
 from castile.launch.importers import Imported, Stored
@@ -26,7 +28,7 @@ from castile.launch.typed import settings, theirs
 from castile.planner import rewrite as rewrites
 from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.graph import Graph
-from castile.runtime.strict import suggestion
+from castile.runtime.strict import convert, suggestion
 
 # Says of a model's setting `rewrite` that its graph stays as it is.
 NO_REWRITE = "none"
@@ -52,10 +54,10 @@ class Recipe:
     """
 
     data: str
-    batch: int
-    lr: float
+    batch: Annotated[int, Meta(ge=1)]
+    lr: Annotated[float, Meta(gt=0)]
     momentum: float = 0.9
-    epochs: int = 1
+    epochs: Annotated[int, Meta(ge=1)] = 1
     optimizer: str = ""
     schedule: str = "constant"
     clip: float | None = None
@@ -192,14 +194,15 @@ def parse(text: str) -> Model:
         rewrite = ""
     elif rewrite is not None:
         rewrites.check(rewrite)
-    module = _found(name)
+    module = found(name)
     values = settings.typed(module.build, given, f"model {name}", reserved=("batch", "dtype", "training"))
-    recipe = getattr(module, "RECIPE", Recipe("digits", 32, 0.1))
+    recipe = _recipe(module, name)
     telling, storing = (module.remark, module.stored) if isinstance(module, Imported) else (None, None)
     return Model(name, module.build, recipe, values, rewrite, text, telling, storing)
 
 
-def _found(name: str) -> ModuleType | Imported:
+def found(name: str) -> ModuleType | Imported:
+    """The module of a model by its name or its file. Raises ValueError as `parse` does."""
     if name.endswith(".py"):
         return _from_file(name)
     importer = importers.of(name)
@@ -222,6 +225,19 @@ def _by_name(name: str) -> ModuleType:
             f"no model {name!r}{hint}; there are {among}, or name a Python file with build(), or an ONNX file"
         )
     return importlib.import_module(f"castile.launch.models.{name}")
+
+
+def _recipe(module: ModuleType | Imported, name: str) -> Recipe:
+    """How the module says that its model is trained, looked at field by field."""
+    given = getattr(module, "RECIPE", Recipe("digits", 32, 0.1))
+    if not isinstance(given, Recipe):
+        raise ValueError(
+            f"model {name}: RECIPE is a {type(given).__name__}: write Recipe(data=..., batch=..., lr=...), which is in "
+            "castile.launch.models"
+        )
+    # numbers of NumPy are numbers
+    fields = {key: value.item() if hasattr(value, "item") else value for key, value in asdict(given).items()}
+    return convert(fields, Recipe, f"model {name}: RECIPE")
 
 
 def _from_file(path: str) -> ModuleType:

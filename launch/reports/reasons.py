@@ -40,13 +40,13 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
     if op:
         _tell_op(out, op, what)
     else:
-        out.print(_span_table(facts["spans"], what))
+        out.say_table(_span_table(facts["spans"], what))
     whose = f"{op['name']} and its edges in the longest chain" if op else "the longest chain"
     out.say(f"\n{whose}, of tasks that follow each other without a gap; a {what} is shorter only if this is:")
-    out.print(_cause_table(facts["causes"]))
+    out.say_table(_cause_table(facts["causes"]))
     if op and any(row["levels"] for row in facts["causes"]):
         out.say("\nits transfers on each level of links, by the machine's figures:")
-        out.print(_level_table(facts["causes"]))
+        out.say_table(_level_table(facts["causes"]))
     if "why_not" in facts:
         _tell_why_not(out, facts["why_not"], what)
     out.say_files(facts)
@@ -120,7 +120,7 @@ def _tell_op(out: Output, op: Mapping[str, Any], what: str) -> None:
     made = table("layout", f">{what}", ">longer by", ">x", ">memory", f">moved a {what}", "")
     for row in op["alternatives"]:
         made.add_row(shortened(row["config"]), *_priced(row))
-    out.print(made)
+    out.say_table(made)
 
 
 def _tell_why_not(out: Output, why: Mapping[str, Any], what: str) -> None:
@@ -141,7 +141,7 @@ def _tell_why_not(out: Output, why: Mapping[str, Any], what: str) -> None:
             signed(row["longer_seconds"]),
         )
     _add_rest(made, why["causes"])
-    out.print(made)
+    out.say_table(made)
     out.say(f"\nthis plan with a part laid out as in {why['name']}, each by itself:")
     made = table("nodes", "here", "there", f">{what}", ">longer by", ">x", ">memory", f">moved a {what}", "")
     for row in why["switches"][:MOST_ROWS]:
@@ -149,7 +149,7 @@ def _tell_why_not(out: Output, why: Mapping[str, Any], what: str) -> None:
             shortened(row["name"], 32), shortened(row["here"], 24), shortened(row["there"], 24), *_priced(row)
         )
     _add_rest(made, why["switches"])
-    out.print(made)
+    out.say_table(made)
     if why["num_switches_left"]:
         out.say(f"{why['num_switches_left']} more parts were not tried: raise --budget")
 

@@ -5,6 +5,7 @@ It does not know how plans are found.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,7 @@ def plan_lines(strategy: Strategy) -> list[str]:
     shown, rest = (rows, []) if len(rows) <= most else (rows[: most - 1], rows[most - 1 :])
     indent = max((len(row.config) for row in shown), default=0)
     width = PLAN_WIDTH - indent - 2
-    lines = [f"{row.config:<{indent}}  {_shortened(row.nodes, strategy.configs, width)}" for row in shown]
+    lines = [f"{row.config:<{indent}}  {named_briefly(row.nodes, strategy.configs, width)}" for row in shown]
     if rest:
         lines.append(f"and {len(rest)} more layouts, of {sum(len(row.nodes) for row in rest)} nodes")
     return lines + more
@@ -67,7 +68,7 @@ def _further(strategy: Strategy) -> list[str]:
     params = [name.removesuffix("/fetch") for name in strategy.recompute if name not in strategy.configs]
     for what, names, every in ((AGAIN, nodes, strategy.configs), (GATHERED, params, params)):
         if names:
-            lines.append(what + _shortened(names, every, PLAN_WIDTH - len(what)))
+            lines.append(what + named_briefly(names, every, PLAN_WIDTH - len(what)))
     if strategy.bucket_bytes:
         joined = f"collectives in buckets of at most {written(strategy.bucket_bytes)}, updates together"
         lines.append("updates together" if len(used) == 1 else joined)
@@ -81,8 +82,10 @@ def _further(strategy: Strategy) -> list[str]:
     return lines
 
 
-def _shortened(nodes: Sequence[str], every: Iterable[str], width: int) -> str:
-    """Names on one line: a family of which all are here as one name with a star; what does not fit is counted."""
+def named_briefly(nodes: Sequence[str], every: Iterable[str], width: int) -> str:
+    """Names, of all that there are, on one line: a family of which all are here as one name with a star; what does not
+    fit is counted.
+    """
     families = _families(every)
     words: dict[str, int] = {}
     for name in nodes:
@@ -145,7 +148,7 @@ def buckets(evaluator: Evaluator, plan: Strategy) -> dict[str, int] | None:
 
 def bucket_words(row: Mapping[str, int] | None) -> str:
     """What buckets do, behind the number of tasks; nothing where there are none."""
-    if row is None:
+    if row is None or row["num_tasks"] == row["num_tasks_alone"]:
         return ""
     before, joined = f"{row['num_tasks_alone']} before", "updates were put together"
     if row["num_collectives"] < row["num_collectives_alone"]:
@@ -276,10 +279,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def pace(samples_per_second: float) -> str:
-    """Samples a second as people read them: 48.2k samples/s, 2.74 samples/s."""
-    many = samples_per_second >= 1e3
-    return f"{samples_per_second / 1e3:.1f}k samples/s" if many else f"{samples_per_second:.3g} samples/s"
+def pace(per_second: float, what: str = "samples") -> str:
+    """Samples, or what else, a second as people read them: 1.45M samples/s, 48.2k samples/s, 2.74 samples/s."""
+    if per_second >= 1e6:
+        return f"{per_second / 1e6:.2f}M {what}/s"
+    return f"{per_second / 1e3:.1f}k {what}/s" if per_second >= 1e3 else f"{per_second:.3g} {what}/s"
 
 
 def rate(flops_per_second: float) -> str:
@@ -305,7 +309,19 @@ class Output(Console):
 
     def say(self, text: str) -> None:
         """Print a line as it is, however long."""
-        self.print(text, markup=False, soft_wrap=True)
+        self.print(text, soft_wrap=True)
+
+    def say_table(self, made: Table, wraps: bool = False) -> None:
+        """Print a table, of which lines end as their words do: a narrow terminal wraps no blanks.
+
+        wraps   whether words of its last column that a terminal has no room for go on below; else it cuts anywhere
+        """
+        is_narrow = wraps and self.is_terminal
+        made.columns[-1].no_wrap = not is_narrow
+        with self.capture() as told:
+            self.print(made, width=shutil.get_terminal_size().columns if is_narrow else None)
+        for line in told.get().splitlines():
+            self.say(line.rstrip())
 
     def say_files(self, facts: Mapping[str, Any]) -> None:
         """Print what was written where."""
@@ -318,4 +334,5 @@ class Output(Console):
 
 def console() -> Output:
     """Where people read: standard output, wide enough for any table; a terminal wraps lines, which cuts no figure."""
-    return Output(highlight=False, width=TABLE_WIDTH)
+    # without markup: what stands in brackets is a user's, such as a part of a file's name
+    return Output(highlight=False, markup=False, width=TABLE_WIDTH)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from castile.launch.reports import report
+from castile.launch.reports import report, throughput
 from castile.runtime.memory import written
 
 
@@ -40,15 +40,16 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
         )
     if facts["pinned"]:
         out.say(f"pinned: {'; '.join(facts['pinned'])}\n")
-    out.print(report.plan_table({**facts["seeds"], f"found by {facts['search']}": facts["found"]}, what))
+    out.say_table(report.plan_table({**facts["seeds"], f"found by {facts['search']}": facts["found"]}, what))
+    out.say(f"\nwith the plan found {throughput.words(facts)}")
     if facts["bound_seconds"] is not None:
-        out.say(f"\n{_bound_words(facts)}")
+        out.say(_bound_words(facts))
     if facts.get("front"):
         out.say("\nplans that none other beats in both time and memory:")
         # Of a plan of the front it is known what its fullest arena takes.
         rows = [row | {"live_bytes": max(row["arena_bytes"])} for row in facts["front"]]
         named = {row.get("file", f"{n}"): row for n, row in enumerate(rows, 1)}
-        out.print(report.plan_table(named, what, memory="arena"))
+        out.say_table(report.plan_table(named, what, memory="arena"))
     looked = f"after {report.counted(facts['num_proposals'], 'proposal')} in {facts['elapsed_seconds']:.1f} s"
     same = f"; it equals {facts['equals']}" if facts["equals"] else ""
     out.say(f"\nthe plan, {looked}{same}:")
@@ -67,12 +68,12 @@ def tell_machines(model: str, objective: str, rows: Sequence[Mapping[str, Any]])
     out, what = report.console(), report.what(objective == "latency")
     out.say(f"{model}, a plan for each of {len(rows)} machines:\n")
     made = report.table(
-        "machine", ">processors", f">{what}", ">samples/s", ">of each processor", ">memory", ">of", "plan"
+        "machine", ">processors", f">{what}", ">samples/s", ">of each processor", ">MFU", ">memory", ">of", "plan"
     )
     for row in rows:
-        worth = [""] * 5 + ["none"] if row["refused"] else [*_worth(row), _briefly(row)]
+        worth = [""] * 6 + ["none"] if row["refused"] else [*_worth(row), _briefly(row)]
         made.add_row(row["machine"], str(row["num_procs"]), *worth)
-    out.print(made)
+    out.say_table(made)
     for row in rows:
         if row["refused"]:
             out.say(f"\n{row['machine']}: {row['refused']}")
@@ -84,7 +85,9 @@ def _worth(row: Mapping[str, Any]) -> tuple[str, ...]:
     """What a plan takes, does and needs, in the columns of the table of machines."""
     needed, there = max(zip(row["found"]["arena_bytes"], row["capacity_bytes"]), key=lambda pair: pair[0] / pair[1])
     paces = (report.pace(row[name]) for name in ("samples_per_second", "samples_per_second_per_proc"))
-    return report.milliseconds(row["found"]["step_seconds"]), *paces, written(needed), written(there)
+    share = row["model_flops_utilisation"]
+    used = "" if share is None else report.percent(share)
+    return report.milliseconds(row["found"]["step_seconds"]), *paces, used, written(needed), written(there)
 
 
 def _briefly(row: Mapping[str, Any]) -> str:

@@ -55,7 +55,7 @@ def read(form: type[T], prog: str, args: Sequence[str], default: T | None = None
     can_deny   whether --no-x is an option too where x is a switch, for what else a default would have switched on
     Raises UserError in one sentence for words that make no such command; `--help` raises SystemExit.
     """
-    _check(_takes(form, can_deny), prog, args)
+    _check(taken_by(form, can_deny), prog, args)
     config = () if can_deny else (tyro.conf.FlagCreatePairsOff,)
     if default is None:
         return tyro.cli(form, prog=prog, args=list(args), config=config)
@@ -63,7 +63,7 @@ def read(form: type[T], prog: str, args: Sequence[str], default: T | None = None
 
 
 @dataclass(frozen=True)
-class _Taken:
+class Taken:
     """What a command takes: an option, by the flags that it may be typed as, or without any a word known by its place.
 
     told      what stands for its value in the help, "" for a switch, which has none
@@ -79,12 +79,13 @@ class _Taken:
     is_many: bool
 
 
-def _takes(form: Any, can_deny: bool) -> list[_Taken]:
+def taken_by(form: Any, can_deny: bool = False) -> list[Taken]:
+    """All that a command of dataclass `form` takes, in the order of its fields; `can_deny` as for `read`."""
     hints = get_type_hints(form, include_extras=True)
     return [_taken(field, hints[field.name], can_deny) for field in fields(form)]
 
 
-def _taken(field: Field[Any], hint: Any, can_deny: bool) -> _Taken:
+def _taken(field: Field[Any], hint: Any, can_deny: bool) -> Taken:
     bare, *marks = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
     said = [mark for mark in marks if hasattr(mark, "metavar")]
     choices = get_args(bare) if get_origin(bare) is Literal else ()
@@ -96,10 +97,10 @@ def _taken(field: Field[Any], hint: Any, can_deny: bool) -> _Taken:
         flags.append(f"--no-{name}")
     if _PLACED in marks:
         flags = []
-    return _Taken(tuple(flags), told, kind, choices, field.default is MISSING, get_origin(bare) is tuple)
+    return Taken(tuple(flags), told, kind, choices, field.default is MISSING, get_origin(bare) is tuple)
 
 
-def _check(takes: Sequence[_Taken], prog: str, args: Sequence[str]) -> None:
+def _check(takes: Sequence[Taken], prog: str, args: Sequence[str]) -> None:
     """Raises UserError where tyro would find a fault, and tell of it in a box; what follows --help is not looked at."""
     known = {flag: taken for taken in takes for flag in taken.flags}
     places, given = [taken for taken in takes if not taken.flags], set()
@@ -118,14 +119,21 @@ def _check(takes: Sequence[_Taken], prog: str, args: Sequence[str]) -> None:
         else:
             typed, value = _parted(word, known)
             if (flag := typed.replace("_", "-")) not in known:
-                near = suggestion(flag, sorted([*known, "--help"]))
-                raise UserError(f"{prog} has no option {typed}{near}; `{prog} --help` lists them")
+                raise UserError(_unknown(typed, flag, takes, prog))
             taken = known[flag]
             _check_value(taken, typed, next(words, None) if taken.told and value is None else value)
         given.add(taken)
     if missing := [taken for taken in takes if taken.is_needed and not taken.is_many and taken not in given]:
         told = " and ".join(" ".join([*taken.flags[:1], taken.told]) for taken in missing)
         raise UserError(f"{prog} needs {told}; `{prog} --help` tells what it takes")
+
+
+def _unknown(typed: str, flag: str, takes: Sequence[Taken], prog: str) -> str:
+    """What is said of an option, as it was typed and as a flag, that the command does not have."""
+    if place := next((one for one in takes if not one.flags and flag[2:].upper() in one.told.split("|")), None):
+        return f"{prog} has no option {typed}: give {place.told} by itself; `{prog} --help` tells what it takes"
+    near = suggestion(flag, sorted(["--help", *(flag for one in takes for flag in one.flags)]))
+    return f"{prog} has no option {typed}{near}; `{prog} --help` lists them"
 
 
 def _parted(word: str, known: Container[str]) -> tuple[str, str | None]:
@@ -136,7 +144,7 @@ def _parted(word: str, known: Container[str]) -> tuple[str, str | None]:
     return typed, value if equals else None
 
 
-def _check_value(taken: _Taken, who: str, value: str | None) -> None:
+def _check_value(taken: Taken, who: str, value: str | None) -> None:
     """Raises UserError for a value that the option or the place `who` cannot have."""
     if not taken.told:
         if value is not None:

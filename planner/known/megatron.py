@@ -53,7 +53,7 @@ class _Pairs:
     def __init__(self, graph: Graph, width: int) -> None:
         self.graph, self.width = graph, width
         self.refused, self.taken = 0.0, inf
-        self._heads: dict[str, bool] = {}
+        self._firsts: dict[str, tuple[str, bool]] = {}
         self.users: dict[str, list[Node]] = {}
         for node in graph.nodes.values():
             for tensor in dict.fromkeys(node.inputs):
@@ -63,9 +63,12 @@ class _Pairs:
         """Nodes in the order of the graph, each by what flows into it: a first, a second, or one between."""
         cuts: dict[str, str] = {}
         cut_dims: dict[str, int] = {}
+        # whether one is a head follows from those behind it: looked for in this order, networks may be of any depth
+        for node in reversed(self.graph.nodes.values()):
+            self._firsts[node.name] = self._first(node)
         for node in self.graph.nodes.values():
             arriving = {t: cut_dims[t] for t in node.inputs if t in cut_dims}
-            axis = self._carried(node, arriving) if arriving else self._first(node)
+            axis = self._carried(node, arriving) if arriving else self._firsts[node.name][0]
             if axis:
                 cuts[node.name] = axis
                 cut_dims.update(_bearing(node, axis))
@@ -87,30 +90,24 @@ class _Pairs:
         are_cut = [cuts.get(user.name) == axis for user, axis in zip(others, along, strict=True)]
         return all(are_cut) and (len(others) > 0 or prod(shapes[0]) > prod(shapes[1]))
 
-    def _first(self, node: Node) -> str:
-        """The axis of results that a node with a matrix is cut along, if it has a partner; else ""."""
+    def _first(self, node: Node) -> tuple[str, bool]:
+        """The axis of results that a node with a matrix is cut along, if it has a partner, else "", and whether that is
+        a loss: the results are then large, and so no sums.
+        """
         if not self._matrix(node):
-            return ""
+            return "", False
         a = node.alignment
         of_params = {axis for o in a.operands if o.param for axis in o.axes}
         for axis in reversed(a.results[0].axes):
-            if axis in of_params and self._is_free(node, axis) and self._ends(node, axis):
-                return axis
-        return ""
+            if axis in of_params and self._is_free(node, axis) and (ends := self._ends(node, axis)):
+                return axis, any(_looks_at_places(*end) for end in ends)
+        return "", False
 
     def _matrix(self, node: Node) -> bool:
         """Whether a parameter has several axes and none that must stay whole, as windows have, or is looked up."""
         a = node.alignment
         several = (o for o in a.operands if o.param and len(o.dims) > 1 and not a.frozen.intersection(o.axes))
         return any(not any(_is_numbered(node, dim) for dim in o.dims) for o in several)
-
-    def _is_head(self, node: Node) -> bool:
-        """Whether it is a first of which a loss is the second: its results are large, and so no sums."""
-        if node.name not in self._heads:
-            axis = self._first(node)
-            ends = self._ends(node, axis) if axis else []
-            self._heads[node.name] = any(_looks_at_places(*end) for end in ends)
-        return self._heads[node.name]
 
     def _ends(self, node: Node, axis: str) -> list[tuple[Node, str]]:
         """The seconds at which what flows from this cut ends, with their axes; none unless all of it does, through
@@ -137,7 +134,7 @@ class _Pairs:
         axes = {o.dims[arriving[t]][0] for t, o in zip(node.inputs, a.operands, strict=True) if t in arriving}
         axis = axes.pop() if len(axes) == 1 else ""
         has_params = any(o.param and len(o.dims) > 1 for o in a.operands)
-        is_second = axis and self._matrix(node) and self._contracts(node, axis) and not self._is_head(node)
+        is_second = axis and self._matrix(node) and self._contracts(node, axis) and not self._firsts[node.name][1]
         between = not has_params or is_second
         return axis if axis and between and self._is_free(node, axis) else ""
 

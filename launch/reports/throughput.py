@@ -1,0 +1,65 @@
+"""Throughput: what a step does in a second, and what share of the processors' peaks its network needs, the model FLOPs
+utilisation (MFU) of PaLM (Chowdhery et al., 2022, appendix B).
+
+It does not know what a step takes, nor why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from castile.launch.reports import report
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.strategy import Strategy
+from castile.runtime.machine import Machine
+
+# Of a sample that is a sequence its positions are this axis of an input.
+POSITIONS = "s"
+# A training step is a forward pass and the gradients of inputs and of parameters, which cost as much each.
+PASSES = {"train": 3, "forward": 1}
+
+
+def facts(lowering: Lowering, seconds: float) -> dict[str, Any]:
+    """The figures of a step of so many seconds; None for tokens that there are none of, and for peaks not known."""
+    graph, needed, peak = lowering.graph, model_flops(lowering), peak_rate(lowering.machine, lowering.graph.dtype)
+    tokens = tokens_of(graph)
+    return {
+        "samples_per_second": graph.batch / seconds,
+        "tokens_per_second": tokens and tokens / seconds,
+        "model_flops": needed,
+        "model_flops_utilisation": peak and needed / seconds / peak,
+    }
+
+
+def model_flops(lowering: Lowering) -> float:
+    """The floating-point operations that a step needs, however it is cut: neither updates nor what is computed again.
+
+    Of a training step three times those of the forward pass; causal attention counts what it sees.
+    """
+    program = lowering.remade(microbatches=1, recompute=()).program(Strategy({}))
+    ahead = [step for step in program.steps if step.which == "F" and step.node.name in lowering.graph.nodes]
+    return PASSES[lowering.mode] * float(sum(step.node.op.flops("F", step.node.whole()) for step in ahead))
+
+
+def peak_rate(machine: Machine, dtype: str) -> float | None:
+    """Operations a second that the data sheets of all processors promise; None where the machine does not say."""
+    peaks = [processor.peak_rate(dtype) for processor in machine.processors]
+    return None if None in peaks else float(sum(peak for peak in peaks if peak))
+
+
+def tokens_of(graph: Graph) -> int | None:
+    """The positions of a batch of sequences: of the first input whose axes are the samples' and positions."""
+    tensors = [graph.tensors[name] for name in graph.inputs]
+    return next((t.shape[0] * t.shape[1] for t in tensors if t.axes[1:] == (POSITIONS,)), None)
+
+
+def words(facts: Mapping[str, Any]) -> str:
+    """Samples a second, tokens a second and the share of peaks in words, as far as they are known."""
+    told = [report.pace(facts["samples_per_second"])]
+    if facts["tokens_per_second"] is not None:
+        told.append(report.pace(facts["tokens_per_second"], "tokens"))
+    if facts["model_flops_utilisation"] is not None:
+        told.append(f"MFU {report.percent(facts['model_flops_utilisation'])}")
+    return ", ".join(told)
