@@ -73,7 +73,7 @@ def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], fo
     _check_length(graph, durations)
     follow, serve = serving.BODIES if form == "plain" else serving.compiled_bodies()
     book, sweep = BODIES if form == "plain" else map(compiled, BODIES)
-    tasks, num_tasks = _flat(graph, durations, engines), graph.num_tasks
+    tasks, num_tasks = flattened(graph, durations, engines), graph.num_tasks
     num_engines, num_slots = graph.num_procs * (max(engines) + 1), len(tasks.lanes)
     load, queue_ptr = np.zeros(len(tasks.engine), np.int64), np.zeros(num_engines + 1, np.int32)
     follow(tasks, load, queue_ptr[1:])
@@ -104,7 +104,8 @@ def _check_length(graph: TaskGraph, durations: np.ndarray) -> None:
         )
 
 
-def _flat(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int]) -> Tasks:
+def flattened(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int]) -> Tasks:
+    """The graph as it is served; who follows whom `serving.follow` finds."""
     engine = np.arange(graph.num_procs)[:, None] * (max(engines) + 1) + np.asarray(engines)
     return Tasks(
         _int64(graph.order), _unsigned(graph.cost), _int64(durations), _unsigned(graph.lane_ptr),
