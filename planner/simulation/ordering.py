@@ -17,7 +17,7 @@ import numpy as np
 from castile.planner.lowering.rows import compressed, pointer
 from castile.planner.simulate import LONGEST, Simulated, flattened, simulate
 from castile.planner.simulation import agenda, repeats, serving
-from castile.planner.simulation.agenda import opened, put, rise, sink, take, without_arrays
+from castile.planner.simulation.agenda import NEVER, opened, put, rise, sink, take, without_arrays
 from castile.planner.strategy import PATH, READY
 from castile.runtime.compiled import compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
@@ -92,14 +92,13 @@ def listed(
     serving.compiled_bodies()[0](flat, work, slots)
     proc, which = np.divmod(tasks.lanes[tasks.lane_ptr[:-1]], NUM_LANES)
     is_kernel = (np.diff(tasks.lane_ptr) == 1) & (which == Lane.COMPUTE)
-    lane, place = np.where(is_kernel, proc, -1), np.empty(num_tasks, np.int64)
-    place[np.argsort(tasks.order)] = np.arange(num_tasks)
+    lane = np.where(is_kernel, proc, -1)
     # as seconds are told, which may be a picosecond off
     latest = LONGEST if most == inf else int(most * PICOSECONDS) + 1
     room, (when, what) = agenda.room(num_tasks + num_procs), np.zeros((2, num_tasks + num_procs), np.int64)
     start = np.empty(num_tasks, np.int64)
     is_all = _compiled_starts()(
-        latest, int(work.max(initial=0)), flat, lane, -urgency, place, room, np.empty(num_tasks, np.int32),
+        latest, int(work.max(initial=0)), flat, lane, -urgency, room, np.empty(num_tasks, np.int32),
         np.zeros(num_engines, np.int64), np.full(num_procs, latest), np.zeros(num_procs, np.int64),
         pointer(np.bincount(proc[is_kernel], minlength=num_procs)), np.empty(num_tasks, np.int64),
         np.full(num_procs, -1, np.int64), when, what, start,
@@ -169,13 +168,12 @@ def _longest(by_group, group, lasts, follow_ptr, follows):  # type: ignore[no-un
 
 
 def _starts(  # type: ignore[no-untyped-def]
-    latest, longest, tasks, lane, priority, place, agenda, waits, free, spare, until, begin, waiting, held, when, what,
-    start,
+    latest, longest, tasks, lane, priority, agenda, waits, free, spare, until, begin, waiting, held, when, what, start
 ):  # fmt: skip
     """When each task starts; whether none ends after the latest time, else only some have been found.
 
     At any time first kernels come to their lanes, then lanes that have none choose one, and it and all else that is
-    ready is served in its place: so what is chosen is as ready then as it is behind the kernel before it.
+    ready is served in its order: so what is chosen is as ready then as it is behind the kernel before it.
 
     longest   any time of a step will do
     spare     for how long each lane may have no kernel before one surely ends too late; at first the latest time
@@ -184,16 +182,16 @@ def _starts(  # type: ignore[no-untyped-def]
     waiting   these, a heap from waiting[begin[lane]] on
     agenda    what happens next: tasks and, behind their numbers, lanes that choose
     when      at what time it does
-    what      what goes first then: below `size` a kernel comes, below twice it a lane chooses, then tasks are served
+    what      what goes first then: kernels come in their order, far below 0, lanes choose just below 0, then tasks are
+              served in theirs
     """
     first, last, chain, row, heap, fresh = agenda
-    size, num_tasks, num_fresh = len(when), len(lane), 0
+    order, num_tasks, num_lanes, num_fresh = tasks.order, len(lane), len(held), 0
     for t in range(num_tasks):
-        when[t], what[t], waits[t] = 0, place[t], tasks.need_ptr[t + 1] - tasks.need_ptr[t]
+        when[t], what[t], waits[t] = 0, order[t], tasks.need_ptr[t + 1] - tasks.need_ptr[t]
         if lane[t] >= 0:
+            what[t] -= NEVER
             spare[lane[t]] -= max(tasks.durations[tasks.cost[t]], 1)
-        else:
-            what[t] += 2 * size
         if waits[t] == 0:
             fresh[num_fresh] = t
             num_fresh += 1
@@ -221,15 +219,15 @@ def _starts(  # type: ignore[no-untyped-def]
             held[q] -= 1
             if held[q] >= 0:
                 chosen = waiting[begin[q]]
-                sink(waiting[begin[q] :], held[q], priority, place)
-                when[chosen], what[chosen] = when[t], place[chosen] + 2 * size
+                sink(waiting[begin[q] :], held[q], priority, order)
+                when[chosen], what[chosen] = when[t], order[chosen]
                 fresh[0], num_fresh = chosen, 1
-        elif what[t] < size:
+        elif what[t] < 0:
             q = lane[t]
             if held[q] < 0:
-                held[q], when[num_tasks + q], what[num_tasks + q] = 0, when[t], size + q
+                held[q], when[num_tasks + q], what[num_tasks + q] = 0, when[t], q - num_lanes
                 fresh[0], num_fresh = num_tasks + q, 1
-            rise(waiting[begin[q] :], held[q], t, priority, place)
+            rise(waiting[begin[q] :], held[q], t, priority, order)
             held[q] += 1
         else:
             start[t] = when[t]
@@ -246,7 +244,7 @@ def _starts(  # type: ignore[no-untyped-def]
                 until[q] = done
                 if spare[q] < 0:
                     return False
-                when[num_tasks + q], what[num_tasks + q] = done, size + q
+                when[num_tasks + q], what[num_tasks + q] = done, q - num_lanes
                 fresh[0], num_fresh = num_tasks + q, 1
             for k in range(tasks.follow_ptr[t], tasks.follow_ptr[t + 1]):
                 f = tasks.follows[k]
