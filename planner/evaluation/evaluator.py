@@ -216,7 +216,7 @@ class Evaluator:
         count, _, order, ahead, again, configs = key
         alike, ready = (count, 0, order, ahead, again, configs), (count, 0, READY, ahead, again, configs)
         least = self._enough.get(alike) or max(self._enough.get(ready, 0), self._least(strategy))
-        for shown in repeats.shown(count, least):
+        for shown in repeats.shown(count, least, self._most_written(strategy)):
             seen, more = self._seen_through(shown, strategy, most)
             if more:
                 shown += more
@@ -228,6 +228,11 @@ class Evaluator:
         if self._best is not None and key in self._known:
             self._best = self._best[0], key, seen
         return seen
+
+    def _most_written(self, strategy: Strategy) -> float:
+        """How many microbatches of a plan can be written out."""
+        folding = self._shortened(strategy, FEW)[1] if self._count(strategy) > FEW else None
+        return MOST_TASKS * FEW // self._folded(folding, strategy).graph.num_tasks if folding else inf
 
     def _least(self, strategy: Strategy) -> int:
         """In how many microbatches a plan is looked at first."""
