@@ -188,9 +188,8 @@ class Evaluator:
         except Slower:
             self._slower[key] = most
             return None
-        tasks, count = seen.tasks, seen.count
-        counts = int(count.sum()), int(count[tasks.kind == Kind.COLLECTIVE].sum())
-        self._known[key] = _Known(seen.seconds, seen.peak_bytes, moved_bytes(tasks, count), *counts)
+        counts = int(seen.count.sum()), int(seen.count[seen.tasks.kind == Kind.COLLECTIVE].sum())
+        self._known[key] = _Known(seen.seconds, seen.peak_bytes, moved_bytes(seen.tasks, seen.count), *counts)
         found = self._evaluated(strategy, key)
         if self._best is None or found.energy < (1 - WORTH) * self._best[0]:
             self._best = found.energy, key, seen
@@ -330,9 +329,11 @@ class Evaluator:
         """The same of a plan that was seen."""
         # Processors of one role are of one kind, so they have as much memory as the one that stands for them.
         reps = seen.folded.representative
-        packing = self._packing(seen, self.capacity[reps])
-        memory.refuse(seen.tasks, seen.simulated.timeline, packing, self.capacity[reps], reps.tolist())
-        return tuple(packing.peak_bytes[seen.role].tolist())
+        room, lengths = self.capacity[reps], seen.peak_bytes[reps]
+        # What has no room at one time has none however it lies.
+        lengths = lengths if (lengths > room).any() else self._packing(seen, room).peak_bytes
+        memory.refuse(seen.tasks, seen.simulated.timeline, lengths, room, reps.tolist())
+        return tuple(lengths[seen.role].tolist())
 
     def arenas(self, strategy: Strategy) -> tuple[int, ...]:
         """The bytes of each processor's arena, whether they fit or not."""
