@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from castile.planner.lowering.rows import compressed, pointer
-from castile.planner.simulate import LONGEST, Simulated, flattened, simulate
+from castile.planner.simulate import LONGEST, Simulated, flattened, served_by, simulate, told
 from castile.planner.simulation import agenda, repeats, serving
 from castile.planner.simulation.agenda import NEVER, opened, put, rise, sink, take, without_arrays
+from castile.planner.simulation.serving import Served
 from castile.planner.strategy import PATH, READY
 from castile.runtime.compiled import compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
@@ -42,27 +43,28 @@ def simulated(
     priced, engines   the same graph with durations, and engines, as `simulate` takes them
     most              seconds; raises Slower where that is seen of an order while it is made
     """
-    timed, durations = priced
-    if order != READY:
-        tasks = ordered(number, tasks, priced, engines, order, most)
-        timed = replace(timed, need_ptr=tasks.need_ptr, needs=tasks.needs)
-    return tasks, simulate(timed, durations, engines)
+    if order == READY:
+        return tasks, simulate(*priced, engines)
+    tasks, served = _in_order(number, tasks, priced, engines, order, most)
+    # a simulation of the graph that is chained so would serve it so
+    return tasks, told(priced[0], served)
 
 
 def ordered(
-    number: np.ndarray,
-    tasks: TaskGraph,
-    priced: tuple[TaskGraph, np.ndarray],
-    engines: Sequence[int],
-    order: str,
-    most: float = inf,
+    number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str
 ) -> TaskGraph:
     """The same graph alone."""
-    if order == READY:
-        return tasks
+    return tasks if order == READY else _in_order(number, tasks, priced, engines, order, inf)[0]
+
+
+def _in_order(
+    number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str,
+    most: float,
+) -> tuple[TaskGraph, Served]:  # fmt: skip
     urgency = longest(*priced, number) if order == PATH else -tasks.order
-    need_ptr, needs = chained(tasks, *listed(*priced, engines, urgency, most))
-    return replace(tasks, need_ptr=need_ptr, needs=needs)
+    lane, served = listed(*priced, engines, urgency, most)
+    need_ptr, needs = chained(tasks, lane, served.start)
+    return replace(tasks, need_ptr=need_ptr, needs=needs), served
 
 
 def chained(tasks: TaskGraph, lane: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -80,32 +82,31 @@ def chained(tasks: TaskGraph, lane: np.ndarray, start: np.ndarray) -> tuple[np.n
 
 def listed(
     tasks: TaskGraph, durations: np.ndarray, engines: Sequence[int], urgency: np.ndarray, most: float = inf
-) -> tuple[np.ndarray, np.ndarray]:
-    """int64[T]: the compute lane of each kernel, -1 of what occupies another or several; and when each task starts
-    where a lane that has done a kernel takes the most urgent of those that are ready, of equal ones the first in order.
+) -> tuple[np.ndarray, Served]:
+    """int64[T]: the compute lane of each kernel, -1 of what occupies another or several; and how all is served where a
+    lane that has done a kernel takes the most urgent of those that are ready, of equal ones the first in order.
 
     All else is served as it gets ready, as by `simulate`. Raises Slower once one ends after so many seconds.
     """
     flat, num_tasks, num_procs = flattened(tasks, durations, engines), tasks.num_tasks, tasks.num_procs
-    num_engines = num_procs * (max(engines) + 1)
-    work, slots = np.zeros(num_procs * NUM_LANES, np.int64), np.zeros(num_engines, np.int32)
-    serving.compiled_bodies()[0](flat, work, slots)
+    num_engines = served_by(tasks, engines)
+    served = serving.to_serve(flat, num_engines, serving.compiled_bodies()[0])
     proc, which = np.divmod(tasks.lanes[tasks.lane_ptr[:-1]], NUM_LANES)
     is_kernel = (np.diff(tasks.lane_ptr) == 1) & (which == Lane.COMPUTE)
     lane = np.where(is_kernel, proc, -1)
     # as seconds are told, which may be a picosecond off
     latest = LONGEST if most == inf else int(most * PICOSECONDS) + 1
     room, (when, what) = agenda.room(num_tasks + num_procs), np.zeros((2, num_tasks + num_procs), np.int64)
-    start = np.empty(num_tasks, np.int64)
     is_all = _compiled_starts()(
-        latest, int(work.max(initial=0)), flat, lane, -urgency, room, np.empty(num_tasks, np.int32),
+        latest, int(served.busy.max(initial=0)), flat, lane, -urgency, room, np.empty(num_tasks, np.int32),
         np.zeros(num_engines, np.int64), np.full(num_procs, latest), np.zeros(num_procs, np.int64),
         pointer(np.bincount(proc[is_kernel], minlength=num_procs)), np.empty(num_tasks, np.int64),
-        np.full(num_procs, -1, np.int64), when, what, start,
+        np.full(num_procs, -1, np.int64), when, what, served.start, served.end,
+        served.queue, served.queue_ptr[:-1].copy(), served.place,
     )  # fmt: skip
     if not is_all:
         raise Slower
-    return lane, start
+    return lane, served
 
 
 def longest(tasks: TaskGraph, durations: np.ndarray, number: np.ndarray) -> np.ndarray:
@@ -168,9 +169,10 @@ def _longest(by_group, group, lasts, follow_ptr, follows):  # type: ignore[no-un
 
 
 def _starts(  # type: ignore[no-untyped-def]
-    latest, longest, tasks, lane, priority, agenda, waits, free, spare, until, begin, waiting, held, when, what, start
+    latest, longest, tasks, lane, priority, agenda, waits, free, spare, until, begin, waiting, held, when, what, start,
+    end, queue, queue_end, place,
 ):  # fmt: skip
-    """When each task starts; whether none ends after the latest time, else only some have been found.
+    """Serves all tasks, as `serving.serve` does; whether none ends after the latest time, else only some are served.
 
     At any time first kernels come to their lanes, then lanes that have none choose one, and it and all else that is
     ready is served in its order: so what is chosen is as ready then as it is behind the kernel before it.
@@ -236,8 +238,11 @@ def _starts(  # type: ignore[no-untyped-def]
             done = start[t] + max(tasks.durations[tasks.cost[t]], 1)
             if done > latest:
                 return False
+            end[t] = done
             for k in range(tasks.lane_ptr[t], tasks.lane_ptr[t + 1]):
-                free[tasks.engine[tasks.lanes[k]]] = done
+                e = tasks.engine[tasks.lanes[k]]
+                free[e], place[k], queue[queue_end[e]] = done, queue_end[e], t
+                queue_end[e] += 1
             if lane[t] >= 0:
                 q = lane[t]
                 spare[q] -= start[t] - until[q]
