@@ -187,12 +187,20 @@ def test_arenas_hold_what_the_host_gives_to_all_microbatches(monkeypatch: pytest
 
 def test_of_many_microbatches_more_than_half_are_written_out_with_all_the_rest() -> None:
     """Those that seldom say more than the first are a sixteenth of all, unless all cannot be written out."""
-    assert repeats.shown(512, 48) == [48, 512] and repeats.shown(2048, 48) == [48, 96, 2048]
-    for most, few in ((512, [48]), (511, [48, 96, 192])):
-        assert repeats.shown(512, 48, most) == [*few, 512]
-    assert repeats.shown(384, 48, 383) == [48, 96, 192, 384]
+    assert shown_of(512, 48) == [48, 96, 192, 512] and shown_of(384, 48) == [48, 96, 192, 384]
+    assert shown_of(512, 48, True) == [48, 512] and shown_of(2048, 48, True) == [48, 96, 2048]
     # but for the fewest
-    assert repeats.shown(64, 48) == [48, 64] and repeats.shown(48, 48) == repeats.shown(48, 96) == [48]
+    assert shown_of(64, 48) == [48, 64] and shown_of(48, 48) == shown_of(48, 96) == [48]
+
+
+def test_whether_all_can_be_written_out_is_asked_once_the_first_do_not_say() -> None:
+    asked = list[int]()
+    looked = repeats.shown(512, 48, lambda: bool(asked.append(1)))
+    assert next(looked) == 48 and not asked and next(looked) == 96 and asked
+
+
+def shown_of(count: int, least: int, can_be_all: bool = False) -> list[int]:
+    return list(repeats.shown(count, least, lambda: can_be_all))
 
 
 def _noted(first: list[int], through: Callable[..., Any], shown: int, *rest: Any) -> Any:
@@ -232,7 +240,7 @@ def test_of_thousands_of_microbatches_few_are_written_out_or_all() -> None:
     """Who has all written out in the end has looked at few before."""
     for least in (repeats.LEAST, 40):
         for count in (least + 1, 2 * least, 64 * least, 10**6):
-            for most in (count, count - 1):
-                *few, every = repeats.shown(count, least, most)
+            for can_be_all in (False, True):
+                *few, every = shown_of(count, least, can_be_all)
                 assert every == count and few[0] == least and few == sorted(few)
                 assert few[-1] <= max(least, count // 2) and sum(few) < 64 * least

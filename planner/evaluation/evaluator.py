@@ -138,7 +138,7 @@ class Evaluator:
         plain = _unordered(strategy)
         key = self._key(plain)
         if key not in self._small:
-            folding = self._shortened(strategy, repeats.shown(self._count(strategy))[0])[1]
+            folding = self._shortened(strategy, next(repeats.shown(self._count(strategy))))[1]
             is_few = folding.num_tasks(plain) <= MOST_SMALL
             # Without buckets processors of one role are always alike.
             self._small[key] = is_few and (not strategy.bucket_bytes or folding.by_roles(plain) is not None)
@@ -215,7 +215,7 @@ class Evaluator:
         count, _, order, ahead, again, configs = key
         alike, ready = (count, 0, order, ahead, again, configs), (count, 0, READY, ahead, again, configs)
         least = self._enough.get(alike) or max(self._enough.get(ready, 0), self._least(strategy))
-        for shown in repeats.shown(count, least, self._most_written(strategy)):
+        for shown in repeats.shown(count, least, lambda: self._can_be_all(strategy)):
             seen, more = self._seen_through(shown, strategy, most)
             if more:
                 shown += more
@@ -228,10 +228,10 @@ class Evaluator:
             self._best = self._best[0], key, seen
         return seen
 
-    def _most_written(self, strategy: Strategy) -> float:
-        """How many microbatches of a plan can be written out."""
-        folding = self._shortened(strategy, FEW)[1] if self._count(strategy) > FEW else None
-        return MOST_TASKS * FEW // self._folded(folding, strategy).graph.num_tasks if folding else inf
+    def _can_be_all(self, strategy: Strategy) -> bool:
+        """Whether all microbatches of a plan can be written out."""
+        num_tasks = self._folded(self._shortened(strategy, FEW)[1], strategy).graph.num_tasks
+        return num_tasks // FEW * self._count(strategy) <= MOST_TASKS
 
     def _least(self, strategy: Strategy) -> int:
         """In how many microbatches a plan is looked at first."""

@@ -8,10 +8,9 @@ microbatches are enough.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -30,8 +29,8 @@ LEAST = 5
 MOST_APART = 16
 # So often as many are written out again at most: what 16 times as many did not say only all of them were seen to.
 DOUBLINGS = 5
-# What the first did not say more seldom do, in 1 of 18 tries with pipelines on 64 processors: these are looked at only
-# where so many times as many are all, or where all are too many.
+# What the first did not say somewhat more seldom do, in 1 of 18 tries with pipelines on 64 processors: these are looked
+# at only where all are so many times as many, or too many to write out.
 SELDOM = 16
 
 
@@ -44,15 +43,17 @@ class Cycle(NamedTuple):
     until: int
 
 
-def shown(count: int, least: int = LEAST, most: float = inf) -> list[int]:
-    """How many of so many microbatches to write out, the cheapest first; but for that one a small part of them, or all.
-    Where more than `most` cannot be written out at most half of them, and no more than a few times as many.
+def shown(count: int, least: int = LEAST, can_be_all: Callable[[], bool] = lambda: False) -> Iterator[int]:
+    """How many of so many microbatches to write out, the cheapest first; but for that one at most half of them, or all,
+    and no more than a few times as many.
 
+    can_be_all   whether all can be written out; asked where it counts, as where they can that is tried sooner
     Where a third does not say what all take, two thirds were next to never seen to.
     """
-    few = [least << n for n in range(DOUBLINGS + 1) if least << n < count]
-    part = SELDOM if count <= most else 2
-    return [*(n for n in few if n == least or part * n <= count), count]
+    for number in (least << n for n in range(DOUBLINGS + 1) if least << n < count):
+        if number == least or SELDOM * number <= count or (2 * number <= count and not can_be_all()):
+            yield number
+    yield count
 
 
 def numbers(program: Program, tasks: TaskGraph) -> np.ndarray:
