@@ -70,7 +70,6 @@ def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], fo
     if form == "numba" and not can_compile():
         raise ValueError("simulator form 'numba' needs numba, which is not installed; choose 'auto' or 'plain'")
     assert len(durations) == len(graph.cost_keys) and len(engines) == NUM_LANES
-    _check_length(graph, durations)
     follow, serve = serving.BODIES if form == "plain" else serving.compiled_bodies()
     tasks, num_tasks, num_engines = flattened(graph, durations, engines), graph.num_tasks, served_by(graph, engines)
     served = serving.to_serve(tasks, num_engines, follow)
@@ -112,7 +111,9 @@ def _check_length(graph: TaskGraph, durations: np.ndarray) -> None:
 
 
 def flattened(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int]) -> Tasks:
-    """The graph as it is served; who follows whom `serving.follow` finds."""
+    """The graph as it is served; who follows whom `serving.follow` finds. Raises ValueError where all tasks together
+    take longer than can be told."""
+    _check_length(graph, durations)
     engine = np.arange(graph.num_procs)[:, None] * (max(engines) + 1) + np.asarray(engines)
     return Tasks(
         _int64(graph.order), _unsigned(graph.cost), _int64(durations), _unsigned(graph.lane_ptr),

@@ -84,6 +84,14 @@ def test_of_what_is_ready_the_most_urgent_begins() -> None:
         assert found.needs_of(before).tolist() == [first] and not len(found.needs_of(other))
 
 
+def test_what_takes_longer_than_can_be_told_is_not_listed() -> None:
+    draft = Draft(1)
+    for _ in range(2):
+        draft.task([(0, Lane.COMPUTE)])
+    with pytest.raises(ValueError, match="is not simulated"):
+        listed(draft.graph(), np.array([2**61]), range(NUM_LANES), np.zeros(2, np.int64))
+
+
 def test_the_longest_chain_is_that_of_the_longest_among_tasks_of_one_step() -> None:
     draft = Draft(2)
     one, two = (draft.task([(proc, Lane.COMPUTE)], cost=proc) for proc in range(2))
