@@ -197,10 +197,8 @@ def course(graph: TaskGraph, timeline: Timeline, proc: int) -> tuple[np.ndarray,
 def refuse(
     graph: TaskGraph, timeline: Timeline, lengths: np.ndarray, capacities: np.ndarray, names: Sequence[int] = ()
 ) -> None:
-    """Raises ValueError where a processor's arena exceeds its capacity, with the largest owners named.
-
-    lengths, capacities   bytes[P], of arenas or of what lives in them at one time
-    names   what the processors of a folded graph are called on the whole machine
+    """Raises ValueError where an arena, or what lives there at one time, is longer than a processor's capacity,
+    bytes[P], with the largest owners named; names: what processors of a folded graph are called on the whole machine.
     """
     if lack := lacking(lengths, capacities):
         proc, told = lack

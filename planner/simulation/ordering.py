@@ -188,15 +188,8 @@ def _starts(  # type: ignore[no-untyped-def]
               served in theirs
     """
     first, last, chain, row, heap, fresh = agenda
-    order, num_tasks, num_lanes, num_fresh = tasks.order, len(lane), len(held), 0
-    for t in range(num_tasks):
-        when[t], what[t], waits[t] = 0, order[t], tasks.need_ptr[t + 1] - tasks.need_ptr[t]
-        if lane[t] >= 0:
-            what[t] -= NEVER
-            spare[lane[t]] -= max(tasks.durations[tasks.cost[t]], 1)
-        if waits[t] == 0:
-            fresh[num_fresh] = t
-            num_fresh += 1
+    order, num_tasks, num_lanes = tasks.order, len(lane), len(held)
+    num_fresh = _at_first(tasks, lane, waits, spare, when, what, fresh)
     left, head, stop, bucket, base, width = 0, 0, 0, 0, 0, 0
     while longest >> width > len(first):
         width += 1
@@ -260,6 +253,20 @@ def _starts(  # type: ignore[no-untyped-def]
                     num_fresh += 1
 
 
+def _at_first(tasks, lane, waits, spare, when, what, fresh):  # type: ignore[no-untyped-def]
+    """How each task begins, and what all kernels of a lane take off what it has to spare; how many wait for nothing."""
+    num_fresh = 0
+    for t in range(len(lane)):
+        when[t], what[t], waits[t] = 0, tasks.order[t], tasks.need_ptr[t + 1] - tasks.need_ptr[t]
+        if lane[t] >= 0:
+            what[t] -= NEVER
+            spare[lane[t]] -= max(tasks.durations[tasks.cost[t]], 1)
+        if waits[t] == 0:
+            fresh[num_fresh] = t
+            num_fresh += 1
+    return num_fresh
+
+
 def _joined(need_ptr, needs, before, begin, found):  # type: ignore[no-untyped-def]
     """Each row of needs with one more where there is one, each once and in order; gives how many they are in all."""
     size = 0
@@ -283,4 +290,4 @@ def _joined(need_ptr, needs, before, begin, found):  # type: ignore[no-untyped-d
 @cache
 def _compiled_starts() -> Callable[..., Any]:
     """The same compiled, where numba is installed."""
-    return without_arrays((_starts,), ())[0]
+    return without_arrays((_starts,), (_at_first,))[0]
