@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from castile.planner.simulation import agenda, serving
-from castile.planner.simulation.serving import Tasks
+from castile.planner.simulation.serving import Served, Tasks
 from castile.runtime.compiled import can_compile, compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
@@ -70,28 +70,34 @@ def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], fo
     if form == "numba" and not can_compile():
         raise ValueError("simulator form 'numba' needs numba, which is not installed; choose 'auto' or 'plain'")
     assert len(durations) == len(graph.cost_keys) and len(engines) == NUM_LANES
-    _check_length(graph, durations)
     follow, serve = serving.BODIES if form == "plain" else serving.compiled_bodies()
-    book, sweep = BODIES if form == "plain" else map(compiled, BODIES)
-    tasks, num_tasks = _flat(graph, durations, engines), graph.num_tasks
-    num_engines, num_slots = graph.num_procs * (max(engines) + 1), len(tasks.lanes)
-    load, queue_ptr = np.zeros(len(tasks.engine), np.int64), np.zeros(num_engines + 1, np.int32)
-    follow(tasks, load, queue_ptr[1:])
-    busy, longest = load[COMPUTE::NUM_LANES] / PICOSECONDS, int(load.max(initial=0))
-    waits, (queue, place) = np.empty(num_tasks, np.int32), np.empty((2, num_slots), np.uint32)
-    start, end = np.empty((2, num_tasks), np.int64)
-    np.cumsum(queue_ptr, out=queue_ptr)
+    tasks, num_tasks, num_engines = flattened(graph, durations, engines), graph.num_tasks, served_by(graph, engines)
+    served = serving.to_serve(tasks, num_engines, follow)
     num_served = serve(
-        tasks, longest, agenda.room(num_tasks), waits, np.zeros(num_engines, np.int64), start, end, queue,
-        queue_ptr[:-1].copy(), place,
+        tasks, int(served.busy.max(initial=0)), agenda.room(num_tasks), np.empty(num_tasks, np.int32),
+        np.zeros(num_engines, np.int64), served.start, served.end, served.queue, served.queue_ptr[:-1].copy(),
+        served.place,
     )  # fmt: skip
     assert num_served == num_tasks, "the task graph has a cycle"
+    return told(graph, served, form)
+
+
+def told(graph: TaskGraph, served: Served, form: str = "auto") -> Simulated:
+    """What a simulation says of a graph that was served so."""
+    book, sweep = BODIES if form == "plain" else map(compiled, BODIES)
     persistent, delta = book(
-        end, tasks.lane_ptr, tasks.lanes, place, _unsigned(graph.use_ptr), _unsigned(graph.uses), graph.num_procs,
-        _unsigned(graph.buffer_proc), _int64(graph.buffer_bytes), graph.buffer_first, _int64(graph.private_bytes),
+        served.end, _unsigned(graph.lane_ptr), _unsigned(graph.lanes), served.place, _unsigned(graph.use_ptr),
+        _unsigned(graph.uses), graph.num_procs, _unsigned(graph.buffer_proc), _int64(graph.buffer_bytes),
+        graph.buffer_first, _int64(graph.private_bytes),
     )  # fmt: skip
-    peak = sweep(persistent, queue_ptr, queue, delta, start, end)
-    return Simulated(Timeline(np.arange(num_tasks), start, end), persistent, peak, busy)
+    peak = sweep(persistent, served.queue_ptr, served.queue, delta, served.start, served.end)
+    timeline, busy = Timeline(np.arange(graph.num_tasks), served.start, served.end), served.busy[COMPUTE::NUM_LANES]
+    return Simulated(timeline, persistent, peak, busy / PICOSECONDS)
+
+
+def served_by(graph: TaskGraph, engines: Sequence[int]) -> int:
+    """How many engines all processors have together."""
+    return graph.num_procs * (max(engines) + 1)
 
 
 def _check_length(graph: TaskGraph, durations: np.ndarray) -> None:
@@ -104,7 +110,10 @@ def _check_length(graph: TaskGraph, durations: np.ndarray) -> None:
         )
 
 
-def _flat(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int]) -> Tasks:
+def flattened(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int]) -> Tasks:
+    """The graph as it is served; who follows whom `serving.follow` finds. Raises ValueError where all tasks together
+    take longer than can be told."""
+    _check_length(graph, durations)
     engine = np.arange(graph.num_procs)[:, None] * (max(engines) + 1) + np.asarray(engines)
     return Tasks(
         _int64(graph.order), _unsigned(graph.cost), _int64(durations), _unsigned(graph.lane_ptr),

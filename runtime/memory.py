@@ -195,13 +195,12 @@ def course(graph: TaskGraph, timeline: Timeline, proc: int) -> tuple[np.ndarray,
 
 
 def refuse(
-    graph: TaskGraph, timeline: Timeline, packing: Packing, capacities: np.ndarray, names: Sequence[int] = ()
+    graph: TaskGraph, timeline: Timeline, lengths: np.ndarray, capacities: np.ndarray, names: Sequence[int] = ()
 ) -> None:
-    """Raises ValueError where a processor's arena exceeds its capacity, bytes[P], with the largest owners named.
-
-    names   what the processors of a folded graph are called on the whole machine
+    """Raises ValueError where an arena, or what lives there at one time, is longer than a processor's capacity,
+    bytes[P], with the largest owners named; names: what processors of a folded graph are called on the whole machine.
     """
-    if lack := lacking(packing, capacities):
+    if lack := lacking(lengths, capacities):
         proc, told = lack
         told_of = largest(graph, timeline, [proc])[0][:MOST_TOLD]
         owners = ", ".join(f"{name} ({written(size)})" for name, size in told_of)
@@ -211,13 +210,13 @@ def refuse(
         )
 
 
-def lacking(packing: Packing, capacities: np.ndarray) -> tuple[int, str] | None:
+def lacking(lengths: np.ndarray, capacities: np.ndarray) -> tuple[int, str] | None:
     """The processor whose arena exceeds its capacity, bytes[P], by most, and in words what it needs and has; None where
     none does.
     """
-    excess = packing.peak_bytes - capacities
+    excess = lengths - capacities
     proc = int(excess.argmax())
-    return (proc, _apart(int(packing.peak_bytes[proc]), int(capacities[proc]))) if excess[proc] > 0 else None
+    return (proc, _apart(int(lengths[proc]), int(capacities[proc]))) if excess[proc] > 0 else None
 
 
 def written(nbytes: int) -> str:

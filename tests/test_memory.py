@@ -311,11 +311,11 @@ def test_refusal_names_processor_sizes_and_owners():
     graph, timeline = big_graph()
     packing = pack(graph, timeline)
     with pytest.raises(ValueError, match=r"^processor 1 needs 12.0 MiB but has 8.0 MiB; .*ding \(5.0 MiB\)") as refusal:
-        refuse(graph, timeline, packing, [2**30, 2**23])
+        refuse(graph, timeline, packing.peak_bytes, [2**30, 2**23])
     assert "bias (128 bytes)" in str(refusal.value)
-    refuse(graph, timeline, packing, [0, 2**24])
+    refuse(graph, timeline, packing.peak_bytes, [0, 2**24])
     with pytest.raises(ValueError, match=r"^processor 1 needs 12,58[\d,]+ bytes but has 12,582,912; "):
-        refuse(graph, timeline, packing, [2**30, 12 * 2**20])
+        refuse(graph, timeline, packing.peak_bytes, [2**30, 12 * 2**20])
 
 
 def test_sizes_are_written_for_people():

@@ -19,7 +19,7 @@ from castile.planner.evaluation.evaluator import WORTH
 from castile.planner.evaluation.folding import Folding, timed
 from castile.planner.known.pieces import in_pieces
 from castile.planner.lower import Lowering
-from castile.planner.simulate import simulate
+from castile.planner.simulate import simulate, told
 from castile.planner.simulation import ordering
 from castile.planner.simulation.ordering import Slower, chained, listed, longest, simulated
 from castile.planner.simulation.repeats import numbers
@@ -53,14 +53,19 @@ def test_chained_kernels_run_as_they_were_listed(form: str, data: st.DataObject)
     with pytest.MonkeyPatch.context() as patch:
         if form == "plain":
             patch.setattr(ordering, "_compiled_starts", lambda: ordering._starts)
-        lane, start = listed(graph, durations, engines, urgency)
+        lane, served = listed(graph, durations, engines, urgency)
+        start = served.start
         # Who asks about less is told so, and who asks about as much is told all.
         last = int((start + np.maximum(durations[graph.cost], 1)).max(initial=0))
-        assert listed(graph, durations, engines, urgency, last / PICOSECONDS)[1].tolist() == start.tolist()
+        assert listed(graph, durations, engines, urgency, last / PICOSECONDS)[1].start.tolist() == start.tolist()
         if last > 1:
             with pytest.raises(Slower):
                 listed(graph, durations, engines, urgency, (last - 2) / PICOSECONDS)
-    assert simulate(in_chains(graph, lane, start), durations, engines).timeline.start.tolist() == start.tolist()
+    chained_so, found = simulate(in_chains(graph, lane, start), durations, engines), told(graph, served)
+    assert chained_so.timeline.start.tolist() == start.tolist()
+    for name in ("persistent_bytes", "peak_bytes", "busy_seconds"):
+        assert getattr(found, name).tolist() == getattr(chained_so, name).tolist()
+    assert found.timeline.end.tolist() == chained_so.timeline.end.tolist()
 
 
 def test_of_what_is_ready_the_most_urgent_begins() -> None:
@@ -70,12 +75,21 @@ def test_of_what_is_ready_the_most_urgent_begins() -> None:
     other = draft.task([(1, Lane.COMPUTE)])
     graph, durations = draft.graph(), np.array([5])
     for urgency, expected in (([0, 0, 1, 0], [0, 10, 5, 0]), ([0, 1, 1, 0], [0, 5, 10, 0])):
-        lane, start = listed(graph, durations, range(NUM_LANES), np.array(urgency))
+        lane, served = listed(graph, durations, range(NUM_LANES), np.array(urgency))
+        start = served.start
         assert lane.tolist() == [0, 0, 0, 1] and start.tolist() == expected
         before, after = (soon, late) if urgency[soon] > urgency[late] else (late, soon)
         found = in_chains(graph, lane, start)
         assert found.needs_of(after).tolist() == sorted([first, before])
         assert found.needs_of(before).tolist() == [first] and not len(found.needs_of(other))
+
+
+def test_what_takes_longer_than_can_be_told_is_not_listed() -> None:
+    draft = Draft(1)
+    for _ in range(2):
+        draft.task([(0, Lane.COMPUTE)])
+    with pytest.raises(ValueError, match="is not simulated"):
+        listed(draft.graph(), np.array([2**61]), range(NUM_LANES), np.zeros(2, np.int64))
 
 
 def test_the_longest_chain_is_that_of_the_longest_among_tasks_of_one_step() -> None:
@@ -121,7 +135,8 @@ def test_any_block_of_tasks_folds_exactly(order: str, data: st.DataObject) -> No
     lasts = durations[[names[key] for key in folded.graph.cost_keys]]
     pairs = (graph, durations), (folded.graph, lasts)
     urgencies = [-of.order if order == "program" else longest(of, d, np.full(of.num_tasks, -1)) for of, d in pairs]
-    chains = [in_chains(of, *listed(of, d, engines, u)) for (of, d), u in zip(pairs, urgencies, strict=True)]
+    each = [(of, *listed(of, d, engines, u)) for (of, d), u in zip(pairs, urgencies, strict=True)]
+    chains = [in_chains(of, lane, served.start) for of, lane, served in each]
     assert_same(folded, *(simulate(of, d, engines) for of, (_, d) in zip(chains, pairs, strict=True)))
 
 

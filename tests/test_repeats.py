@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -185,9 +186,26 @@ def test_arenas_hold_what_the_host_gives_to_all_microbatches(monkeypatch: pytest
 
 
 def test_of_many_microbatches_more_than_half_are_written_out_with_all_the_rest() -> None:
-    assert repeats.shown(512, 48) == [48, 96, 192, 512] and repeats.shown(384, 48) == [48, 96, 192, 384]
+    """Those that seldom say more than the first are a sixteenth of all, unless all cannot be written out."""
+    assert shown_of(512, 48) == [48, 96, 192, 512] and shown_of(384, 48) == [48, 96, 192, 384]
+    assert shown_of(512, 48, True) == [48, 512] and shown_of(2048, 48, True) == [48, 96, 2048]
     # but for the fewest
-    assert repeats.shown(64, 48) == [48, 64] and repeats.shown(48, 48) == repeats.shown(48, 96) == [48]
+    assert shown_of(64, 48) == [48, 64] and shown_of(48, 48) == shown_of(48, 96) == [48]
+
+
+def test_whether_all_can_be_written_out_is_asked_once_the_first_do_not_say() -> None:
+    asked = list[int]()
+    looked = repeats.shown(512, 48, lambda: bool(asked.append(1)))
+    assert next(looked) == 48 and not asked and next(looked) == 96 and asked
+
+
+def shown_of(count: int, least: int, can_be_all: bool = False) -> list[int]:
+    return list(repeats.shown(count, least, lambda: can_be_all))
+
+
+def _noted(first: list[int], through: Callable[..., Any], shown: int, *rest: Any) -> Any:
+    first.append(shown)
+    return through(shown, *rest)
 
 
 @pytest.mark.parametrize(("count", "shown"), [(24, 12), (23, 23)])
@@ -196,11 +214,10 @@ def test_of_pipelines_that_hardly_settle_no_more_than_half_are_tried_before_all(
 ) -> None:
     """Those in order of PATH, or with microbatches begun ahead, are looked at in IRREGULAR times as many as others."""
     monkeypatch.setattr(evaluators, "FILLING", 1)
-    known, first = evaluator(tower(4, batch=2 * count), machine(2), microbatches=count), list[int]()
-    plan, through = seeds(known.lowering)["pipeline_2"], known._seen_through
-    monkeypatch.setattr(known, "_seen_through", lambda shown, *rest: first.append(shown) or through(shown, *rest))
     for order, ahead in ((READY, 0), (PATH, 0), (READY, 1)):
-        first.clear()
+        known, first = evaluator(tower(4, batch=2 * count), machine(2), microbatches=count), list[int]()
+        plan, through = seeds(known.lowering)["pipeline_2"], known._seen_through
+        monkeypatch.setattr(known, "_seen_through", partial(_noted, first, through))
         known.evaluate(msgspec.structs.replace(plan, order=order, ahead=ahead))
         assert first[0] == (3 if (order, ahead) == (READY, 0) else shown)
 
@@ -223,6 +240,7 @@ def test_of_thousands_of_microbatches_few_are_written_out_or_all() -> None:
     """Who has all written out in the end has looked at few before."""
     for least in (repeats.LEAST, 40):
         for count in (least + 1, 2 * least, 64 * least, 10**6):
-            few, every = repeats.shown(count, least)[:-1], repeats.shown(count, least)[-1]
-            assert every == count and few[0] == least and few == sorted(few)
-            assert few[-1] <= max(least, count // 2) and sum(few) < 64 * least
+            for can_be_all in (False, True):
+                *few, every = shown_of(count, least, can_be_all)
+                assert every == count and few[0] == least and few == sorted(few)
+                assert few[-1] <= max(least, count // 2) and sum(few) < 64 * least

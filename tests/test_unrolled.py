@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from castile.planner.lower import Lowering
 from castile.planner.simulation import repeats
 from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
+from castile.runtime.garbage import uncollected
 from castile.runtime.task import TaskGraph
 from tests import named_plans
 from tests.cut_batches import PLANS, can_be_cut, machines_of
@@ -101,6 +103,22 @@ def test_a_graph_in_which_others_wait_takes_over_all_else(model: str) -> None:
     assert taken_over[True] == 6
     bucketed = folding.fold(msgspec.structs.replace(plan, bucket_bytes=2**20))
     assert not found.is_like(bucketed) and not found.is_like(Folding(few).fold(plan))
+
+
+@pytest.mark.parametrize("bucket_bytes", [0, 2**20])
+def test_a_graph_goes_with_who_holds_it(bucket_bytes: int) -> None:
+    """Also where no garbage is looked for, as while plans of many parts are: else all that are tried would stay."""
+    on = machines.parse("p3.16xlarge")
+    lowering = Lowering(models.parse("mlp:size=8,width=8").graph(96), on, SGD, microbatches=12)
+    few = lowering.shortened(FEW)
+    plan = msgspec.structs.replace(seeds(lowering)["pipeline_2"], bucket_bytes=bucket_bytes)
+    with uncollected():
+        folded = Folding(few).fold(plan)
+        found = unrolled(folded, few.program(plan), 0, 12)
+        assert found is not None and found.folded.graph.tasks[0].name and found.folded.graph.buffers[0].region
+        held = [weakref.ref(array) for array in (found.folded.graph.order, found.folded.graph.uses, folded.graph.order)]
+        del found, folded
+        assert [array() is None for array in held] == [True] * 3
 
 
 def test_what_is_not_as_the_one_before_is_not_repeated() -> None:

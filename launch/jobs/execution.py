@@ -64,7 +64,7 @@ def prepare(lowering: Lowering, strategy: Strategy, cost: CostModel) -> Prepared
     number = repeats.numbers(program, tasks)
     tasks, simulated = ordering.simulated(number, tasks, priced, machine.engines, strategy.order)
     packing = memory.pack(tasks, simulated.timeline)
-    memory.refuse(tasks, simulated.timeline, packing, machine.capacity)
+    memory.refuse(tasks, simulated.timeline, packing.peak_bytes, machine.capacity)
     return Prepared(tasks, simulated, packing)
 
 

@@ -105,7 +105,7 @@ class Isolated(Bench):
         """Raises UserError where the buffers do not fit side by side."""
         prepared = job.prepare(plan)
         packing = apart(prepared.tasks)
-        if lack := memory.lacking(packing, job.machine.capacity):
+        if lack := memory.lacking(packing.peak_bytes, job.machine.capacity):
             raise UserError(
                 f"plan {name}: to profile it every array gets memory of its own, and processor {lack[0]} then needs "
                 f"{lack[1]}: take a smaller --batch"

@@ -138,7 +138,7 @@ class Evaluator:
         plain = _unordered(strategy)
         key = self._key(plain)
         if key not in self._small:
-            folding = self._shortened(strategy, repeats.shown(self._count(strategy))[0])[1]
+            folding = self._shortened(strategy, next(repeats.shown(self._count(strategy))))[1]
             is_few = folding.num_tasks(plain) <= MOST_SMALL
             # Without buckets processors of one role are always alike.
             self._small[key] = is_few and (not strategy.bucket_bytes or folding.by_roles(plain) is not None)
@@ -188,9 +188,8 @@ class Evaluator:
         except Slower:
             self._slower[key] = most
             return None
-        tasks, count = seen.tasks, seen.count
-        counts = int(count.sum()), int(count[tasks.kind == Kind.COLLECTIVE].sum())
-        self._known[key] = _Known(seen.seconds, seen.peak_bytes, moved_bytes(tasks, count), *counts)
+        counts = int(seen.count.sum()), int(seen.count[seen.tasks.kind == Kind.COLLECTIVE].sum())
+        self._known[key] = _Known(seen.seconds, seen.peak_bytes, moved_bytes(seen.tasks, seen.count), *counts)
         found = self._evaluated(strategy, key)
         if self._best is None or found.energy < (1 - WORTH) * self._best[0]:
             self._best = found.energy, key, seen
@@ -216,7 +215,7 @@ class Evaluator:
         count, _, order, ahead, again, configs = key
         alike, ready = (count, 0, order, ahead, again, configs), (count, 0, READY, ahead, again, configs)
         least = self._enough.get(alike) or max(self._enough.get(ready, 0), self._least(strategy))
-        for shown in repeats.shown(count, least):
+        for shown in repeats.shown(count, least, lambda: self._can_be_all(strategy)):
             seen, more = self._seen_through(shown, strategy, most)
             if more:
                 shown += more
@@ -228,6 +227,11 @@ class Evaluator:
         if self._best is not None and key in self._known:
             self._best = self._best[0], key, seen
         return seen
+
+    def _can_be_all(self, strategy: Strategy) -> bool:
+        """Whether all microbatches of a plan can be written out."""
+        num_tasks = self._folded(self._shortened(strategy, FEW)[1], strategy).graph.num_tasks
+        return num_tasks // FEW * self._count(strategy) <= MOST_TASKS
 
     def _least(self, strategy: Strategy) -> int:
         """In how many microbatches a plan is looked at first."""
@@ -325,9 +329,11 @@ class Evaluator:
         """The same of a plan that was seen."""
         # Processors of one role are of one kind, so they have as much memory as the one that stands for them.
         reps = seen.folded.representative
-        packing = self._packing(seen, self.capacity[reps])
-        memory.refuse(seen.tasks, seen.simulated.timeline, packing, self.capacity[reps], reps.tolist())
-        return tuple(packing.peak_bytes[seen.role].tolist())
+        room, lengths = self.capacity[reps], seen.peak_bytes[reps]
+        # What has no room at one time has none however it lies.
+        lengths = lengths if (lengths > room).any() else self._packing(seen, room).peak_bytes
+        memory.refuse(seen.tasks, seen.simulated.timeline, lengths, room, reps.tolist())
+        return tuple(lengths[seen.role].tolist())
 
     def arenas(self, strategy: Strategy) -> tuple[int, ...]:
         """The bytes of each processor's arena, whether they fit or not."""

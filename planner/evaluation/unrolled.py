@@ -8,6 +8,7 @@ does not know what tasks do, nor when.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -20,7 +21,7 @@ from castile.planner.lowering.stages import Turns, turns
 from castile.planner.simulation import repeats
 from castile.planner.step.program import Program
 from castile.runtime.compiled import compiled
-from castile.runtime.task import Buffer, Task
+from castile.runtime.task import Buffer, Task, TaskGraph
 
 NUMBER = re.compile(r"@(\d+)")
 # How a pair is repeated: not at all, with the copies of both, with the copy before, with the last copy, or with each.
@@ -120,7 +121,8 @@ class _Many:
             need_ptr=np.zeros(len(task.source) + 1, np.int32), needs=NONE[0], use_ptr=use_ptr, uses=uses,
             buffer_first=first, buffer_proc=graph.buffer_proc[buffer.source],
             buffer_bytes=graph.buffer_bytes[buffer.source], private_bytes=graph.private_bytes[task.source],
-            tasks=Lazy(self._written, len(task.source)), buffers=Lazy(self._held, len(buffer.source)),
+            tasks=Lazy(_written(graph, task.source, self._later), len(task.source)),
+            buffers=Lazy(_held(graph, buffer.source, self._held_later), len(buffer.source)),
         )  # fmt: skip
         plain = _Places(few.of_task[folded.into] == EACH, self.more)
         into = task.of(folded.into[plain.source], plain.copy).astype(np.int64)
@@ -188,13 +190,25 @@ class _Many:
             found.append(pairs[:, before >= 0])
         return found
 
-    def _written(self, number: int) -> Task:
-        task: Task = self.few.graph.tasks[int(self._task.source[number])]
-        return replace(task, name=_named(task.name, int(self._later[number])))
 
-    def _held(self, number: int) -> Buffer:
-        of: Buffer = self.few.graph.buffers[int(self._buffer.source[number])]
-        return Buffer(_named(of.region, int(self._held_later[number])), of.box, of.dtype, of.proc, of.role)
+def _written(graph: TaskGraph, source: np.ndarray, later: np.ndarray) -> Callable[[int], Task]:
+    """What writes a task out. It knows no more than it needs: what holds itself is only found as garbage."""
+
+    def written(number: int) -> Task:
+        task: Task = graph.tasks[int(source[number])]
+        return replace(task, name=_named(task.name, int(later[number])))
+
+    return written
+
+
+def _held(graph: TaskGraph, source: np.ndarray, later: np.ndarray) -> Callable[[int], Buffer]:
+    """The same of a buffer."""
+
+    def held(number: int) -> Buffer:
+        of: Buffer = graph.buffers[int(source[number])]
+        return Buffer(_named(of.region, int(later[number])), of.box, of.dtype, of.proc, of.role)
+
+    return held
 
 
 def _spread(  # type: ignore[no-untyped-def]

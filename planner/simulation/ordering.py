@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from castile.planner.lowering.rows import compressed, pointer
-from castile.planner.simulate import LONGEST, Simulated, simulate
-from castile.planner.simulation import repeats
-from castile.planner.simulation.agenda import rise, sink, without_arrays
+from castile.planner.simulate import LONGEST, Simulated, flattened, served_by, simulate, told
+from castile.planner.simulation import agenda, repeats, serving
+from castile.planner.simulation.agenda import NEVER, opened, put, rise, sink, take, without_arrays
+from castile.planner.simulation.serving import Served
 from castile.planner.strategy import PATH, READY
 from castile.runtime.compiled import compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
@@ -42,27 +43,28 @@ def simulated(
     priced, engines   the same graph with durations, and engines, as `simulate` takes them
     most              seconds; raises Slower where that is seen of an order while it is made
     """
-    timed, durations = priced
-    if order != READY:
-        tasks = ordered(number, tasks, priced, engines, order, most)
-        timed = replace(timed, need_ptr=tasks.need_ptr, needs=tasks.needs)
-    return tasks, simulate(timed, durations, engines)
+    if order == READY:
+        return tasks, simulate(*priced, engines)
+    tasks, served = _in_order(number, tasks, priced, engines, order, most)
+    # a simulation of the graph that is chained so would serve it so
+    return tasks, told(priced[0], served)
 
 
 def ordered(
-    number: np.ndarray,
-    tasks: TaskGraph,
-    priced: tuple[TaskGraph, np.ndarray],
-    engines: Sequence[int],
-    order: str,
-    most: float = inf,
+    number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str
 ) -> TaskGraph:
     """The same graph alone."""
-    if order == READY:
-        return tasks
+    return tasks if order == READY else _in_order(number, tasks, priced, engines, order, inf)[0]
+
+
+def _in_order(
+    number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str,
+    most: float,
+) -> tuple[TaskGraph, Served]:  # fmt: skip
     urgency = longest(*priced, number) if order == PATH else -tasks.order
-    need_ptr, needs = chained(tasks, *listed(*priced, engines, urgency, most))
-    return replace(tasks, need_ptr=need_ptr, needs=needs)
+    lane, served = listed(*priced, engines, urgency, most)
+    need_ptr, needs = chained(tasks, lane, served.start)
+    return replace(tasks, need_ptr=need_ptr, needs=needs), served
 
 
 def chained(tasks: TaskGraph, lane: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -70,41 +72,41 @@ def chained(tasks: TaskGraph, lane: np.ndarray, start: np.ndarray) -> tuple[np.n
     kernels = np.flatnonzero(lane >= 0)
     kernels = kernels[np.lexsort((start[kernels], lane[kernels]))]
     one_lane = lane[kernels[1:]] == lane[kernels[:-1]]
-    after, before = _edges(tasks)
-    after, before = np.append(after, kernels[1:][one_lane]), np.append(before, kernels[:-1][one_lane])
-    return compressed(after, before, tasks.num_tasks)
+    before = np.full(tasks.num_tasks, -1, np.int32)
+    before[kernels[1:][one_lane]] = kernels[:-1][one_lane]
+    begin = np.zeros(tasks.num_tasks + 1, np.int32)
+    found = np.empty(len(tasks.needs) + len(kernels), np.int32)
+    size = compiled(_joined)(tasks.need_ptr, tasks.needs, before, begin, found)
+    return begin, found[:size]
 
 
 def listed(
     tasks: TaskGraph, durations: np.ndarray, engines: Sequence[int], urgency: np.ndarray, most: float = inf
-) -> tuple[np.ndarray, np.ndarray]:
-    """int64[T]: the compute lane of each kernel, -1 of what occupies another or several; and when each task starts
-    where a lane that has done a kernel takes the most urgent of those that are ready, of equal ones the first in order.
+) -> tuple[np.ndarray, Served]:
+    """int64[T]: the compute lane of each kernel, -1 of what occupies another or several; and how all is served where a
+    lane that has done a kernel takes the most urgent of those that are ready, of equal ones the first in order.
 
     All else is served as it gets ready, as by `simulate`. Raises Slower once one ends after so many seconds.
     """
-    num_engines, lane_ptr = max(engines) + 1, np.asarray(tasks.lane_ptr, np.int64)
-    proc, which = np.divmod(np.asarray(tasks.lanes, np.int64), NUM_LANES)
-    first = lane_ptr[:-1]
-    lane = np.where((np.diff(lane_ptr) == 1) & (which[first] == Lane.COMPUTE), proc[first], -1)
-    place = np.empty(tasks.num_tasks, np.int64)
-    place[np.argsort(tasks.order)] = np.arange(tasks.num_tasks)
-    num_procs, num_tasks, start = tasks.num_procs, tasks.num_tasks, np.empty(tasks.num_tasks, np.int64)
-    agenda, when, what = np.zeros((3, num_tasks + num_procs), np.int64)
+    flat, num_tasks, num_procs = flattened(tasks, durations, engines), tasks.num_tasks, tasks.num_procs
+    num_engines = served_by(tasks, engines)
+    served = serving.to_serve(flat, num_engines, serving.compiled_bodies()[0])
+    proc, which = np.divmod(tasks.lanes[tasks.lane_ptr[:-1]], NUM_LANES)
+    is_kernel = (np.diff(tasks.lane_ptr) == 1) & (which == Lane.COMPUTE)
+    lane = np.where(is_kernel, proc, -1)
     # as seconds are told, which may be a picosecond off
     latest = LONGEST if most == inf else int(most * PICOSECONDS) + 1
-    lasts, is_kernel, spare = _lasts(tasks, durations), lane >= 0, np.full(num_procs, latest)
-    np.subtract.at(spare, lane[is_kernel], lasts[is_kernel])
+    room, (when, what) = agenda.room(num_tasks + num_procs), np.zeros((2, num_tasks + num_procs), np.int64)
     is_all = _compiled_starts()(
-        latest, spare, np.zeros(num_procs, np.int64), lane, -urgency, place, lasts, lane_ptr,
-        proc * num_engines + np.asarray(engines)[which],
-        np.diff(tasks.need_ptr).astype(np.int64), *_followers(num_tasks, *_edges(tasks)),
-        np.zeros(num_procs * num_engines, np.int64), pointer(np.bincount(lane[is_kernel], minlength=num_procs)),
-        np.empty(num_tasks, np.int64), np.full(num_procs, -1, np.int64), agenda, when, what, start,
+        latest, int(served.busy.max(initial=0)), flat, lane, -urgency, room, np.empty(num_tasks, np.int32),
+        np.zeros(num_engines, np.int64), np.full(num_procs, latest), np.zeros(num_procs, np.int64),
+        pointer(np.bincount(proc[is_kernel], minlength=num_procs)), np.empty(num_tasks, np.int64),
+        np.full(num_procs, -1, np.int64), when, what, served.start, served.end,
+        served.queue, served.queue_ptr[:-1].copy(), served.place,
     )  # fmt: skip
     if not is_all:
         raise Slower
-    return lane, start
+    return lane, served
 
 
 def longest(tasks: TaskGraph, durations: np.ndarray, number: np.ndarray) -> np.ndarray:
@@ -167,77 +169,125 @@ def _longest(by_group, group, lasts, follow_ptr, follows):  # type: ignore[no-un
 
 
 def _starts(  # type: ignore[no-untyped-def]
-    latest, spare, until, lane, priority, place, lasts, lane_ptr, engine, waits, follow_ptr, follows, free, begin,
-    waiting, held, agenda, when, what, start,
+    latest, longest, tasks, lane, priority, agenda, waits, free, spare, until, begin, waiting, held, when, what, start,
+    end, queue, queue_end, place,
 ):  # fmt: skip
-    """When each task starts; whether none ends after the latest time, else only some have been found.
+    """Serves all tasks, as `serving.serve` does; whether none ends after the latest time, else only some are served.
 
     At any time first kernels come to their lanes, then lanes that have none choose one, and it and all else that is
-    ready is served in its place: so what is chosen is as ready then as it is behind the kernel before it.
+    ready is served in its order: so what is chosen is as ready then as it is behind the kernel before it.
 
-    spare     for how long each lane may have no kernel before one surely ends too late
+    longest   any time of a step will do
+    spare     for how long each lane may have no kernel before one surely ends too late; at first the latest time
     until     when it was done with the last one
     held      how many kernels wait for each lane, -1 while it has none
     waiting   these, a heap from waiting[begin[lane]] on
-    agenda    what happens next, a heap of tasks and, behind their numbers, of lanes that choose
+    agenda    what happens next: tasks and, behind their numbers, lanes that choose
     when      at what time it does
-    what      what goes first then: below `size` a kernel comes, below twice it a lane chooses, then tasks are served
+    what      what goes first then: kernels come in their order, far below 0, lanes choose just below 0, then tasks are
+              served in theirs
     """
-    size, num_tasks, left = len(when), len(lane), 0
-    for t in range(num_tasks):
-        when[t], what[t] = 0, place[t] if lane[t] >= 0 else place[t] + 2 * size
-        if waits[t] == 0:
-            rise(agenda, left, t, when, what)
-            left += 1
-    while left > 0:
-        t, left = agenda[0], left - 1
-        sink(agenda, left, when, what)
+    first, last, chain, row, heap, fresh = agenda
+    order, num_tasks, num_lanes = tasks.order, len(lane), len(held)
+    num_fresh = _at_first(tasks, lane, waits, spare, when, what, fresh)
+    left, head, stop, bucket, base, width = 0, 0, 0, 0, 0, 0
+    while longest >> width > len(first):
+        width += 1
+    while True:
+        if stop + num_fresh > len(row):
+            # Some come more than once, but not before they have gone.
+            for k in range(head, stop):
+                row[k - head] = row[k]
+            head, stop = 0, stop - head
+        left, stop = put(
+            num_fresh, left, head, stop, bucket, base, width, first, last, chain, row, heap, fresh, when, what
+        )
+        if head == stop and left == 0:
+            num_fresh, bucket, base, width = opened(bucket, base, width, first, chain, fresh, when)
+            if num_fresh == 0:
+                return True
+            continue
+        t, head, left = take(left, head, stop, row, heap, when, what)
+        num_fresh = 0
         if t >= num_tasks:
             q = t - num_tasks
             held[q] -= 1
             if held[q] >= 0:
                 chosen = waiting[begin[q]]
-                sink(waiting[begin[q] :], held[q], priority, place)
-                when[chosen], what[chosen] = when[t], place[chosen] + 2 * size
-                rise(agenda, left, chosen, when, what)
-                left += 1
-        elif what[t] < size:
+                sink(waiting[begin[q] :], held[q], priority, order)
+                when[chosen], what[chosen] = when[t], order[chosen]
+                fresh[0], num_fresh = chosen, 1
+        elif what[t] < 0:
             q = lane[t]
             if held[q] < 0:
-                held[q], when[num_tasks + q], what[num_tasks + q] = 0, when[t], size + q
-                rise(agenda, left, num_tasks + q, when, what)
-                left += 1
-            rise(waiting[begin[q] :], held[q], t, priority, place)
+                held[q], when[num_tasks + q], what[num_tasks + q] = 0, when[t], q - num_lanes
+                fresh[0], num_fresh = num_tasks + q, 1
+            rise(waiting[begin[q] :], held[q], t, priority, order)
             held[q] += 1
         else:
             start[t] = when[t]
-            for k in range(lane_ptr[t], lane_ptr[t + 1]):
-                start[t] = max(start[t], free[engine[k]])
-            done = start[t] + lasts[t]
+            for k in range(tasks.lane_ptr[t], tasks.lane_ptr[t + 1]):
+                start[t] = max(start[t], free[tasks.engine[tasks.lanes[k]]])
+            done = start[t] + max(tasks.durations[tasks.cost[t]], 1)
             if done > latest:
                 return False
-            for k in range(lane_ptr[t], lane_ptr[t + 1]):
-                free[engine[k]] = done
+            end[t] = done
+            for k in range(tasks.lane_ptr[t], tasks.lane_ptr[t + 1]):
+                e = tasks.engine[tasks.lanes[k]]
+                free[e], place[k], queue[queue_end[e]] = done, queue_end[e], t
+                queue_end[e] += 1
             if lane[t] >= 0:
-                spare[lane[t]] -= start[t] - until[lane[t]]
-                until[lane[t]] = done
-                if spare[lane[t]] < 0:
+                q = lane[t]
+                spare[q] -= start[t] - until[q]
+                until[q] = done
+                if spare[q] < 0:
                     return False
-                q = num_tasks + lane[t]
-                when[q], what[q] = done, size + lane[t]
-                rise(agenda, left, q, when, what)
-                left += 1
-            for k in range(follow_ptr[t], follow_ptr[t + 1]):
-                f = follows[k]
+                when[num_tasks + q], what[num_tasks + q] = done, q - num_lanes
+                fresh[0], num_fresh = num_tasks + q, 1
+            for k in range(tasks.follow_ptr[t], tasks.follow_ptr[t + 1]):
+                f = tasks.follows[k]
                 when[f] = max(when[f], done)
                 waits[f] -= 1
                 if waits[f] == 0:
-                    rise(agenda, left, f, when, what)
-                    left += 1
-    return True
+                    fresh[num_fresh] = f
+                    num_fresh += 1
+
+
+def _at_first(tasks, lane, waits, spare, when, what, fresh):  # type: ignore[no-untyped-def]
+    """How each task begins, and what all kernels of a lane take off what it has to spare; how many wait for nothing."""
+    num_fresh = 0
+    for t in range(len(lane)):
+        when[t], what[t], waits[t] = 0, tasks.order[t], tasks.need_ptr[t + 1] - tasks.need_ptr[t]
+        if lane[t] >= 0:
+            what[t] -= NEVER
+            spare[lane[t]] -= max(tasks.durations[tasks.cost[t]], 1)
+        if waits[t] == 0:
+            fresh[num_fresh] = t
+            num_fresh += 1
+    return num_fresh
+
+
+def _joined(need_ptr, needs, before, begin, found):  # type: ignore[no-untyped-def]
+    """Each row of needs with one more where there is one, each once and in order; gives how many they are in all."""
+    size = 0
+    for t in range(len(before)):
+        more = before[t]
+        for k in range(need_ptr[t], need_ptr[t + 1]):
+            if 0 <= more <= needs[k]:
+                if more < needs[k]:
+                    found[size] = more
+                    size += 1
+                more = -1
+            found[size] = needs[k]
+            size += 1
+        if more >= 0:
+            found[size] = more
+            size += 1
+        begin[t + 1] = size
+    return size
 
 
 @cache
 def _compiled_starts() -> Callable[..., Any]:
     """The same compiled, where numba is installed."""
-    return without_arrays((_starts,), ())[0]
+    return without_arrays((_starts,), (_at_first,))[0]

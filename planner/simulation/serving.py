@@ -32,6 +32,33 @@ class Tasks(NamedTuple):
     follows: np.ndarray
 
 
+class Served(NamedTuple):
+    """How the engines served a graph's T tasks, which fill N slots (task, lane).
+
+    start, end          int64[T]
+    queue, queue_ptr    the tasks of each engine as they were served, from where on
+    place               uint32[N], where in the queue the task of each slot stands
+    busy                int64[lanes], how long each lane works
+    """
+
+    start: np.ndarray
+    end: np.ndarray
+    queue: np.ndarray
+    queue_ptr: np.ndarray
+    place: np.ndarray
+    busy: np.ndarray
+
+
+def to_serve(tasks: Tasks, num_engines: int, follow: Callable[..., Any]) -> Served:
+    """Room for that, and what is known before: how long lanes work, and where each engine's queue begins."""
+    busy, queue_ptr = np.zeros(len(tasks.engine), np.int64), np.zeros(num_engines + 1, np.int32)
+    follow(tasks, busy, queue_ptr[1:])
+    np.cumsum(queue_ptr, out=queue_ptr)
+    start, end = np.empty((2, len(tasks.order)), np.int64)
+    queue, place = np.empty((2, len(tasks.lanes)), np.uint32)
+    return Served(start, end, queue, queue_ptr, place, busy)
+
+
 def follow(tasks, busy, count):  # type: ignore[no-untyped-def]
     """The followers of each task, by a counting sort of the needs turned round.
 
