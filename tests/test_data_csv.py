@@ -140,7 +140,7 @@ def test_rows_stay_whole_across_blocks(tmp_path, monkeypatch):
         ("", "give file=PATH, label=COLUMN, and categories"),
         (",label=dely,numbers=seats", r"no column is named 'dely' \(did you mean 'delay'"),
         (",label=delay,numbers=seats+seats", "numbers names column 'seats' twice"),
-        (",label=delay,numbers=carrier", r"planes\.csv, line 2: column 'carrier' has 'UA', not a number"),
+        (",label=delay,numbers=carrier", r"planes\.csv, line 2: column 'carrier' has 'UA', not a number: name"),
         (",label=delay,numbers=seats,positive=>high", "positive=>high: 'high' is not a number"),
         (",label=delay,numbers=seats,positive=>1,classes=true", "leave out classes"),
         (",label=delay,numbers=seats,rare=0", "rare counts the rows"),

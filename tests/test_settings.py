@@ -34,3 +34,15 @@ def test_a_file_s_name_may_have_a_comma(alone) -> None:
 def test_a_number_that_is_none_is_told(words: str, number: str, alone, capsys) -> None:
     assert main(words.format(number).split()) == 2
     assert f"should be a finite number, got '{number}'" in capsys.readouterr().err
+
+
+def test_a_setting_without_a_type_has_its_defaults() -> None:
+    def build(batch=None, dtype="float32", width=32, share=0.5, is_wide=False, name="x", depth=None, heads: int = 2):
+        return batch
+
+    given = {"width": "3", "share": "1", "is_wide": "true", "name": "4", "depth": "5", "heads": "6"}
+    found = settings.typed(build, given, "own", ("batch", "dtype"))
+    assert found == {"width": 3, "share": 1.0, "is_wide": True, "name": "4", "depth": "5", "heads": 6}
+    assert [type(value) for value in found.values()] == [int, float, bool, str, str, int]
+    with pytest.raises(ValueError, match=r"^own: setting 'width' should be a whole number, got 'wide'$"):
+        settings.typed(build, {"width": "wide"}, "own", ("batch", "dtype"))

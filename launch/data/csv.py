@@ -294,7 +294,10 @@ def _add(path: Path, name: str, column: Texts | Figures, cells: Sequence[str], l
         column.add(cells)
     except ValueError as error:
         line, cell = next((line, cell) for line, cell in zip(lines, cells, strict=True) if not _is_number(cell))
-        raise ValueError(f"data set csv: {path}, line {line}: column {name!r} has {cell!r}, not a number") from error
+        raise ValueError(
+            f"data set csv: {path}, line {line}: column {name!r} has {cell!r}, not a number: name "
+            "a column of words among categories, or say classes=true of the label"
+        ) from error
 
 
 def _is_number(cell: str) -> bool:

@@ -49,10 +49,12 @@ def joined(name: str, given: Mapping[str, object]) -> str:
 def names(function: Callable[..., Any], reserved: Iterable[str] = ()) -> dict[str, Any]:
     """The settings of a function: its parameters with the types of their hints, but those that are reserved.
 
-    One that may be None, which leaves it open, is given as what it is otherwise.
+    One that may be None, which leaves it open, is given as what it is otherwise; one without a hint is of its default's
+    type where that is a number or a truth, else text.
     """
-    hints = get_type_hints(function)
-    return {p: _given(hints.get(p, str)) for p in inspect.signature(function).parameters if p not in set(reserved)}
+    hints, parameters = get_type_hints(function), inspect.signature(function).parameters
+    plain = {p: type(one.default) if type(one.default) in (int, float, bool) else str for p, one in parameters.items()}
+    return {p: _given(hints.get(p, plain[p])) for p in parameters if p not in set(reserved)}
 
 
 def _given(hint: Any) -> Any:
