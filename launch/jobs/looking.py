@@ -149,7 +149,7 @@ class Looking(Wanted):
         late = partial(self._late, limits, timed, again)
         piped, computed = None, filter(None, map(late, self._computed_again()))
         gathering, may_fill = Gathering(self._gatherings(timed)), self._may_fill and limits.seconds is None
-        computing = Gathering(self._computings(timed), are_few=True)
+        computing, is_gathered = Gathering(self._computings(timed), are_few=True), False
         for chosen in self._places(enough):
             is_hopeless = self._may_fill and not chosen.fits and self.is_dear and not self.foreseen(chosen).fitting
             try:
@@ -158,7 +158,7 @@ class Looking(Wanted):
                 piped = sooner(chosen, self._others(chosen, timed, timed), again) if self._may_fill else None
                 if piped is None and may_fill and self._gives_up(chosen):
                     piped = gathering.instead(chosen, again)
-                    may_fill = piped is None
+                    is_gathered = piped is not None
                 if piped is None and is_hopeless:
                     piped = late(chosen) or next(computed, None)
                 if piped is None:
@@ -182,10 +182,13 @@ class Looking(Wanted):
             chosen, found = piped
         if may_fill:
             first = chosen
+            if not is_gathered and (self._gives_up(first) or found.lacks_room):
+                chosen, found = gathering.beside(first, found, again)
             if self._gives_up(first) or found.lacks_room:
-                chosen, found = computing.beside(*gathering.beside(first, found, again), again)
-            last, found = filled(first, found, self._others(first, limits, limits), again)
-            chosen = chosen if last is first else last
+                chosen, found = computing.beside(chosen, found, again)
+            if not is_gathered:
+                last, found = filled(first, found, self._others(first, limits, limits), again)
+                chosen = chosen if last is first else last
         num_proposals += found.num_proposals
         return chosen, replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals)
 
