@@ -73,7 +73,7 @@ class Plan:
     """Start from the plan of this file too; what is found is never behind it, unless a pin changes it."""
     budget: options.BudgetOrOwn = ""
     """How long it looks: a number of proposals (5000), of each search where several are made (in microbatches, on fewer
-    processors), or a time (10s), of all together; the search's own by default."""
+    processors, for a front), or a time (10s), of all together; the search's own by default."""
     processes: options.Number = 1
     """In how many processes a search may walk side by side (--search tempering); what it finds is the same."""
     seed: options.Number = 0

@@ -41,6 +41,23 @@ BATCH = 32
 # Room for parameters, their gradients and what updates keep, and for the activations of some of the samples.
 MEMORY = 900_000
 SMALL = described(MEMORY)
+FOUR = """
+nodes = 1
+shared_lanes = [["send", "collective"]]
+
+[[processor]]
+count = 4
+kind = "gpu"
+flops_per_second = 2.25e13
+bytes_per_second = 2.25e12
+memory_bytes = 37_353_932
+task_overhead_seconds = 4e-6
+
+[[level]]
+name = "link"
+latency_seconds = 1e-6
+bytes_per_second = 4.5e10
+"""
 
 
 @pytest.fixture
@@ -494,6 +511,16 @@ def test_where_memory_is_short_more_is_computed_again_though_a_plan_fits_in_more
     assert facts["num_recomputed"] and facts["is_recomputed_to_fit"] and facts["found"]["fits"]
     assert facts["found"]["step_seconds"] < 0.9 * kept["found"]["step_seconds"]
     assert facts["found"]["step_seconds"] <= full["found"]["step_seconds"]
+
+
+def test_where_gathered_parameters_take_the_place_of_a_search_more_is_computed_again_beside_them_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.toml").write_text(FOUR)
+    model = "gpt:layers=4,width=128,heads=4,seq=64,vocab=500"
+    words = ["plan", model, "--machine", str(tmp_path / "short.toml"), "--batch", "64", "--budget", "50"]
+    facts, said = answer(capsys, *words), answer(capsys, *words, "--recompute", "selective")
+    assert facts["found"]["step_seconds"] <= said["found"]["step_seconds"] and said["found"]["fits"]
 
 
 def test_a_batch_that_nothing_but_its_samples_divides_is_cut_into_these_for_a_pipeline(

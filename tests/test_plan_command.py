@@ -41,6 +41,24 @@ memory_bytes = 1_000_000
 task_overhead_seconds = 1e-6
 """
 
+# Six processors by slow links, where a pipeline is fast.
+SLOW = """
+nodes = 1
+
+[[processor]]
+count = 6
+kind = "p"
+flops_per_second = 2.4e11
+bytes_per_second = 2.4e10
+memory_bytes = 17_403_452
+task_overhead_seconds = 4e-6
+
+[[level]]
+name = "link"
+latency_seconds = 0.0
+bytes_per_second = 8.6e8
+"""
+
 
 def test_a_plan_is_for_the_optimizer_that_is_named_and_says_so(tmp_path, capsys):
     """What looks at it later counts the same memory; the model's own is SGD, which keeps one number less."""
@@ -176,10 +194,10 @@ def test_a_plan_of_which_the_forward_pass_alone_fits(tmp_path, capsys):
 def test_the_front_is_told_and_written(tmp_path, capsys):
     path = tmp_path / "plan.json"
     words = ["plan", "mlp:width=256", "--machine", MACHINE, "--budget", "70"]
-    assert "front" not in answer(capsys, *words)
+    plain = answer(capsys, *words)
     facts = answer(capsys, *words, "--front", "--out", str(path))
     front = facts["front"]
-    assert len(front) > 1 and facts["num_proposals"] <= 70
+    assert "front" not in plain and len(front) > 1 and facts["num_proposals"] <= plain["num_proposals"] + 70
     assert front[0]["step_seconds"] == facts["found"]["step_seconds"]
     for number, (row, after) in enumerate(zip(front, front[1:] + front[-1:]), 1):
         assert row["file"] == str(tmp_path / f"plan-{number}.json")
@@ -191,6 +209,23 @@ def test_the_front_is_told_and_written(tmp_path, capsys):
     assert all(report.milliseconds(row["step_seconds"]) in table for row in front)
     assert table.split("\n")[1].split()[:3] == ["plan", "step", "arena"]
     assert all(memory_of(max(row["arena_bytes"])) in table for row in front)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "text", "microbatches"),
+    [("mlp:layers=3,width=1024", 100, "", 1), ("gpt:layers=2,width=64,heads=4,seq=32,vocab=100", 16, SLOW, 2)],
+)
+def test_a_front_begins_with_a_plan_as_fast_as_is_found_without(model, batch, text, microbatches, tmp_path, capsys):
+    """Also where that is found on fewer processors, or in microbatches."""
+    path = tmp_path / "machine.toml"
+    path.write_text(text)
+    words = ["plan", model, "--batch", str(batch), "--machine", str(path) if text else MACHINE, "--budget", "700"]
+    alone, facts = answer(capsys, *words), answer(capsys, *words, "--front")
+    assert alone["microbatches"] == microbatches
+    seconds, arena = alone["found"]["step_seconds"], max(alone["found"]["arena_bytes"])
+    front = [(row["step_seconds"], max(row["arena_bytes"])) for row in facts["front"]]
+    assert front[0][0] == facts["found"]["step_seconds"] <= seconds
+    assert not [point for point in front if point[0] > seconds and point[1] >= arena]
 
 
 @pytest.mark.parametrize("search, has_gaps", [("one_processor", False), ("megatron", True)])

@@ -21,7 +21,7 @@ from castile.planner.evaluation.budget import Budget, clock
 from castile.planner.evaluation.sizes import SIZES
 from castile.planner.known.pipelines import divisors
 from castile.planner.known.seeds import is_in_pieces, is_pipeline, microbatch_counts
-from castile.planner.search import Found, NoPlanFits, Progress, same, search
+from castile.planner.search import DATA_PARALLEL, Found, NoPlanFits, Progress, same, search
 from castile.planner.searching import accumulating
 from castile.planner.searching.accumulating import NEAR, Chosen
 from castile.planner.searching.fewer import FURTHER, could_gain, faster, on_fewer
@@ -43,8 +43,11 @@ DOUBTED = 0.5
 # Where nothing fits when a time is over, a plan that does is looked for as long again, and so many seconds at least.
 LATE_SECONDS = 10.0
 
-# In how many microbatches a plan was found, the plan, and the plans of a front.
-Looked = tuple[Chosen, Found, list[Point]]
+# Of a time so much is for the plan from which a front begins.
+WITHOUT_FRONT = 0.5
+
+# In how many microbatches a plan was found, and the plan.
+Looked = tuple[Chosen, Found]
 IsOver = Callable[[], bool]
 Enough = Callable[[Dropped, Iterable[int]], Chosen | None]
 
@@ -53,16 +56,18 @@ Enough = Callable[[Dropped, Iterable[int]], Chosen | None]
 class Looking(Wanted):
     """A way to what was asked for."""
 
-    def look(self, limits: Budget, progress: Progress | None) -> Looked:
+    def look(self, limits: Budget, progress: Progress | None) -> tuple[Chosen, Found, list[Point]]:
         """What is found on all processors that may be used, or, where these are of several speeds, the better plan that
         is found on the faster of them alone: known plans that cut layers, and pipelines, are seldom good on both.
 
-        Of a time a twentieth more goes into each of these. Raises NoPlanFits where none is found anywhere, or not soon
-        after the time is over.
+        Of a time a twentieth more goes into each of these. Where a front is asked for, half of a time is kept for
+        that. Raises NoPlanFits where none is found anywhere, or not soon after the time is over.
         """
-        began, refused, best = clock(), None, None
+        began, refused, best, whole = clock(), None, None, limits
         if limits.seconds is not None:
             limits = limits.begun(1 + max(1.0, LATE_SECONDS / limits.seconds))
+        if limits.seconds is not None and self.command.front:
+            limits = replace(limits, seconds=WITHOUT_FRONT * limits.seconds)
         try:
             # What is worked out of plans of many parts stays while others are looked at.
             with self.foresight.begun(self.drawn), uncollected() if self.is_dear else nullcontext():
@@ -86,13 +91,42 @@ class Looking(Wanted):
                 raise refused
             late = f"{refused}; what else may fit there was no time to look for: raise --budget"
             raise NoPlanFits(late, num_proposals)
-        chosen, found, points = best
-        found = replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals)
+        chosen, found, points = *best, list[Point]()
+        found = replace(found, num_proposals=num_proposals)
+        if self.command.front:
+            chosen, found, points = self._front(chosen, found, _left(whole, clock() - began), progress)
+        found = replace(found, elapsed_seconds=clock() - began)
         return replace(chosen, pins=self.pins(chosen.evaluator.lowering)), found, points
 
+    def _front(
+        self, chosen: Chosen, found: Found, limits: Budget, progress: Progress | None
+    ) -> tuple[Chosen, Found, list[Point]]:
+        """A front where known plans were looked at, with what was found in it unless that is beaten; and its best plan.
+
+        None of its searches begins where that search ended: limits of memory would be farther apart, and it seldom fits
+        them.
+        """
+        base = found.seeds[DATA_PARALLEL].strategy
+        place = Chosen(base.microbatches, *self.at(base.recompute, base.microbatches))
+        more = [self.dropped(way) for way in self._said_by_none(gathering=True)]
+        points, given = list[Point](), self._given(self.start, progress)
+        with suppress(NoPlanFits):  # none may fit there
+            other, points = search_front(
+                self.command.search, place.evaluator, limits, pins=place.pins, dropping=more, **given
+            )
+            found = replace(found, num_proposals=found.num_proposals + other.num_proposals)
+        points = front_of(points, found)
+        best = min(points, key=lambda point: point.evaluated.rank)
+        if best.evaluated.rank >= found.evaluated.rank or found.is_insisted:
+            return chosen, found, points
+        worth = replace(best.evaluated, strategy=best.strategy)
+        equals = same(place.evaluator.lowering, found.seeds, worth)
+        better = replace(found, strategy=best.strategy, evaluated=worth, arena_bytes=best.arena_bytes, equals=equals)
+        return place, better, points
+
     def _faster(self, best: Looked | None) -> Iterator[tuple[int, ...]]:
-        """On which processors alone to look too: none where a known plan, a front or little memory is asked for."""
-        if self.names or self.command.front or self.command.objective == "memory":
+        """On which processors alone to look too: none where a known plan or little memory is asked for."""
+        if self.names or self.command.objective == "memory":
             return
         evaluator, pinned = self.at(self.recompute, self.microbatches)
         every = range(evaluator.lowering.machine.num_procs) if pinned is None else pinned.procs
@@ -113,9 +147,9 @@ class Looking(Wanted):
         enough = partial(self._enough, limits, timed.is_over)
         again = partial(self._again, limits, is_settled, progress)
         late = partial(self._late, limits, timed, again)
-        points, piped, computed = list[Point](), None, filter(None, map(late, self._computed_again()))
+        piped, computed = None, filter(None, map(late, self._computed_again()))
         gathering, may_fill = Gathering(self._gatherings(timed)), self._may_fill and limits.seconds is None
-        computing = Gathering(self._computings(timed), are_few=True)
+        computing, is_gathered = Gathering(self._computings(timed), are_few=True), False
         for chosen in self._places(enough):
             is_hopeless = self._may_fill and not chosen.fits and self.is_dear and not self.foreseen(chosen).fitting
             try:
@@ -124,14 +158,14 @@ class Looking(Wanted):
                 piped = sooner(chosen, self._others(chosen, timed, timed), again) if self._may_fill else None
                 if piped is None and may_fill and self._gives_up(chosen):
                     piped = gathering.instead(chosen, again)
-                    may_fill = piped is None
+                    is_gathered = piped is not None
                 if piped is None and is_hopeless:
                     piped = late(chosen) or next(computed, None)
                 if piped is None:
                     chosen, left = self._in_time(chosen, limits, timed, began)
                     if may_fill and not chosen.fits:
                         self._expect(limits, chosen)
-                    found, points = self._search(chosen, left, is_settled, progress, self.start)
+                    found = self._search(chosen, left, is_settled, progress, self.start)
             except NoPlanFits as error:
                 num_proposals += error.num_proposals
                 refused.append(error)
@@ -148,12 +182,15 @@ class Looking(Wanted):
             chosen, found = piped
         if may_fill:
             first = chosen
+            if not is_gathered and (self._gives_up(first) or found.lacks_room):
+                chosen, found = gathering.beside(first, found, again)
             if self._gives_up(first) or found.lacks_room:
-                chosen, found = computing.beside(*gathering.beside(first, found, again), again)
-            last, found = filled(first, found, self._others(first, limits, limits), again)
-            chosen = chosen if last is first else last
+                chosen, found = computing.beside(chosen, found, again)
+            if not is_gathered:
+                last, found = filled(first, found, self._others(first, limits, limits), again)
+                chosen = chosen if last is first else last
         num_proposals += found.num_proposals
-        return chosen, replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals), points
+        return chosen, replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals)
 
     def _gives_up(self, chosen: Chosen) -> bool:
         """Whether plans are in more microbatches than was asked for, or compute more again."""
@@ -175,12 +212,12 @@ class Looking(Wanted):
         """The same search in another number of microbatches, or, with a known plan, that one alone."""
         if plan is not None:
             return settled_known(chosen.evaluator, plan, chosen.pins, is_settled, (READY, PATH))
-        return self._search(chosen, limits, is_settled, progress)[0]
+        return self._search(chosen, limits, is_settled, progress)
 
     @property
     def _may_fill(self) -> bool:
-        """Whether pipelines in other numbers of microbatches may be looked at: a front has one."""
-        return self._is_free and self.command.objective == "time" and not (self.names or self.command.front)
+        """Whether pipelines in other numbers of microbatches may be looked at."""
+        return self._is_free and self.command.objective == "time" and not self.names
 
     def _in_time(self, chosen: Chosen, limits: Budget, timed: Budget, began: float) -> tuple[Chosen, Budget]:
         """In how many microbatches what is left of a budget is spent, and how much of it: where more are looked at if
@@ -224,8 +261,12 @@ class Looking(Wanted):
     @property
     def _ways(self) -> tuple[str, ...]:
         """Ways to compute more again than was said, beside `_gatherings`: none where anything was."""
+        return self._said_by_none(gathering=not self._may_fill)
+
+    def _said_by_none(self, gathering: bool) -> tuple[str, ...]:
+        """All ways to compute more again, unless one was said; with those that gather parameters too, or without."""
         is_said = self.command.recompute or self.start or self.mode == "forward"
-        return () if is_said else self.recomputation.ways(gathering=not self._may_fill)
+        return () if is_said else self.recomputation.ways(gathering=gathering)
 
     @cached_property
     def _ways_left(self) -> tuple[str, ...]:
@@ -296,26 +337,23 @@ class Looking(Wanted):
             f"{written(int(machine.capacity.sum()))} in all"
         )
 
+    def _given(self, start: dict[str, Strategy], progress: Progress | None) -> dict[str, Any]:
+        """What searches are given beside their budget and pins."""
+        # A search begins without buckets.
+        plain = {name: msgspec.structs.replace(plan, bucket_bytes=0) for name, plan in start.items()}
+        return {
+            "seed": self.command.seed, "progress": progress, "start": plain, "num_processes": self.command.processes,
+            "seeds": self.names, "sizes": (*SIZES, *(plan.bucket_bytes for plan in start.values())),
+        }  # fmt: skip
+
     def _search(
         self, chosen: Chosen, limits: Budget, is_settled: IsOver, progress: Progress | None,
         start: dict[str, Strategy] | None = None,
-    ) -> tuple[Found, list[Point]]:  # fmt: skip
-        # A search begins without buckets.
-        plans, evaluator, pinned = start or {}, chosen.evaluator, chosen.pins
-        plain = {name: msgspec.structs.replace(plan, bucket_bytes=0) for name, plan in plans.items()}
-        sizes = (*SIZES, *(plan.bucket_bytes for plan in plans.values()))
-        given: dict[str, Any] = {
-            "seed": self.command.seed, "progress": progress, "start": plain, "num_processes": self.command.processes,
-            "seeds": self.names, "sizes": sizes,
-        }  # fmt: skip
-        if self.command.front:
-            more = [self.dropped(way) for way in self._ways]
-            found, points = search_front(self.command.search, evaluator, limits, pins=pinned, dropping=more, **given)
-            found = settled(evaluator, found, sizes, is_settled, pins=pinned)
-            return found, front_of(points, found)
+    ) -> Found:  # fmt: skip
+        evaluator, pinned, given = chosen.evaluator, chosen.pins, self._given(start or {}, progress)
 
         def ended(found: Found, within: Pins | None) -> Found:
-            return settled(evaluator, found, sizes, is_settled, pins=within)
+            return settled(evaluator, found, given["sizes"], is_settled, pins=within)
 
         def look(within: Pins | None, share: float = 1.0) -> Found:
             part = limits if limits.seconds is None else replace(limits, seconds=share * limits.seconds)
@@ -324,7 +362,7 @@ class Looking(Wanted):
             return ended(found, within) if limits.seconds is None else found
 
         found = on_fewer(evaluator, look(pinned), partial(look, share=FURTHER), pinned, is_settled)
-        return found if limits.seconds is None else ended(found, pinned), []
+        return found if limits.seconds is None else ended(found, pinned)
 
 
 def _better(one: Looked, other: Looked) -> Looked:
@@ -333,7 +371,7 @@ def _better(one: Looked, other: Looked) -> Looked:
         return one
     seeds = one[1].seeds
     equals = same(other[0].evaluator.lowering, seeds, other[1].evaluated)
-    return other[0], replace(other[1], seeds=seeds, equals=equals), other[2]
+    return other[0], replace(other[1], seeds=seeds, equals=equals)
 
 
 def _left(limits: Budget, passed: float, share: float = 1.0) -> Budget:

@@ -187,7 +187,7 @@ class Gathering:
         """What a search finds from it, or itself where there are many parts; None where so many times what it takes is
         not less.
         """
-        best, plan = self.best(seconds / min(1.0, times))
+        best, plan = self.best(seconds)
         if best is None or times * best.seconds >= seconds:
             return None
         try:
@@ -202,9 +202,15 @@ class Gathering:
         return self.sooner(chosen.seconds, look, AHEAD)
 
     def beside(self, chosen: Chosen, found: Found, look: Look) -> tuple[Chosen, Found]:
-        """What was found, or the better plan that is found from it."""
-        times = 1 / SPARING if num_parts(chosen.evaluator) <= QUICK_PARTS else 1.0
-        other = self.sooner(found.evaluated.seconds, look, times)
+        """What was found, or the better plan that is found from it.
+
+        Of few parts also where it is far from what was found, but takes less than the known plan from which that came:
+        a search, fewer processors and buckets may take as much off this one.
+        """
+        seconds = found.evaluated.seconds
+        if num_parts(chosen.evaluator) <= QUICK_PARTS:
+            seconds = max(SPARING * seconds, chosen.seconds if chosen.fits else 0.0)
+        other = self.sooner(seconds, look)
         if other is None or other[1].evaluated.rank >= found.evaluated.rank:
             return chosen, found
         num_proposals = found.num_proposals + other[1].num_proposals
