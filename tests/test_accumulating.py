@@ -58,6 +58,30 @@ name = "link"
 latency_seconds = 1e-6
 bytes_per_second = 4.5e10
 """
+TWELVE = """
+nodes = 3
+shared_lanes = [["send", "collective"]]
+
+[[processor]]
+count = 4
+kind = "gpu"
+flops_per_second = 3.27e12
+bytes_per_second = 3.27e11
+memory_bytes = 4_313_004
+task_overhead_seconds = 1e-7
+
+[[level]]
+name = "near"
+latency_seconds = 5e-6
+bytes_per_second = 1.21e11
+group = 4
+
+[[level]]
+name = "far"
+latency_seconds = 2e-5
+bytes_per_second = 5.15e9
+shared_by = 4
+"""
 
 
 @pytest.fixture
@@ -513,12 +537,21 @@ def test_where_memory_is_short_more_is_computed_again_though_a_plan_fits_in_more
     assert facts["found"]["step_seconds"] <= full["found"]["step_seconds"]
 
 
-def test_where_gathered_parameters_take_the_place_of_a_search_more_is_computed_again_beside_them_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("machine", "model", "batch"),
+    [
+        # of four processors parameters that are gathered take the place of a search
+        (FOUR, "gpt:layers=4,width=128,heads=4,seq=64,vocab=500", 64),
+        # of twelve what computes more again is far from what was found, as long as nothing searched from it
+        (TWELVE, "vit:layers=2,width=64,heads=4,hidden=128,size=32,patch=4,classes=10", 128),
+    ],
+    ids=["gathered", "far"],
+)
+def test_where_memory_is_short_what_computes_more_again_is_searched_from_beside_what_was_found(
+    machine: str, model: str, batch: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "short.toml").write_text(FOUR)
-    model = "gpt:layers=4,width=128,heads=4,seq=64,vocab=500"
-    words = ["plan", model, "--machine", str(tmp_path / "short.toml"), "--batch", "64", "--budget", "50"]
+    (tmp_path / "short.toml").write_text(machine)
+    words = ["plan", model, "--machine", str(tmp_path / "short.toml"), "--batch", str(batch), "--budget", "50"]
     facts, said = answer(capsys, *words), answer(capsys, *words, "--recompute", "selective")
     assert facts["found"]["step_seconds"] <= said["found"]["step_seconds"] and said["found"]["fits"]
 
