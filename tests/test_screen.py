@@ -122,7 +122,7 @@ NAMES = st.builds(
 def test_every_node_of_a_layout_is_named_or_counted(every, data, width):
     """A family by one name with a star where all of it is here, and only then."""
     nodes = [name for name in every if data.draw(st.booleans())] or every
-    text = report._shortened(nodes, every, width)
+    text = report.named_briefly(nodes, every, width)
     shown, _, more = text.partition(" and ")
     assert len(text) <= max(width, len(shown.split()[0]) + 12)
     found = []
@@ -136,7 +136,7 @@ def test_a_line_is_full_before_nodes_are_counted():
     """To the last letter, and to the digits of how many are left."""
     nodes = [a + b * n for n, (a, b) in enumerate(product("abcdefghij", "klmnopqrstuv"))]
     for width in range(20, 9000, 7):
-        text = report._shortened(nodes, nodes, width)
+        text = report.named_briefly(nodes, nodes, width)
         shown, _, more = text.partition(" and ")
         count, left = len(shown.split()), int(more.removesuffix(" more") or 0)
         longer = [*nodes[: count + 1], f"and {left - 1} more"] if left > 1 else nodes

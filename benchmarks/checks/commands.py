@@ -26,10 +26,14 @@ COMMANDS = {
     "profile": ("mlp",),
     "validate": ("mlp", "--plans", "4", "--rounds", "2", "--batch", "64"),
     "doctor": (),
+    "list": ("models", "gpt"),
+    "completion": (),
     "launch": ("-n", "2", "train", "mlp", "--steps", "2", "--budget", "20"),
 }
 # These need two ranks to have anything to do.
 ON_RANKS = ("validate",)
+# What this prints is for a shell.
+SCRIPTS = ("completion",)
 TRAIN = ("train", "mlp", "--steps", "2", "--budget", "5", "--json")
 
 
@@ -46,14 +50,14 @@ def helps(place: Place) -> list[Figure]:
 
 
 def json(place: Place) -> list[Figure]:
-    """`--json` of each command prints one JSON object and nothing else."""
+    """`--json` of each command that tells anything prints one JSON object and nothing else."""
 
     def prints(name: str) -> None:
         start = ("launch", "-n", "2") if name in ON_RANKS else ()
         own = ("--json", *COMMANDS[name]) if name == "launch" else (*COMMANDS[name], "--json")
         place.run(place.castile, *start, name, *own, user="commands", cwd=place.scratch).object()
 
-    return [_all("commands_with_json", {name: partial(prints, name) for name in COMMANDS})]
+    return [_all("commands_with_json", {name: partial(prints, name) for name in COMMANDS if name not in SCRIPTS})]
 
 
 def starts(place: Place) -> list[Figure]:
