@@ -11,8 +11,7 @@ of its own, whose peak memory is told. Where a row takes longer than the limit, 
 Then `castile plan` for a small model on one node, which compiles the loops of searches where that was not done before,
 once for each installation; and for the largest model on the target's processors, with so many samples a step as
 `--batches` says; where no plan of a whole batch fits, it is cut into microbatches. Of the plan that is told: in how
-many, what a step takes, and its operations a second as a share of what the processors do at the rates of the machine's
-figures; and what `castile simulate` and `castile explain` of it take.
+many, what a step takes, and the model FLOPs utilisation; and what `castile simulate` and `castile explain` of it take.
 
 The last figures are exponents: of the time that evaluating again takes against the number of processors, and against
 the size of the folded graph from the small model to the large one.
@@ -164,7 +163,7 @@ def planning(model: str, batch: int) -> list[Figure]:
         *_bounded(name, *took),
         Figure(f"{name}_microbatches", facts["microbatches"]),
         Figure(f"{name}_step_seconds", step),
-        Figure(f"{name}_share_of_rates", flops(model, batch) / step / rate(machine)),
+        Figure(f"{name}_utilisation_share", facts["model_flops_utilisation"]),
         *(one for command in TELLING for one in _bounded(f"{command}_{name}", *told[command][:2])),
     ]
 
@@ -211,18 +210,6 @@ def resident(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return pages * resource.getpagesize() + sum(resident(int(child)) for child in begun)
-
-
-def flops(model: str, batch: int) -> float:
-    """The operations of a training step."""
-    lowering = Lowering(models.parse(model).graph(batch), machines.local(1))
-    steps = lowering.program(Strategy({})).steps
-    return float(sum(step.node.op.flops(step.which, step.node.whole()) for step in steps))
-
-
-def rate(machine: str) -> float:
-    """Operations a second of all processors, in float32."""
-    return sum(p.flops_rate("float32") for p in machines.parse(machine).processors)
 
 
 HEAD = (
