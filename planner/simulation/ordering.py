@@ -18,7 +18,7 @@ from castile.planner.lowering.rows import compressed, pointer
 from castile.planner.simulate import LONGEST, Simulated, flattened, served_by, simulate, told
 from castile.planner.simulation import agenda, repeats, serving
 from castile.planner.simulation.agenda import NEVER, opened, put, rise, sink, take, without_arrays
-from castile.planner.simulation.serving import Served
+from castile.planner.simulation.serving import Served, beginning, occupy, release
 from castile.planner.strategy import PATH, READY
 from castile.runtime.compiled import compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
@@ -225,17 +225,12 @@ def _starts(  # type: ignore[no-untyped-def]
             rise(waiting[begin[q] :], held[q], t, priority, order)
             held[q] += 1
         else:
-            start[t] = when[t]
-            for k in range(tasks.lane_ptr[t], tasks.lane_ptr[t + 1]):
-                start[t] = max(start[t], free[tasks.engine[tasks.lanes[k]]])
+            start[t] = beginning(tasks, t, when[t], free)
             done = start[t] + max(tasks.durations[tasks.cost[t]], 1)
             if done > latest:
                 return False
             end[t] = done
-            for k in range(tasks.lane_ptr[t], tasks.lane_ptr[t + 1]):
-                e = tasks.engine[tasks.lanes[k]]
-                free[e], place[k], queue[queue_end[e]] = done, queue_end[e], t
-                queue_end[e] += 1
+            occupy(tasks, t, done, free, queue, queue_end, place)
             if lane[t] >= 0:
                 q = lane[t]
                 spare[q] -= start[t] - until[q]
@@ -244,13 +239,7 @@ def _starts(  # type: ignore[no-untyped-def]
                     return False
                 when[num_tasks + q], what[num_tasks + q] = done, q - num_lanes
                 fresh[0], num_fresh = num_tasks + q, 1
-            for k in range(tasks.follow_ptr[t], tasks.follow_ptr[t + 1]):
-                f = tasks.follows[k]
-                when[f] = max(when[f], done)
-                waits[f] -= 1
-                if waits[f] == 0:
-                    fresh[num_fresh] = f
-                    num_fresh += 1
+            num_fresh = release(tasks, t, done, when, waits, fresh, num_fresh)
 
 
 def _at_first(tasks, lane, waits, spare, when, what, fresh):  # type: ignore[no-untyped-def]
@@ -290,4 +279,4 @@ def _joined(need_ptr, needs, before, begin, found):  # type: ignore[no-untyped-d
 @cache
 def _compiled_starts() -> Callable[..., Any]:
     """The same compiled, where numba is installed."""
-    return without_arrays((_starts,), (_at_first,))[0]
+    return without_arrays((_starts,), (*serving.PARTS, _at_first))[0]

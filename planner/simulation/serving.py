@@ -107,29 +107,46 @@ def serve(tasks, longest, agenda, waits, free, start, end, queue, queue_end, pla
                 return num_served
             continue
         task, head, size = take(size, head, stop, row, heap, start, tasks.order)
-        begin, lasts = start[task], max(tasks.durations[tasks.cost[task]], 1)
-        for k in range(tasks.lane_ptr[task], tasks.lane_ptr[task + 1]):
-            begin = max(begin, free[tasks.engine[tasks.lanes[k]]])
-        done = begin + lasts
-        for k in range(tasks.lane_ptr[task], tasks.lane_ptr[task + 1]):
-            e = tasks.engine[tasks.lanes[k]]
-            free[e], place[k], queue[queue_end[e]] = done, queue_end[e], task
-            queue_end[e] += 1
+        begin = beginning(tasks, task, start[task], free)
+        done = begin + max(tasks.durations[tasks.cost[task]], 1)
+        occupy(tasks, task, done, free, queue, queue_end, place)
         start[task], end[task] = begin, done
-        num_served, num_fresh = num_served + 1, 0
-        for k in range(tasks.follow_ptr[task], tasks.follow_ptr[task + 1]):
-            t = tasks.follows[k]
-            start[t] = max(start[t], done)
-            waits[t] -= 1
-            if waits[t] == 0:
-                fresh[num_fresh] = t
-                num_fresh += 1
+        num_served, num_fresh = num_served + 1, release(tasks, task, done, start, waits, fresh, 0)
 
 
-BODIES = (follow, serve)
+def beginning(tasks, task, ready, free):  # type: ignore[no-untyped-def]
+    """When a task that is ready from some time on begins: once all its engines are free."""
+    for k in range(tasks.lane_ptr[task], tasks.lane_ptr[task + 1]):
+        ready = max(ready, free[tasks.engine[tasks.lanes[k]]])
+    return ready
+
+
+def occupy(tasks, task, done, free, queue, queue_end, place):  # type: ignore[no-untyped-def]
+    """Its engines are free when it is done, and it stands in their queues."""
+    for k in range(tasks.lane_ptr[task], tasks.lane_ptr[task + 1]):
+        e = tasks.engine[tasks.lanes[k]]
+        free[e], place[k], queue[queue_end[e]] = done, queue_end[e], task
+        queue_end[e] += 1
+
+
+def release(tasks, task, done, ready, waits, fresh, num_fresh):  # type: ignore[no-untyped-def]
+    """What follows it waits for one less, and is entered behind so many fresh ones where it waits for none; gives how
+    many these are then.
+    """
+    for k in range(tasks.follow_ptr[task], tasks.follow_ptr[task + 1]):
+        t = tasks.follows[k]
+        ready[t] = max(ready[t], done)
+        waits[t] -= 1
+        if waits[t] == 0:
+            fresh[num_fresh] = t
+            num_fresh += 1
+    return num_fresh
+
+
+BODIES, PARTS = (follow, serve), (beginning, occupy, release)
 
 
 @cache
 def compiled_bodies() -> tuple[Callable[..., Any], ...]:
     """The same compiled, where numba is installed."""
-    return without_arrays(BODIES, ())
+    return without_arrays(BODIES, PARTS)
