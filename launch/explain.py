@@ -27,7 +27,7 @@ from castile.planner import strategy as strategies
 from castile.planner.alternatives import alternatives, node_of, pattern, switches
 from castile.planner.explanation import Crossing, Edge, Explanation, explain
 from castile.planner.known.seeds import seeds
-from castile.planner.search import Evaluated, Evaluator, parse_budget
+from castile.planner.search import Budget, Evaluated, Evaluator, parse_budget
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Machine
 from castile.runtime.strict import suggestion
@@ -91,34 +91,12 @@ def run(command: Explain) -> int:
         _seed(desk.evaluator, command.why_not)
     desk = desk.measured()
     evaluator = desk.evaluator
-    names = evaluator.lowering.names
     worth, explanation = evaluator.evaluate(plan), explain(evaluator, plan)
     facts = _facts(command, desk, plan, explanation, worth)
     if command.op:
-        found = alternatives(evaluator, plan, command.op, budget)
-        facts["op"] = {
-            "name": found.name,
-            "members": folded([part for part, whole in names.within.items() if whole == found.name]),
-            "config": str(found.chosen),
-            "alternatives": [{"config": str(config), **_priced(other, worth)} for config, other in found.best],
-            "num_layouts": found.num_layouts,
-            "num_simulated": found.num_simulated,
-            "num_excluded": found.num_excluded,
-        }
+        facts["op"] = _elsewise(evaluator, plan, worth, command.op, budget)
     if command.why_not:
-        other = _judged(evaluator, command.why_not, plan)
-        found_switches, num_left = switches(evaluator, plan, other, budget)
-        facts["why_not"] = {
-            "name": command.why_not,
-            **_priced(evaluator.evaluate(other), worth),
-            "causes": _compared(explanation, explain(evaluator, other)),
-            "switches": [
-                {"nodes": list(s.names), "here": _told(s.here), "there": _told(s.there)}
-                | {"name": folded(s.names), **_priced(s.evaluated, worth)}
-                for s in found_switches
-            ],
-            "num_switches_left": num_left,
-        }
+        facts["why_not"] = _against(evaluator, plan, worth, explanation, command.why_not, budget)
     outputs = Outputs()
     title = f"{facts['model']}, plan {command.plan}: {report.milliseconds(worth.seconds)} on {facts['machine']}"
     outputs.write(
@@ -171,6 +149,41 @@ def _seed(evaluator: Evaluator, name: str) -> Strategy:
             f"--why-not {name}: no known plan is called so and differs from the others{near}; there are {among}"
         )
     return known[name]
+
+
+def _elsewise(
+    evaluator: Evaluator, plan: Strategy, worth: Evaluated, node: str, budget: Budget
+) -> dict[str, Any]:
+    """What else the node could do, all else equal."""
+    found, within = alternatives(evaluator, plan, node, budget), evaluator.lowering.names.within
+    return {
+        "name": found.name,
+        "members": folded([part for part, whole in within.items() if whole == found.name]),
+        "config": str(found.chosen),
+        "alternatives": [{"config": str(config), **_priced(other, worth)} for config, other in found.best],
+        "num_layouts": found.num_layouts,
+        "num_simulated": found.num_simulated,
+        "num_excluded": found.num_excluded,
+    }
+
+
+def _against(
+    evaluator: Evaluator, plan: Strategy, worth: Evaluated, explanation: Explanation, seed: str, budget: Budget
+) -> dict[str, Any]:
+    """What makes the known plan of that name slower, or faster, than the plan."""
+    other = _judged(evaluator, seed, plan)
+    found, num_left = switches(evaluator, plan, other, budget)
+    return {
+        "name": seed,
+        **_priced(evaluator.evaluate(other), worth),
+        "causes": _compared(explanation, explain(evaluator, other)),
+        "switches": [
+            {"nodes": list(s.names), "here": _told(s.here), "there": _told(s.there)}
+            | {"name": folded(s.names), **_priced(s.evaluated, worth)}
+            for s in found
+        ],
+        "num_switches_left": num_left,
+    }
 
 
 def _judged(evaluator: Evaluator, name: str, plan: Strategy) -> Strategy:

@@ -8,48 +8,34 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from castile.launch import models
-from castile.launch.arrays import weights
-from castile.launch.checkpoints import folder as folders
-from castile.launch.checkpoints import layout as layouts
-from castile.launch.checkpoints.checkpointer import Checkpointer
-from castile.launch.checkpoints.manifest import Facts
-from castile.launch.checkpoints.reader import Reader
-from castile.launch.data import Dataset
-from castile.launch.here import alike
 from castile.launch.jobs import checks, jobs, runfile
-from castile.launch.jobs.execution import Execution, feed_from
 from castile.launch.jobs.jobs import Job
-from castile.launch.measuring import explore, tuning
-from castile.launch.measuring.explore import Chosen, Wish
+from castile.launch.measuring import tuning
+from castile.launch.measuring.explore import Chosen
 from castile.launch.pictures import timeline as timelines
-from castile.launch.processes import interrupts
 from castile.launch.processes.ranks import UserError
 from castile.launch.processes.stopping import SIGNALS, Stopping
 from castile.launch.reports import trace
 from castile.launch.reports.screen import Speaker
-from castile.launch.training import records, resume, telling
+from castile.launch.training import records, telling
+from castile.launch.training.begun import NUM_KEPT, begin
 from castile.launch.training.metrics import Lines
 from castile.launch.training.telling import Progress
-from castile.launch.training.training import Course, Training
+from castile.launch.training.training import Training
 from castile.launch.typed import files, optimizers, options, rates
 from castile.launch.typed.files import Outputs
-from castile.planner import searches
 from castile.planner import strategy as strategies
 from castile.planner.evaluation.budget import parse_budget
-from castile.planner.strategy import Strategy
 from castile.runtime import debug
 from castile.runtime.timeline import Timeline
 
-NUM_KEPT = 2
 SEARCH, BUDGET = "mcmc", "500"
 
 
@@ -150,7 +136,7 @@ def parse(args: Sequence[str]) -> Train:
 @np.errstate(over="ignore", invalid="ignore")
 def run(command: Train) -> int:
     """Plan, train, evaluate, learn, report. Raises ValueError or UserError for a user's mistake."""
-    begun, undecayed = time.perf_counter(), command.undecayed
+    since, undecayed = time.perf_counter(), command.undecayed
     _check(command)
     command = resolved(command)
     if command.batch:
@@ -159,46 +145,16 @@ def run(command: Train) -> int:
         return _print(command)
     # who comes second to a file or folder is to hear of it before a plan is looked for, which takes long
     with records.held(command) as lines:
-        return _run(command, lines, undecayed, begun)
+        return _run(command, lines, undecayed, since)
 
 
-def _run(command: Train, lines: Lines | None, undecayed: str, begun: float) -> int:
+def _run(command: Train, lines: Lines | None, undecayed: str, since: float) -> int:
     """Do what the resolved command says; `undecayed` is as it was typed, and all began at that time."""
-    job = jobs.start(
-        command.model, command.machine, command.batch, command.profile or None,
-        optimizers.updates(command.optimizer, command.clip, command.undecayed), command.accumulate or 1,
-        command.recompute, command.data, command.seed, command.dtype, command.plan,
-    )  # fmt: skip
-    command = replace(command, model=job.model.text)
-    if command.search:
-        searches.find(command.search, job.lowering)
-    checks.some_match("undecayed", undecayed, [param.name for param in job.graph.params])
-    say = Speaker(job.leads, command.json)
-    dataset = job.dataset(command.data, command.seed)
-    for line in filter(None, (job.model.remark(job.graph), telling.left_out(dataset))):
-        say.line(line)
-    alike.check_data(job.comm, dataset)
-    alike.check_file(job.comm, "--weights", command.weights)
-    values = weights.load(command.weights, job.model, job.graph) if command.weights else None
-    num_steps, told = _num_steps(command, job, dataset), records.told(command)
-    here = _facts(command, job, dataset, num_steps)
-    saved = _saved(command, job, here, say)
-    given, before = _given(command, job, saved), saved.path if saved is not None else None
-    job.measure()
-    if saved is not None and saved.step >= num_steps:
-        say.line(telling.nothing_to_train(saved.step, num_steps))
-        # what nothing happens to stays as it is
-        command = replace(command, checkpoint="", metrics="", tensorboard="", out="", trace="", picture="")
-        chosen = explore.any_known(job) if given is None else explore.given(job, *given)
-    else:
-        with interrupts.told(telling.not_begun(before, given is not None)):
-            chosen = _choose(command, job, dataset, given, say)
-        if chosen.candidates:
-            # what was measured stays, whatever becomes of the training; what hinders it is told at the end
-            with suppress(ValueError):
-                job.keep()
+    begun = begin(command, undecayed)
+    command, job, say = begun.command, begun.job, begun.say
+    chosen = begun.choose()
     say.line(telling.plan_text(job, chosen))
-    changed = resume.changes(saved.facts, here) | resume.recut(saved, chosen.plan, say) if saved is not None else {}
+    changed = begun.changed(chosen.plan)
     if line := tuning.settings_line(job, chosen.prepared.tasks, _profiling(command)):
         say.line(line)
     telling.show_plan(job, chosen)
@@ -207,19 +163,17 @@ def _run(command: Train, lines: Lines | None, undecayed: str, begun: float) -> i
         meant = command.optimizer, command.clip
         signed = strategies.signed(chosen.plan, command.model, job.graph, job.machine, *meant)
         outputs.write("plan", command.out, lambda path: files.write(path, strategies.encode(signed)))
-    with interrupts.told(telling.not_begun(before, True)):
-        execution = _begin(command, job, chosen, values)
-        course = _course(command, job, dataset, chosen, execution, saved, num_steps, here)
+    course = begun.course(chosen)
     # who is asked to stop while the run ends lets it end
     with Stopping(job.comm, SIGNALS if course.saver else ()):
         with records.begin(command, job, lines, course.first_step, course.num_steps, say) as log:
             progress = Training(job, course, log, say).run()
             log.record("end", **telling.end(progress, course.first_step))
-        facts = telling.facts(job, chosen, progress, course.first_step, told)
+        facts = telling.facts(job, chosen, progress, course.first_step, begun.told)
         if job.leads and progress.sampled:
             _show(command, job, chosen, progress.sampled[-1], outputs)
-        facts |= {"changed": changed, "samples": telling.samples(dataset)}
-        facts |= {"files": outputs.paths | _files(command, job), "total_seconds": time.perf_counter() - begun}
+        facts |= {"changed": changed, "samples": telling.samples(begun.dataset)}
+        facts |= {"files": outputs.paths | _files(command, job), "total_seconds": time.perf_counter() - since}
         _close(command, job, chosen, progress, facts, say)
     outputs.refuse(progress.unsaved)
     outputs.end()
@@ -310,83 +264,6 @@ def _print(command: Train) -> int:
     if jobs.communicator().rank == 0:
         print(text)
     return 0
-
-
-def _saved(command: Train, job: Job, here: Facts, say: Speaker) -> Reader | None:
-    """The checkpoint to go on from, if any.
-
-    Raises UserError where it is of another training, and where a run that begins would write over it.
-    """
-    if not command.resume:
-        if command.checkpoint and job.leads:
-            folders.check_free(Path(command.checkpoint))
-        return None
-    return resume.begin(job, command.checkpoint, here, say)
-
-
-def _given(command: Train, job: Job, saved: Reader | None) -> tuple[Strategy, str] | None:
-    """The plan of the file that the user named, or the one that was trained with before, and whose it is."""
-    again = job.lowering.recompute if command.recompute else None
-    if command.plan:
-        plan = job.plan_of(command.plan)
-        checks.as_planned(plan, command.plan, command.accumulate, again, "plan again")
-        return plan, command.plan
-    before = resume.plan_of(job, saved, command.accumulate, again) if saved is not None else None
-    if saved is not None and before is not None:
-        return before, f"of checkpoint {saved.path}"
-    return None
-
-
-def _choose(command: Train, job: Job, dataset: Dataset, given: tuple[Strategy, str] | None, say: Speaker) -> Chosen:
-    """The plan that is given, or what measures fastest here."""
-    if given is not None:
-        return explore.given(job, *given)
-    assert command.lr is not None
-    batch = job.graph.batch
-    # arrays that the model does not take may hold what none could
-    feed = feed_from(dataset.take(0, batch, dict.fromkeys(job.graph.inputs, np.arange(batch))))
-    wish = Wish(command.search, command.budget, command.seed, command.accumulate, command.recompute)
-    return explore.choose(job, wish, feed, command.lr, say.note)
-
-
-def _begin(command: Train, job: Job, chosen: Chosen, values: Mapping[str, np.ndarray] | None) -> Execution:
-    """This rank's part of the plan, with the numbers that training begins with."""
-    execution = job.execute(chosen.prepared, command.seed)
-    if values is not None:
-        execution.initialise(command.seed, values)
-    return execution
-
-
-def _facts(command: Train, job: Job, dataset: Dataset, num_steps: int) -> Facts:
-    """What a checkpoint says of this training."""
-    told = {name: getattr(command, name) for name in resume.OPTIONS} | {"steps": num_steps}
-    return resume.facts(job, command.data, command.seed, told, dataset if command.checkpoint else None)
-
-
-def _course(
-    command: Train, job: Job, dataset: Dataset, chosen: Chosen, execution: Execution, saved: Reader | None,
-    num_steps: int, here: Facts,
-) -> Course:  # fmt: skip
-    first = saved.step if saved is not None else 0
-    saver = None
-    if command.checkpoint:
-        every = max(min(command.checkpoint_every or num_steps, num_steps), 1)
-        saver = Checkpointer(command.checkpoint, job.comm, every, command.keep or NUM_KEPT, here, first)
-        saver.prepare(execution.carried, strategies.encode(chosen.plan))
-    if saved is not None:
-        saved.check_regions(layouts.agree(job.comm, execution.carried).regions.values())
-        execution.restore(saved.read)
-    assert command.lr is not None
-    course_rates = rates.parse(command.schedule).rates(command.lr, num_steps)
-    return Course(
-        chosen.plan, chosen.prepared, execution, dataset, course_rates, first, num_steps,
-        command.evaluate_every, saver,
-    )  # fmt: skip
-
-
-def _num_steps(command: Train, job: Job, dataset: Dataset) -> int:
-    """How many steps the run has from its beginning to its end."""
-    return command.steps or dataset.num_steps(job.graph.batch, command.epochs or 1)
 
 
 def _files(command: Train, job: Job) -> dict[str, str]:

@@ -323,12 +323,12 @@ def test_who_is_asked_to_stop_while_the_run_ends_lets_it_end(number, alone, caps
     assert signal.getsignal(number) is before
 
 
-@pytest.mark.parametrize("part", ["_begin", "_course"])
+@pytest.mark.parametrize("part", ["jobs.jobs.Job.execute", "training.begun.Begun._saver"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_ends_while_a_run_is_made_ready_says_what_was_there_before(number, part, alone, capsys, monkeypatch):
     words = [*MLP, "--steps", "9", "--checkpoint", "run", "--resume"]
     assert main([*words[:-3], "--steps", "3", "--checkpoint", "run"]) == 0
-    monkeypatch.setattr(f"castile.launch.train.{part}", lambda *_: signal.raise_signal(number))
+    monkeypatch.setattr(f"castile.launch.{part}", lambda *_: signal.raise_signal(number))
     capsys.readouterr()
     assert main(words) == 128 + number
     left = "castile: ended before the first step: with --resume the same command goes on from run/step-00000003\n"

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from castile.launch import launch, train
+from castile.launch import launch
 from castile.launch.__main__ import main
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints.folder import checkpoints, latest
@@ -29,6 +29,7 @@ from castile.launch.models import parse
 from castile.launch.processes.stopping import Stopping
 from castile.launch.reports import report
 from castile.launch.training import evaluate, resume
+from castile.launch.training.begun import Begun
 from castile.launch.training.training import Training
 from castile.planner import strategy as strategies
 from castile.planner.families.updates import Updates
@@ -494,7 +495,7 @@ def test_a_terminal_shows_a_bar_and_a_pipe_shows_lines(alone, capsys, monkeypatc
 
 def test_a_run_that_would_write_over_another_is_refused_before_anything_is_measured(alone, capsys, monkeypatch):
     first = told(capsys, "--steps", "3", "--checkpoint", "run", "--out", "plan.json")
-    monkeypatch.setattr("castile.launch.train._choose", lambda *_: pytest.fail("it went on"))
+    monkeypatch.setattr(Begun, "choose", lambda _: pytest.fail("it went on"))
     assert main([*MLP, "--steps", "3", "--checkpoint", "run"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and f"step-0000000{first['num_steps']} is there" in err and "--resume" in err
@@ -512,14 +513,14 @@ def test_a_run_that_would_write_over_another_is_refused_before_anything_is_measu
 )  # fmt: skip
 def test_of_two_runs_that_begin_together_the_second_is_refused_before_it_plans(words, said, alone, capsys, monkeypatch):
     """Also where there is no folder, or file, yet."""
-    choose, others = train._choose, []
+    choose, others = Begun.choose, []
 
-    def second(*args):
-        monkeypatch.setattr(train, "_choose", lambda *_: pytest.fail("it looks for a plan"))
+    def second(begun):
+        monkeypatch.setattr(Begun, "choose", lambda _: pytest.fail("it looks for a plan"))
         others.append((main([*MLP, "--steps", "3", *words.split()]), capsys.readouterr().err))
-        return choose(*args)
+        return choose(begun)
 
-    monkeypatch.setattr(train, "_choose", second)
+    monkeypatch.setattr(Begun, "choose", second)
     assert main([*MLP, "--steps", "3", *words.split()]) == 0
     [(status, err)] = others
     assert status == 2 and err.endswith(said)

@@ -1,0 +1,194 @@
+"""Begun: what a run is once its ranks have met: its job and data, what it goes on from, its plan, and its course.
+
+It does not know what happens in a step, nor what is told of the run at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from castile.launch.arrays import weights
+from castile.launch.checkpoints import folder as folders
+from castile.launch.checkpoints import layout as layouts
+from castile.launch.checkpoints.checkpointer import Checkpointer
+from castile.launch.checkpoints.manifest import Facts
+from castile.launch.checkpoints.reader import Reader
+from castile.launch.data import Dataset
+from castile.launch.here import alike
+from castile.launch.jobs import checks, jobs
+from castile.launch.jobs.execution import feed_from
+from castile.launch.jobs.jobs import Job
+from castile.launch.measuring import explore
+from castile.launch.measuring.explore import Chosen, Wish
+from castile.launch.processes import interrupts
+from castile.launch.reports.screen import Speaker
+from castile.launch.training import records, resume, telling
+from castile.launch.training.training import Course
+from castile.launch.typed import optimizers, rates
+from castile.planner import searches
+from castile.planner import strategy as strategies
+from castile.planner.strategy import Strategy
+
+# How many checkpoints stay where it is not said.
+NUM_KEPT = 2
+# What a run that trains nothing leaves as it is.
+UNTOUCHED = dict.fromkeys(("checkpoint", "metrics", "tensorboard", "out", "trace", "picture"), "")
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run whose ranks have met.
+
+    command    that of `castile train`, resolved
+    told       the run as it is told and written
+    values     the parameters to begin with, by name; None for the model's own
+    num_steps  from the beginning of training to its end
+    facts      what a checkpoint says of this training
+    saved      the checkpoint to go on from, if any
+    given      the plan to train with, and whose it is; None where one is looked for
+    """
+
+    command: Any
+    told: dict[str, Any]
+    job: Job
+    say: Speaker
+    dataset: Dataset
+    values: Mapping[str, np.ndarray] | None
+    num_steps: int
+    facts: Facts
+    saved: Reader | None
+    given: tuple[Strategy, str] | None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the checkpoint has all steps."""
+        return self.saved is not None and self.saved.step >= self.num_steps
+
+    @property
+    def first_step(self) -> int:
+        return self.saved.step if self.saved is not None else 0
+
+    @property
+    def before(self) -> Path | None:
+        """The checkpoint that is there whatever becomes of this run."""
+        return self.saved.path if self.saved is not None else None
+
+    def untouched(self) -> Begun:
+        """The same, and nothing that it names is written: what nothing happens to stays as it is."""
+        return replace(self, command=replace(self.command, **UNTOUCHED))
+
+    def choose(self) -> Chosen:
+        """The plan that is given, or what measures fastest here; what was measured stays, whatever comes after."""
+        if self.is_over:
+            return explore.any_known(self.job) if self.given is None else explore.given(self.job, *self.given)
+        with interrupts.told(telling.not_begun(self.before, self.given is not None)):
+            chosen = explore.given(self.job, *self.given) if self.given is not None else self._measured()
+        if chosen.candidates:
+            with suppress(ValueError):  # what hinders it is told at the end
+                self.job.keep()
+        return chosen
+
+    def _measured(self) -> Chosen:
+        command, batch = self.command, self.job.graph.batch
+        # arrays that the model does not take may hold what none could
+        feed = feed_from(self.dataset.take(0, batch, dict.fromkeys(self.job.graph.inputs, np.arange(batch))))
+        wish = Wish(command.search, command.budget, command.seed, command.accumulate, command.recompute)
+        return explore.choose(self.job, wish, feed, command.lr, self.say.note)
+
+    def changed(self, plan: Strategy) -> dict[str, Any]:
+        """What is otherwise than when the checkpoint was written, plan included."""
+        if self.saved is None:
+            return {}
+        return resume.changes(self.saved.facts, self.facts) | resume.recut(self.saved, plan, self.say)
+
+    def course(self, chosen: Chosen) -> Course:
+        """The way through the steps, with this rank's part of the plan and the numbers that training begins with."""
+        with interrupts.told(telling.not_begun(self.before, True)):
+            execution = self.job.execute(chosen.prepared, self.command.seed)
+            if self.values is not None:
+                execution.initialise(self.command.seed, self.values)
+            saver = self._saver()
+            if saver is not None:
+                saver.prepare(execution.carried, strategies.encode(chosen.plan))
+            if self.saved is not None:
+                self.saved.check_regions(layouts.agree(self.job.comm, execution.carried).regions.values())
+                execution.restore(self.saved.read)
+            steps = rates.parse(self.command.schedule).rates(self.command.lr, self.num_steps)
+            return Course(
+                chosen.plan, chosen.prepared, execution, self.dataset, steps, self.first_step, self.num_steps,
+                self.command.evaluate_every, saver,
+            )  # fmt: skip
+
+    def _saver(self) -> Checkpointer | None:
+        if not self.command.checkpoint:
+            return None
+        every = max(min(self.command.checkpoint_every or self.num_steps, self.num_steps), 1)
+        return Checkpointer(
+            self.command.checkpoint, self.job.comm, every, self.command.keep or NUM_KEPT, self.facts, self.first_step
+        )
+
+
+def begin(command: Any, undecayed: str) -> Begun:
+    """All that a run of the resolved command begins with; all ranks call it. `undecayed` is as it was typed.
+
+    Raises ValueError or UserError for a user's mistake.
+    """
+    job = jobs.start(
+        command.model, command.machine, command.batch, command.profile or None,
+        optimizers.updates(command.optimizer, command.clip, command.undecayed), command.accumulate or 1,
+        command.recompute, command.data, command.seed, command.dtype, command.plan,
+    )  # fmt: skip
+    command = replace(command, model=job.model.text)
+    if command.search:
+        searches.find(command.search, job.lowering)
+    checks.some_match("undecayed", undecayed, [param.name for param in job.graph.params])
+    say = Speaker(job.leads, command.json)
+    dataset = job.dataset(command.data, command.seed)
+    for line in filter(None, (job.model.remark(job.graph), telling.left_out(dataset))):
+        say.line(line)
+    alike.check_data(job.comm, dataset)
+    alike.check_file(job.comm, "--weights", command.weights)
+    values = weights.load(command.weights, job.model, job.graph) if command.weights else None
+    num_steps = command.steps or dataset.num_steps(job.graph.batch, command.epochs or 1)
+    options = {name: getattr(command, name) for name in resume.OPTIONS} | {"steps": num_steps}
+    facts = resume.facts(job, command.data, command.seed, options, dataset if command.checkpoint else None)
+    saved = _saved(command, job, facts, say)
+    begun = Begun(
+        command, records.told(command), job, say, dataset, values, num_steps, facts, saved, _given(command, job, saved)
+    )
+    job.measure()
+    if saved is not None and begun.is_over:
+        say.line(telling.nothing_to_train(saved.step, num_steps))
+        return begun.untouched()
+    return begun
+
+
+def _saved(command: Any, job: Job, facts: Facts, say: Speaker) -> Reader | None:
+    """The checkpoint to go on from, if any.
+
+    Raises UserError where it is of another training, and where a run that begins would write over it.
+    """
+    if not command.resume:
+        if command.checkpoint and job.leads:
+            folders.check_free(Path(command.checkpoint))
+        return None
+    return resume.begin(job, command.checkpoint, facts, say)
+
+
+def _given(command: Any, job: Job, saved: Reader | None) -> tuple[Strategy, str] | None:
+    """The plan of the file that the user named, or the one that was trained with before, and whose it is."""
+    again = job.lowering.recompute if command.recompute else None
+    if command.plan:
+        plan = job.plan_of(command.plan)
+        checks.as_planned(plan, command.plan, command.accumulate, again, "plan again")
+        return plan, command.plan
+    before = resume.plan_of(job, saved, command.accumulate, again) if saved is not None else None
+    if saved is not None and before is not None:
+        return before, f"of checkpoint {saved.path}"
+    return None
