@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.figures import Figure, tell
 from castile.launch import models
 from castile.launch.here import absent
-from castile.launch.jobs.jobs import kernels_hash
+from castile.launch.jobs.remembered import kernels_hash
 from castile.launch.measuring import estimated
 from castile.planner.cost import CostModel
 from castile.planner.costs.snapshot import snapshot_of

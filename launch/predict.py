@@ -22,7 +22,7 @@ from castile.launch.arrays.results import Column
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints.reader import Reader, open_checkpoint
 from castile.launch.data import WHICH, Samples, rows_of
-from castile.launch.here import alike
+from castile.launch.here import alike, leading
 from castile.launch.jobs import checks, jobs, runfile
 from castile.launch.jobs.execution import Execution, Prepared
 from castile.launch.jobs.jobs import Job
@@ -109,7 +109,7 @@ def _beside(path: str) -> str:
     if Path(path).name != RESOLVED:
         return ""
     folder = Path(path).parent
-    found = jobs.from_leader(jobs.communicator(), lambda: b"there" if folders.checkpoints(folder) else b"")
+    found = leading.from_leader(leading.communicator(), lambda: b"there" if folders.checkpoints(folder) else b"")
     return str(folder) if found else ""
 
 
@@ -127,7 +127,7 @@ def run(command: Predict) -> int:
     """Predict, write, tell. Raises ValueError or UserError for a user's mistake."""
     begun = time.perf_counter()
     _check(command)
-    comm = jobs.communicator()
+    comm = leading.communicator()
     say = Speaker(comm.rank == 0, command.json)
     saved = _saved(comm, command.checkpoint, say) if command.checkpoint else None
     command = _filled(command, saved)
@@ -217,7 +217,7 @@ def _saved(comm: Communicator, folder: str, say: Speaker) -> Reader:
             raise UserError(f"--checkpoint {folder}: it holds no checkpoint: name the folder that training saved in")
         return msgspec.json.encode(_Told(str(found.path), found.warnings))
 
-    told = msgspec.json.decode(jobs.from_leader(comm, look), type=_Told)
+    told = msgspec.json.decode(leading.from_leader(comm, look), type=_Told)
     for text in told.warnings:
         say.warn(f"{text}, and is what predicts")
     return open_checkpoint(told.path)

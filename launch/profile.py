@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from castile.launch.here import absent
-from castile.launch.jobs import checks, jobs, offline
+from castile.launch.jobs import checks, jobs, offline, remembered
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring import coverage, estimated, links, rounds, tables, tuning
 from castile.launch.measuring.isolation import Bench, Isolated
@@ -109,7 +109,7 @@ def run(command: Profile) -> int:
     checks.writable(of=command, picture=command.picture)
     if command.all and command.plan:
         raise UserError("--all measures more than --plan: give one of them")
-    path = command.profile or jobs.default_profile()
+    path = command.profile or remembered.default_profile()
     if absent.is_known(machine := machines.parse(command.machine)):
         return _foretell(command, machine, path, begun)
     job = jobs.start(command.model, command.machine, command.batch, path, dtype=command.dtype, plan=command.plan)
@@ -143,7 +143,7 @@ def _foretell(command: Profile, machine: Machine, path: str, begun: float) -> in
     lowering = desk.evaluator.lowering
     plans = {command.plan: given} if given is not None else seeds(lowering)
     plans |= coverage.plans(lowering) if command.all else {}
-    holds_for, database = absent.environment(kind, jobs.kernels_hash()), jobs.opened(path)
+    holds_for, database = absent.environment(kind, remembered.kernels_hash()), remembered.opened(path)
     known = {} if command.again else {row.key: row for row in database.snapshot(holds_for).rows}
     with interrupts.told(_kept(command, path, "told")), progress.bar(True, "compiling") as advance:
         found = estimated.kinds(lowering, plans, _only(lowering, command, plans))

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from castile.launch import models
-from castile.launch.jobs import checks, jobs, runfile
+from castile.launch.here import leading
+from castile.launch.jobs import checks, remembered, runfile
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring import tuning
 from castile.launch.measuring.explore import Chosen
@@ -187,7 +188,7 @@ def _close(command: Train, job: Job, chosen: Chosen, progress: Progress, facts: 
     finally:
         if progress.num_sampled:
             job.learn(chosen.prepared, progress.sampled)
-            with jobs.kept(command.profile or None):
+            with remembered.kept(command.profile or None):
                 job.keep()
 
 
@@ -261,7 +262,7 @@ def _profiling(command: Train) -> str:
 
 def _print(command: Train) -> int:
     text = json.dumps(records.told(command)) if command.json else runfile.text(command, without=("print",)).rstrip()
-    if jobs.communicator().rank == 0:
+    if leading.communicator().rank == 0:
         print(text)
     return 0
 

@@ -21,7 +21,7 @@ from castile.kernels import choice, tuning
 from castile.launch import doctor, train
 from castile.launch.__main__ import main
 from castile.launch.here import gpus
-from castile.launch.jobs import jobs, offline
+from castile.launch.jobs import jobs, offline, remembered
 from castile.launch.jobs.execution import Execution, Prepared
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring.measure import measure, sample_feed, trial
@@ -311,9 +311,9 @@ def test_the_first_rank_of_a_host_shows_what_is_compiled() -> None:
 
 def test_what_is_measured_holds_for_the_gpu() -> None:
     with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
-        found = jobs.environment(gpus.machine(local(1), gpus.Placing()))
+        found = remembered.environment(gpus.machine(local(1), gpus.Placing()))
         assert found.device == "stand-in" and "triton 1.0" in found.libraries
-    assert jobs.environment(offline.find_machine("local")).device != "stand-in"
+    assert remembered.environment(offline.find_machine("local")).device != "stand-in"
 
 
 def trained(words: str, folder: str, capsys: pytest.CaptureFixture[str]) -> dict:
@@ -390,7 +390,7 @@ def test_one_gpu_trains_as_several_processors(tmp_path, capsys, monkeypatch) -> 
         found = trained(f"{words} {machine} --checkpoint {tmp_path}/saved", str(tmp_path), capsys)
         with patch.object(Execution, "step", autospec=True, side_effect=Execution.step) as whole:
             again = trained(f"mlp:layers=2,width=16 --plan {tmp_path}/plan.json {machine}", str(tmp_path), capsys)
-        assert jobs.environment(gpus.virtual(2)) != jobs.environment(gpus.machine(local(2), gpus.Placing()))
+        assert remembered.environment(gpus.virtual(2)) != remembered.environment(gpus.machine(local(2), gpus.Placing()))
     assert len(found["peak_bytes"]) == 3 and found["remarks"] == [] and found["checkpoints"][-1]["complete"]
     assert np.allclose(found["losses"], on_cores["losses"], 1e-4)
     assert again["losses"] == found["losses"]

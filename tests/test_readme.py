@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from castile.launch import data, explain, models, predict, train
-from castile.launch.jobs import jobs
+from castile.launch.jobs import remembered
 from castile.launch.reports import catalogue
 from castile.launch.validate import STEP_SECONDS
 from tests import documented, test_resnet, test_zoo_sequences, test_zoo_vision
@@ -107,7 +107,7 @@ def usual_profile() -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("XDG_DATA_HOME", raising=False)
         patch.setenv("HOME", "/home/user")
-        return jobs.default_profile().replace("/home/user", "~")
+        return remembered.default_profile().replace("/home/user", "~")
 
 
 CHECKED = checked()

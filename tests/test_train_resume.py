@@ -280,7 +280,7 @@ def test_batches_that_are_cut_otherwise_need_another_plan(alone, capsys):
 def test_a_signal_to_one_rank_stops_all(home):
     code = """
 import os, signal, time
-from castile.launch.jobs.jobs import communicator
+from castile.launch.here.leading import communicator
 from castile.launch.processes.stopping import Stopping
 comm = communicator()
 with Stopping(comm) as stopping:

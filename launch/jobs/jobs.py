@@ -5,32 +5,28 @@ It does not know what is done with them.
 
 from __future__ import annotations
 
-import hashlib
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from importlib import resources
-from pathlib import Path
+from functools import cached_property
 
-import msgspec
 import numpy as np
 
 from castile.launch import data, models
 from castile.launch.data import Dataset
-from castile.launch.here import alike, compiling, gpus, hosts, probe
-from castile.launch.jobs import checks, fitting, numbers, ways
+from castile.launch.here import alike, compiling, gpus, hosts
+from castile.launch.here.leading import communicator, from_leader
+from castile.launch.jobs import checks, fitting, numbers, remembered, ways
 from castile.launch.jobs.execution import Execution, Prepared, prepare
 from castile.launch.models import Model, Recipe
-from castile.launch.processes.ranks import UserError, this_world
-from castile.launch.typed import files, optimizers
+from castile.launch.processes.ranks import UserError
+from castile.launch.typed import optimizers
 from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
 from castile.planner.costs import snapshot as snapshots
 from castile.planner.costs.database import Database, Way
 from castile.planner.costs.learn import learn
-from castile.planner.costs.snapshot import Environment, Snapshot
+from castile.planner.costs.snapshot import Snapshot
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
@@ -41,7 +37,6 @@ from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
 from castile.runtime.backends.base import Arenas, State
 from castile.runtime.comm.base import Communicator
-from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.processors import rank_of
 from castile.runtime.machine import Machine, parse
 from castile.runtime.runner import whole_step
@@ -220,10 +215,7 @@ def start(
     alike.check_software(comm)
     if comm.rank == 0:
         compiling.watch()
-    named = models.parse(model)
-    if plan:
-        named = named.as_planned(from_leader(comm, lambda: strategies.read(plan).model.encode()).decode())
-    named = fitted(named, dataset, seed)
+    named = _named_model(comm, model, plan, dataset, seed)
     graph = named.graph(named.recipe.batch if batch is None else batch, dtype)
     alike.check_model(comm, named, graph)
     on = find_machine(machine, comm, dtype)
@@ -231,25 +223,34 @@ def start(
     updates = updates or recipe_updates(named.recipe)
     built = Lowering(graph, on, updates)
     checks.trains(built)
-    if named.rewrite is None and not plan and gpus.is_on(on):
-        names = from_leader(comm, lambda: least_work(built)[0].encode()).decode()
-        if names:
-            named = named.rewritten(names)
-            graph = named.graph(graph.batch, dtype)
+    if not plan:
+        named = _rewritten(comm, named, built)
+        graph = named.graph(graph.batch, dtype)
     again = checks.recomputed(recompute, Recomputation(graph, updates))
     lowering = Lowering(graph, on, updates, "train", microbatches, again)
     if gpus.is_virtual(on):
         gpus.split(on.num_procs)
     comm, travel = _joined(comm, on)
-    holds_for = environment_of(comm, on)
-    database = _database(profile) if profile != "" and comm.rank == 0 else None
-    known = from_leader(
-        comm, lambda: snapshots.to_json(database.snapshot(holds_for) if database else Snapshot(holds_for))
-    )
-    told = from_leader(comm, lambda: msgspec.json.encode(database.ways(holds_for) if database else ()))
-    timed = msgspec.json.decode(told, type=tuple[Way, ...])
+    database = remembered.database(profile) if profile != "" and comm.rank == 0 else None
+    known, timed = remembered.measured_before(comm, database, remembered.environment_of(comm, on))
     ways.take(timed)
-    return Job(comm, on, named, graph, lowering, snapshots.from_json(known), database, timed, travel)
+    return Job(comm, on, named, graph, lowering, known, database, timed, travel)
+
+
+def _named_model(comm: Communicator, model: str, plan: str, dataset: str, seed: int) -> Model:
+    """The model of that name, with what was left open as the plan's file has it, and as the data do."""
+    named = models.parse(model)
+    if plan:
+        named = named.as_planned(from_leader(comm, lambda: strategies.read(plan).model.encode()).decode())
+    return fitted(named, dataset, seed)
+
+
+def _rewritten(comm: Communicator, named: Model, built: Lowering) -> Model:
+    """The model with the rewrites that compute it with least work on GPUs, where rewrites were left open."""
+    if named.rewrite is not None or not gpus.is_on(built.machine):
+        return named
+    names = from_leader(comm, lambda: least_work(built)[0].encode()).decode()
+    return named.rewritten(names) if names else named
 
 
 def fitted(model: Model, dataset: str, seed: int) -> Model:
@@ -270,11 +271,6 @@ def recipe_updates(recipe: Recipe, optimizer: str = "", clip: float | None = Non
     """What a recipe says of optimizer, clipping and weight decay, but for what is said here; a clip of 0 is none."""
     norm = recipe.clip if clip is None else clip
     return optimizers.updates(optimizer or recipe.updated_by, norm, recipe.undecayed)
-
-
-def from_leader(comm: Communicator, make: Callable[[], bytes]) -> bytes:
-    """The bytes that rank 0 makes, on every rank; all ranks call it."""
-    return comm.bcast_bytes(make() if comm.rank == 0 else None)
 
 
 def _joined(comm: Communicator, on: Machine) -> tuple[Communicator, str]:
@@ -310,39 +306,6 @@ def _processors(count: int) -> str:
     return "1 processor" if count == 1 else f"{count} processors"
 
 
-@contextmanager
-def kept(profile: str | None) -> Iterator[None]:
-    """A block that keeps what is learned. Raises ValueError where that fails, unless nobody asked for it: a job that
-    can do without its user's own folder only says so.
-    """
-    try:
-        yield
-    except ValueError as error:
-        if profile is not None:
-            raise
-        print(f"castile: what is learned here is not kept: {error}", file=sys.stderr, flush=True)
-
-
-def _database(profile: str | None) -> Database | None:
-    with kept(profile):
-        return opened(default_profile() if profile is None else profile)
-    return None
-
-
-def opened(profile: str) -> Database:
-    """The profile database of that path, made if there is none. Raises UserError where that cannot be."""
-    try:
-        Path(profile).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"profile database {profile}: {error.strerror}; choose another path with --profile") from error
-    return Database(profile)
-
-
-def communicator() -> Communicator:
-    """The job's communicator; a rank alone talks to itself."""
-    return this_world().communicator or LocalWorld(1).communicators[0]
-
-
 def find_machine(text: str, comm: Communicator, dtype: str) -> Machine:
     """The machine that the user names, as rank 0 sees it; plain `local` has a processor for each rank, on as many hosts
     as there are. Of cores its figures are assumed ones until `Job.measure`.
@@ -370,29 +333,3 @@ def _named(text: str, sizes: Sequence[int]) -> Machine:
     named = parse(text) if text != "local" else None
     is_here = named is None or (text.startswith("local:") and named.num_procs == sum(sizes))
     return machines.hosts(sizes) if named is None or is_here else named
-
-
-def environment_of(comm: Communicator, on: Machine) -> Environment:
-    """The environment that measurements of this job belong to: rank 0's, on every rank."""
-    mine = environment(on)
-    return msgspec.json.decode(from_leader(comm, lambda: msgspec.json.encode(mine)), type=Environment)
-
-
-def environment(on: Machine) -> Environment:
-    """The environment that measurements of this process belong to, with a rank at work for each processor of a host."""
-    measures = gpus.environment if gpus.is_on(on) and gpus.count() else probe.environment
-    found = measures(kernels_hash(), hosts.each(on))
-    # A part of a GPU takes its own time.
-    return msgspec.structs.replace(found, device=f"part of {found.device}") if gpus.is_virtual(on) else found
-
-
-@cache
-def kernels_hash() -> str:
-    """A hash of all sources in the kernels' package: measurements of other kernels are not used."""
-    sources = sorted(Path(str(resources.files("castile.kernels"))).rglob("*.py"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-
-
-def default_profile() -> str:
-    """Where measurements are kept unless the user says otherwise. Raises UserError where this user has no folder."""
-    return str(files.users("XDG_DATA_HOME", ".local/share") / "profile.db")

@@ -13,7 +13,7 @@ import msgspec
 
 from castile.launch import models
 from castile.launch.here import absent, compiling, gpus, hosts
-from castile.launch.jobs import checks, jobs
+from castile.launch.jobs import checks, jobs, remembered
 from castile.launch.models import DTYPES, Model
 from castile.launch.processes import ranks
 from castile.launch.processes.ranks import UserError, this_world
@@ -180,14 +180,14 @@ def known(profile: str, machine: Machine) -> Snapshot:
     database = Database(profile)
     if absent.is_known(machine):
         kind = absent.kind_of(machine)
-        found = database.snapshot(absent.environment(kind, jobs.kernels_hash()))
+        found = database.snapshot(absent.environment(kind, remembered.kernels_hash()))
         if not found.rows:
             raise UserError(
                 f"profile database {profile}: nothing in it was told of kernels compiled for {kind}, these and by this "
                 f"Triton: castile profile MODEL --machine {machine.name} --profile {profile}, or leave --profile out"
             )
         return found
-    environment = jobs.environment(machine)
+    environment = remembered.environment(machine)
     if machine.num_procs > 1 and environment.threads == 0 and not gpus.is_on(machine):
         # Ranks that share a host have one thread each, unless the user says otherwise.
         environment = msgspec.structs.replace(environment, threads=1)

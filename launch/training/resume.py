@@ -16,7 +16,8 @@ from castile.launch.checkpoints.manifest import Facts
 from castile.launch.checkpoints.reader import Reader, open_checkpoint
 from castile.launch.data import Dataset
 from castile.launch.here import alike
-from castile.launch.jobs.jobs import Job, from_leader
+from castile.launch.here.leading import from_leader
+from castile.launch.jobs.jobs import Job
 from castile.launch.processes.ranks import UserError
 from castile.launch.reports.screen import Speaker
 from castile.launch.typed import optimizers, settings
