@@ -254,6 +254,15 @@ def check(
 
     known   the Configs of nodes that were looked at before, and found legal
     """
+    _check_whole(strategy, graph, machine)
+    _check_names(strategy, names, graph)
+    for name, config in strategy.configs.items():
+        if (name, config) not in known:
+            check_config(names.nodes.get(name) or names.optional[name], config, machine.num_procs)
+
+
+def _check_whole(strategy: Strategy, graph: Graph, machine: Machine) -> None:
+    """What a plan was made for, and what it says of the step as a whole."""
     if unlike := strategy.unlike(graph, graph.name):
         raise ValueError(f"the plan {unlike}: give the same model, settings, --batch and --dtype, or plan again")
     if strategy.num_procs > machine.num_procs:
@@ -273,6 +282,10 @@ def check(
     if strategy.order not in ORDERS:
         near = strict.suggestion(strategy.order, list(ORDERS))
         raise ValueError(f"the plan has kernels in order {strategy.order!r}{near}; there are {', '.join(ORDERS)}")
+
+
+def _check_names(strategy: Strategy, names: Names, graph: Graph) -> None:
+    """That every node has its Config, and nothing is named that is none."""
     for name in strategy.recompute:
         if name not in names.nodes and name not in names.fetches:
             near = strict.suggestion(name, list(names.nodes))
@@ -286,9 +299,6 @@ def check(
     missing = [name for name in names.nodes if name not in strategy.configs]
     if missing:
         raise ValueError(f"the plan has no entry for node {missing[0]!r} of {graph.name}")
-    for name, config in strategy.configs.items():
-        if (name, config) not in known:
-            check_config(names.nodes.get(name) or names.optional[name], config, machine.num_procs)
 
 
 LEFT_OUT = {"order": READY, "batch": 0, "machine_name": "", "recompute": (), "ahead": 0, "optimizer": "", "clip": None}

@@ -5,7 +5,7 @@ It does not know how plans are found.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from castile.launch.reports import report, throughput
@@ -20,26 +20,8 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
         f"{report.subject(facts, what)}; {facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])}, "
         f"prices: {report.prices_words(facts['prices'])}\n"
     )
-    if facts["work_saved_share"]:
-        out.say(
-            f"rewritten by {facts['rewrite']}, which saves {report.percent(facts['work_saved_share'])} of all "
-            "processors' work; with the setting rewrite=none the graph stays as the model has it\n"
-        )
-    if facts["microbatches"] > 1:
-        why = ": no known plan of a whole batch fits" if facts["is_cut_to_fit"] else ""
-        how = f"a pipeline of {facts['num_stages']} stages" if facts["num_stages"] > 1 else "one after another"
-        ahead = f" ({report.ahead_words(facts['ahead'])})" if facts["ahead"] else ""
-        out.say(f"a step in {facts['microbatches']} microbatches, {how}{why}{ahead}\n")
-    if facts["num_recomputed"]:
-        why = ": no known plan fits that keeps all results" if facts["is_recomputed_to_fit"] else ""
-        out.say(f"{facts['num_recomputed']} of {facts['num_nodes']} nodes are computed again for gradients{why}\n")
-    if facts["num_gathered_again"]:
-        out.say(
-            f"{facts['num_gathered_again']} of {facts['num_params']} parameters are gathered for each pass that uses "
-            "them\n"
-        )
-    if facts["pinned"]:
-        out.say(f"pinned: {'; '.join(facts['pinned'])}\n")
+    for way in _ways(facts):
+        out.say(f"{way}\n")
     out.say_table(report.plan_table({**facts["seeds"], f"found by {facts['search']}": facts["found"]}, what))
     out.say(f"\nwith the plan found {throughput.words(facts)}")
     if facts["bound_seconds"] is not None:
@@ -61,6 +43,28 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
     if facts["nearer_prices"]:
         out.say(f"\nprices nearer than data sheets', told from kernels compiled here: {facts['nearer_prices']}")
     out.say_files(facts)
+
+
+def _ways(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What all plans that were looked at have in common, where it is not what a user has without a word."""
+    if facts["work_saved_share"]:
+        yield (
+            f"rewritten by {facts['rewrite']}, which saves {report.percent(facts['work_saved_share'])} of all "
+            "processors' work; with the setting rewrite=none the graph stays as the model has it"
+        )
+    if facts["microbatches"] > 1:
+        why = ": no known plan of a whole batch fits" if facts["is_cut_to_fit"] else ""
+        how = f"a pipeline of {facts['num_stages']} stages" if facts["num_stages"] > 1 else "one after another"
+        ahead = f" ({report.ahead_words(facts['ahead'])})" if facts["ahead"] else ""
+        yield f"a step in {facts['microbatches']} microbatches, {how}{why}{ahead}"
+    if facts["num_recomputed"]:
+        why = ": no known plan fits that keeps all results" if facts["is_recomputed_to_fit"] else ""
+        yield f"{facts['num_recomputed']} of {facts['num_nodes']} nodes are computed again for gradients{why}"
+    if facts["num_gathered_again"]:
+        gathered = f"{facts['num_gathered_again']} of {facts['num_params']} parameters"
+        yield f"{gathered} are gathered for each pass that uses them"
+    if facts["pinned"]:
+        yield f"pinned: {'; '.join(facts['pinned'])}"
 
 
 def tell_machines(model: str, objective: str, rows: Sequence[Mapping[str, Any]]) -> None:
