@@ -1,9 +1,12 @@
 """Throughput: what a network's step needs is held against PaLM's formula; shares of peaks, and tokens of sequences."""
 
+import re
+
 import msgspec
 import pytest
 
 from castile.launch import models
+from castile.launch.__main__ import main
 from castile.launch.jobs import offline
 from castile.launch.reports import throughput
 from castile.planner.lower import Lowering
@@ -103,3 +106,21 @@ def test_a_desk_tells_it_too():
     desk = offline.desk("mlp", machines.parse(H100), 64)
     facts = throughput.facts(desk.evaluator.lowering, 2.0)
     assert facts["samples_per_second"] == 32 and facts["tokens_per_second"] is None
+
+
+@pytest.mark.parametrize("model, tokens", [("mlp", None), ("gpt:layers=1,width=16,heads=2,seq=8", 64 * 8)])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_training_tells_what_its_median_step_did(model, tokens, pieces, alone, capsys):
+    words = ("train", model, "--steps", "4", "--batch", "64", "--accumulate", str(pieces), "--search", "data_parallel")
+    facts = answer(capsys, *words)
+    seconds = facts["step_seconds"]
+    assert facts["samples_per_second"] == 64 / seconds and facts["tokens_per_second"] == (tokens and tokens / seconds)
+    assert facts["model_flops"] == throughput.model_flops(lowering(model, 64))
+    assert main(words) == 0
+    assert re.search(r"\na step took [\d.]+ ms, the median: [\d.]+[kM]? samples/s", capsys.readouterr().out)
+
+
+def test_a_run_without_steps_tells_none(alone, capsys):
+    words = ("train", "mlp", "--steps", "2", "--checkpoint", "run", "--search", "data_parallel")
+    assert "samples_per_second" in answer(capsys, *words)
+    assert "samples_per_second" not in answer(capsys, *words, "--resume")

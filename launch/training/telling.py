@@ -17,7 +17,7 @@ from castile.launch.data import Dataset
 from castile.launch.jobs.execution import Prepared
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring.explore import Chosen, simulated
-from castile.launch.reports import report
+from castile.launch.reports import report, throughput
 from castile.launch.reports.report import milliseconds as ms
 from castile.launch.training.evaluate import HeldOut
 from castile.planner.cost import CostModel
@@ -232,6 +232,9 @@ def facts(job: Job, chosen: Chosen, progress: Progress, first_step: int, run: di
             for c in chosen.candidates
         ],
     }
+    if progress.seconds:
+        seconds = float(np.median(progress.seconds))
+        result |= {"step_seconds": seconds} | throughput.facts(job.lowering, seconds)
     if progress.sampled:
         result |= _predictions(job, chosen, progress)
     if progress.evaluations and not progress.stopped_by:
@@ -247,7 +250,6 @@ def _predictions(job: Job, chosen: Chosen, progress: Progress) -> dict[str, Any]
     before = simulated(chosen.prepared, CostModel(job.machine))
     after = chosen.prepared.simulated.seconds
     return {
-        "step_seconds": float(np.median(progress.seconds)),
         "measured_step_seconds": measured,
         "simulated_step_seconds": after,
         "untaught_step_seconds": before,
@@ -266,6 +268,8 @@ def finite(number: float) -> float | None:
 def text(facts: dict[str, Any]) -> str:
     """The end of a run in a few lines."""
     lines = list(facts["remarks"])
+    if "step_seconds" in facts:
+        lines.append(f"a step took {ms(facts['step_seconds'])}, the median: {throughput.words(facts)}")
     if "error_before_learning" in facts:
         before, after = 100 * facts["error_before_learning"], 100 * facts["error_after_learning"]
         lines.append(
