@@ -16,7 +16,7 @@ import pytest
 from castile.launch import models
 from castile.launch import plan as planning
 from castile.launch.__main__ import main
-from castile.launch.jobs import looking, wanted
+from castile.launch.jobs import hunting, wanted
 from castile.launch.reports import searches
 from castile.planner import strategy as strategies
 from castile.planner.bodies.vocabulary import itemsize
@@ -133,8 +133,8 @@ def test_where_nothing_fits_pipelines_are_asked_for_with_more_and_more_computed_
         searched.append(len(asked))
         return search(*args, **more)
 
-    monkeypatch.setattr(looking, "instead", instead)
-    monkeypatch.setattr(looking, "search", counted)
+    monkeypatch.setattr(hunting, "instead", instead)
+    monkeypatch.setattr(hunting, "search", counted)
     monkeypatch.setattr(wanted, "has_many_parts", lambda lowering: is_dear)
     monkeypatch.setattr(accumulating, "could_fit", lambda evaluator: True)
     monkeypatch.setattr(foresight, "FAR", 1.0)
@@ -170,7 +170,7 @@ def test_where_no_plan_of_a_whole_batch_fits_it_is_cut(
     ("budget", "each", "shares"),
     [
         ("10s", 4.0, [5.0, 6.0, 2.0]),
-        ("10s", 8.0, [5.0, 2.0, looking.LEAST_SECONDS]),
+        ("10s", 8.0, [5.0, 2.0, hunting.LEAST_SECONDS]),
         ("5", 4.0, [None, None, None]),
     ],
 )
@@ -191,8 +191,8 @@ def test_searches_that_find_nothing_share_the_time_with_the_next(
             raise NoPlanFits("no plan fits", 7)
         return search(name, evaluator, "5", *rest, **more)
 
-    monkeypatch.setattr(looking, "search", searched)
-    monkeypatch.setattr(looking, "Gathering", lambda ways, are_few=False: filling.Gathering(()))
+    monkeypatch.setattr(hunting, "search", searched)
+    monkeypatch.setattr(hunting, "Gathering", lambda ways, are_few=False: filling.Gathering(()))
     monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     # Whether other tests have read the loops that were compiled already, or not.
     monkeypatch.setattr(budgets, "compiling_seconds", lambda: 0.0)
@@ -224,7 +224,7 @@ def test_what_fits_is_looked_for_until_soon_after_the_time(
 
     for module in (foresight, wanted):
         monkeypatch.setattr(module, "foresee", foreseen)
-    monkeypatch.setattr(looking, "search", searched)
+    monkeypatch.setattr(hunting, "search", searched)
     monkeypatch.setattr(accumulating, "could_fit", lambda evaluator: True)
     monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(budgets, "compiling_seconds", lambda: 0.0)
@@ -237,7 +237,7 @@ def test_what_fits_is_looked_for_until_soon_after_the_time(
 def test_where_no_time_is_left_a_known_plan_is_found(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "_left", lambda limits, *_: replace(limits, seconds=looking.LEAST_SECONDS))
+    monkeypatch.setattr(hunting, "remaining", lambda limits, *_: replace(limits, seconds=hunting.LEAST_SECONDS))
     words[words.index("--budget") + 1] = "10s"
     facts = answer(capsys, *words)
     assert facts["found"]["fits"] and facts["is_cut_to_fit"]
@@ -251,8 +251,8 @@ def test_where_a_search_finds_nothing_in_its_time_a_pipeline_is_looked_for_unles
         raise NoPlanFits("no plan fits", 7)
 
     asked: list[int] = []
-    monkeypatch.setattr(looking, "search", searched)
-    monkeypatch.setattr(looking, "instead", lambda chosen, *_: asked.append(chosen.number))
+    monkeypatch.setattr(hunting, "search", searched)
+    monkeypatch.setattr(hunting, "instead", lambda chosen, *_: asked.append(chosen.number))
     words[words.index("--budget") + 1] = "1s"
     assert "no plan fits" in refused(capsys, *words, *more)
     assert bool(asked) == (not more)
@@ -510,7 +510,7 @@ def test_though_a_plan_fits_that_gives_nothing_up_parameters_are_gathered_where_
     (tmp_path / "short.toml").write_text(f"{processors}[[level]]{level.replace('1e9', '1e11')}")
     model, on = "gpt:layers=8,width=128,heads=4,seq=32,vocab=256", str(tmp_path / "short.toml")
     words = ["plan", model, "--machine", on, "--batch", "16", "--budget", "50", "--out", str(tmp_path / "p.json")]
-    monkeypatch.setattr(looking.Looking, "_computings", lambda self, timed: [])
+    monkeypatch.setattr(hunting.Hunt, "_computing", filling.Gathering(()))
     facts = answer(capsys, *words)
     monkeypatch.setattr(Found, "lacks_room", False)
     before = answer(capsys, *words)

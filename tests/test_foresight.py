@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from castile.launch.jobs import looking, wanted
+from castile.launch.jobs import hunting, wanted
 from castile.planner.searching import foresight
 from castile.planner.searching.copies import Copy
 from castile.planner.searching.foresight import Drawn, Foreseen, Foresight, Outlook, Question, may_need
@@ -267,9 +267,9 @@ def test_garbage_is_looked_for_but_where_plans_have_many_parts(
     is_dear: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
-    looked, search = list[bool](), looking.search
+    looked, search = list[bool](), hunting.search
     monkeypatch.setattr(wanted, "has_many_parts", lambda lowering: is_dear)
-    monkeypatch.setattr(looking, "search", lambda *args, **more: looked.append(gc.isenabled()) or search(*args, **more))
+    monkeypatch.setattr(hunting, "search", lambda *args, **more: looked.append(gc.isenabled()) or search(*args, **more))
     words = ["plan", MODEL, "--machine", str(tmp_path / "small.toml"), "--batch", "4", "--budget", "5"]
     answer(capsys, *words, "--out", str(tmp_path / "p.json"))
     assert looked and {*looked} == {not is_dear} and gc.isenabled()

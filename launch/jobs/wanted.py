@@ -9,17 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
+
+import msgspec
 
 from castile.launch.jobs import checks
 from castile.launch.jobs.offline import Desk
 from castile.planner.choices import pins
 from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.evaluation.sizes import SIZES
 from castile.planner.known.large import has_many_parts
+from castile.planner.known.pipelines import divisors
 from castile.planner.known.seeds import known_names
 from castile.planner.lower import Lowering
+from castile.planner.search import Progress
+from castile.planner.searching import accumulating
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.fewer import only
 from castile.planner.searching.foresight import Drawn, Foreseen, Foresight, Outlook, Question, foresee
@@ -149,6 +155,53 @@ class Wanted:
         """Where to look for plans of so many microbatches that compute these nodes again."""
         evaluator = self.evaluator(microbatches, recompute)
         return evaluator, self.pins(evaluator.lowering)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the batch may be cut into any number of microbatches."""
+        return not (self.command.accumulate or self.start)
+
+    @property
+    def may_fill(self) -> bool:
+        """Whether pipelines in other numbers of microbatches may be looked at."""
+        return self.is_free and self.command.objective == "time" and not self.names
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Ways to compute more again than was said: none where anything was. Where other numbers of microbatches may be
+        looked at those that gather parameters are looked at by themselves.
+        """
+        return self.said_by_none(gathering=not self.may_fill)
+
+    def said_by_none(self, gathering: bool) -> tuple[str, ...]:
+        """All ways to compute more again, unless one was said; with those that gather parameters too, or without."""
+        is_said = self.command.recompute or self.start or self.mode == "forward"
+        return () if is_said else self.recomputation.ways(gathering=gathering)
+
+    @cached_property
+    def ways_left(self) -> tuple[str, ...]:
+        """Those that may help where no plan fits: none where there is not even room for what is carried."""
+        return self.ways if self.could_fit else ()
+
+    @cached_property
+    def could_fit(self) -> bool:
+        """Whether there is room for what any plan keeps."""
+        return accumulating.could_fit(self.evaluator(self.microbatches, self.recompute))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Into how many microbatches the batch may be cut: into none where that does not help either."""
+        is_cut = self.mode == "train" and self.could_fit
+        return divisors(self.desk.evaluator.lowering.graph.batch) if is_cut else ()
+
+    def given(self, start: dict[str, Strategy], progress: Progress | None) -> dict[str, Any]:
+        """What searches are given beside their budget and pins."""
+        # A search begins without buckets.
+        plain = {name: msgspec.structs.replace(plan, bucket_bytes=0) for name, plan in start.items()}
+        return {
+            "seed": self.command.seed, "progress": progress, "start": plain, "num_processes": self.command.processes,
+            "seeds": self.names, "sizes": (*SIZES, *(plan.bucket_bytes for plan in start.values())),
+        }  # fmt: skip
 
     @property
     def is_dear(self) -> bool:
