@@ -60,9 +60,11 @@ class Plan:
     search: options.Search = "mcmc"
     """The search that looks for a plan: mcmc, another of planner/searches, or a known plan's name (data_parallel)."""
     objective: Objective = "time"
-    """What to make small: time (of a training step), latency (of a forward pass), memory (of the fullest processor)."""
+    """What to make small: time (of a training step), latency (of a forward pass), memory (of the fullest processor, in
+    as many microbatches and with as much computed again as help, unless these are said)."""
     front: bool = False
-    """Also look for plans that need less memory and more time, and tell all that none other beats in both."""
+    """Also look for plans that need less memory and more time, in more microbatches and with more computed again too,
+    and tell all that none other beats in both."""
     pin: Pin = ()
     """What nodes must have, by name or pattern: 'h.*.attn: {h: 8}', 'head: {b: 4, procs: 0-3}'; give it as often."""
     without: Procs = ""

@@ -280,8 +280,8 @@ def search(
     insists on. Raises ValueError in one sentence for an unknown search or seed, a budget that is none, and NoPlanFits,
     with the largest owners of memory named.
     """
-    lowering, cost = evaluator.lowering, evaluator.cost
-    module, began = find(name, lowering), clock()
+    lowering, cost, began = evaluator.lowering, evaluator.cost, clock()
+    module = find(name, lowering)
     limits = budget_of(name, lowering, budget).begun()
     known = known_plans(lowering, seeds, cost, pins)
     base = {
@@ -294,12 +294,12 @@ def search(
     begin = getattr(module, "begin", None) if is_long(evaluator, limits) else None
     is_sketched = helps(evaluator, begin is not None)
     sieve = Sieve(evaluator, plans, Spaces(lowering, cost, pins), sizes) if is_sketched else None
-    rng, times, chains = random.Random(seed), NEAR if frontier is None else FAR, None
-    if begin is not None and sieve is not None and frontier is None:
-        wanted = {*base, *given, *sieve.within(times)}
+    rng, chains, is_far = random.Random(seed), None, frontier is not None or evaluator.objective == "memory"
+    if begin is not None and sieve is not None:
+        wanted = {*base, *given, *sieve.within(FAR if is_far else NEAR)}
         chains = begin(sieve, evaluator, limits, {n: plan for n, plan in plans.items() if n in wanted}, rng)
     try:
-        worth = _evaluated(evaluator, base, given, plans, sieve, times, limits.is_over)
+        worth = _evaluated(evaluator, base, given, plans, sieve, FAR if is_far else NEAR, limits.is_over)
         starts = {label: found for label, found in worth.items() if label in plans}
         run = Run(
             evaluator, limits, rng, starts, progress, frontier, num_processes, pins, sieve, chains, sizes, began=began

@@ -310,7 +310,8 @@ def test_where_the_batch_may_not_be_cut_results_are_computed_again(
     graph, path = models.parse(words[1]).graph(BATCH), str(tmp_path / "p.json")
     roomy = [word.replace("small.toml", "roomy.toml") for word in words]
     (tmp_path / "roomy.toml").write_text(SMALL.replace(str(MEMORY), str(100 * MEMORY)))
-    ways = (answer(capsys, *roomy, "--objective", "memory", "--recompute", way) for way in ("none", "full"))
+    whole = [*roomy, "--accumulate", "1", "--objective", "memory", "--recompute"]
+    ways = (answer(capsys, *whole, way) for way in ("none", "full"))
     memory = sum(max(facts["found"]["arena_bytes"]) for facts in ways) // 2
     (tmp_path / "roomy.toml").write_text(SMALL.replace(str(MEMORY), str(memory)))
     refused(capsys, *roomy, "--accumulate", "1", "--recompute", "none")

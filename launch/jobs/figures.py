@@ -28,17 +28,19 @@ def of(looking: Looking, chosen: Chosen, found: Found, saved: float) -> dict[str
     desk, evaluator, plan = looking.desk, chosen.evaluator, found.strategy
     graph, stages = desk.evaluator.lowering.graph, num_stages(plan, desk.evaluator.lowering.graph.nodes)
     is_cut = plan.microbatches > looking.microbatches and stages == 1
+    # With little memory as the objective nothing is given up for fitting.
+    is_to_fit = looking.command.objective != "memory"
     return {
         **_of_search(looking, found),
         "rewrite": desk.model.rewrite,
         "work_saved_share": saved,
         "microbatches": plan.microbatches,
         "num_stages": stages,
-        "is_cut_to_fit": is_cut and not _fits_whole(found, looking.microbatches),
+        "is_cut_to_fit": is_to_fit and is_cut and not _fits_whole(found, looking.microbatches),
         "num_nodes": len(graph.nodes),
         "num_params": len(graph.params),
         **report.dropped(evaluator, plan),
-        "is_recomputed_to_fit": {*plan.recompute} != {*looking.recompute},
+        "is_recomputed_to_fit": is_to_fit and {*plan.recompute} != {*looking.recompute},
         "pinned": [str(pin) for pin in chosen.pins.pins] if chosen.pins is not None else [],
         **_of_bound(_bound(evaluator, chosen.pins, found), found),
         **_of_tasks(evaluator, plan),

@@ -208,6 +208,9 @@ class Hunt:
     def _places(self) -> Iterator[Chosen]:
         """In what to search, one after the other, until a plan fits."""
         wanted = self.wanted
+        smallest = wanted.smallest(self.timed.is_over) if wanted.command.objective == "memory" else None
+        if smallest is not None:
+            yield smallest
         first = Chosen(wanted.microbatches, *wanted.at(wanted.recompute, wanted.microbatches))
         numbers, chosen = wanted.numbers if wanted.is_free else (first.number,), None
         # A search takes long to say that it found none.

@@ -24,6 +24,9 @@ LATE_SECONDS = 10.0
 # Of a time so much is for the plan from which a front begins.
 WITHOUT_FRONT = 0.5
 
+# Of what a front has of it so much for where it ends.
+LOOKED_SMALL = 0.25
+
 
 @dataclass(frozen=True)
 class Looking(Wanted):
@@ -74,28 +77,43 @@ class Looking(Wanted):
     def _front(
         self, chosen: Chosen, found: Found, limits: Budget, progress: Progress | None
     ) -> tuple[Chosen, Found, list[Point]]:
-        """A front where known plans were looked at, with what was found in it unless that is beaten; and its best plan.
+        """A front where known plans were looked at, and where they need least memory, with what was found in it unless
+        that is beaten; and its best plan.
 
         None of its searches begins where that search ended: limits of memory would be farther apart, and it seldom fits
         them.
         """
-        base = found.seeds[DATA_PARALLEL].strategy
-        place = Chosen(base.microbatches, *self.at(base.recompute, base.microbatches))
+        given, (base, least) = self.given(self.start, progress), self._ends(found, limits)
         more = [self.dropped(way) for way in self.said_by_none(gathering=True)]
-        points, given = list[Point](), self.given(self.start, progress)
-        with suppress(NoPlanFits):  # none may fit there
-            other, points = search_front(
-                self.command.search, place.evaluator, limits, pins=place.pins, dropping=more, **given
-            )
-            found = replace(found, num_proposals=found.num_proposals + other.num_proposals)
-        points = front_of(points, found)
-        best = min(points, key=lambda point: point.evaluated.rank)
+        places, points = [base] if least is None else [base, least], list[tuple[Chosen, Point]]()
+        part = limits.share(len(places))
+        for place in places:
+            with suppress(NoPlanFits):  # none may fit there
+                other, seen = search_front(
+                    self.command.search, place.evaluator, part, pins=place.pins, dropping=more, **given
+                )
+                found = replace(found, num_proposals=found.num_proposals + other.num_proposals)
+                points += [(place, point) for point in seen]
+        front = front_of([point for _, point in points], found)
+        best = min(front, key=lambda point: point.evaluated.rank)
         if best.evaluated.rank >= found.evaluated.rank or found.is_insisted:
-            return chosen, found, points
+            return chosen, found, front
+        place = next(place for place, point in points if point is best)
         worth = replace(best.evaluated, strategy=best.strategy)
         equals = same(place.evaluator.lowering, found.seeds, worth)
         better = replace(found, strategy=best.strategy, evaluated=worth, arena_bytes=best.arena_bytes, equals=equals)
-        return place, better, points
+        return place, better, front
+
+    def _ends(self, found: Found, limits: Budget) -> tuple[Chosen, Chosen | None]:
+        """Where known plans were looked at, and where they need least memory, if that is elsewhere."""
+        plan = found.seeds[DATA_PARALLEL].strategy
+        base = Chosen(plan.microbatches, *self.at(plan.recompute, plan.microbatches))
+        least = self.smallest(limits.begun(LOOKED_SMALL).is_over)
+        if least is None:
+            return base, None
+        again = least.evaluator.lowering.recompute
+        is_there = (least.number, again) == (base.number, base.evaluator.lowering.recompute)
+        return base, None if is_there else Chosen(least.number, *self.at(again, least.number))
 
     def _faster(self, best: Looked | None) -> Iterator[tuple[int, ...]]:
         """On which processors alone to look too: none where a known plan or little memory is asked for."""

@@ -25,11 +25,11 @@ from castile.planner.known.pipelines import divisors
 from castile.planner.known.seeds import known_names
 from castile.planner.lower import Lowering
 from castile.planner.search import Progress
-from castile.planner.searching import accumulating
+from castile.planner.searching import accumulating, shrinking
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.fewer import only
 from castile.planner.searching.foresight import Drawn, Foreseen, Foresight, Outlook, Question, foresee
-from castile.planner.step.recompute import Recomputation
+from castile.planner.step.recompute import STEPS, Recomputation
 from castile.planner.strategy import Names, Strategy
 from castile.runtime.machine import num_cores
 
@@ -173,10 +173,10 @@ class Wanted:
         """
         return self.said_by_none(gathering=not self.may_fill)
 
-    def said_by_none(self, gathering: bool) -> tuple[str, ...]:
+    def said_by_none(self, gathering: bool, steps: int = STEPS) -> tuple[str, ...]:
         """All ways to compute more again, unless one was said; with those that gather parameters too, or without."""
         is_said = self.command.recompute or self.start or self.mode == "forward"
-        return () if is_said else self.recomputation.ways(gathering=gathering)
+        return () if is_said else self.recomputation.ways(gathering=gathering, steps=steps)
 
     @cached_property
     def ways_left(self) -> tuple[str, ...]:
@@ -193,6 +193,19 @@ class Wanted:
         """Into how many microbatches the batch may be cut: into none where that does not help either."""
         is_cut = self.mode == "train" and self.could_fit
         return divisors(self.desk.evaluator.lowering.graph.batch) if is_cut else ()
+
+    def smallest(self, is_over: Callable[[], bool]) -> Chosen | None:
+        """Where plans need least memory, None where nothing may be chosen."""
+        if self.start or self.mode == "forward" or not self.could_fit:
+            return None
+
+        def at(way: Dropped, number: int) -> tuple[Evaluator, Pins | None]:
+            evaluator, pinned = self.at(way, number)
+            return evaluator.turned("memory"), pinned
+
+        ways = dict.fromkeys((self.recompute, *map(self.dropped, self.said_by_none(gathering=True, steps=1))))
+        numbers = self.numbers if self.is_free else (self.microbatches,)
+        return shrinking.smallest([Outlook(partial(at, way), self.names) for way in ways], numbers, is_over)
 
     def given(self, start: dict[str, Strategy], progress: Progress | None) -> dict[str, Any]:
         """What searches are given beside their budget and pins."""

@@ -44,6 +44,13 @@ class Budget:
         end = clock() + times * self.seconds
         return replace(self, is_over=lambda: self.is_over() or clock() >= end)
 
+    def share(self, count: int) -> Budget:
+        """One of so many equal parts of it; patience is none's."""
+        if self.proposals is not None:
+            return replace(self, proposals=max(1, self.proposals // count), patient=False)
+        assert self.seconds is not None
+        return replace(self, seconds=self.seconds / count)
+
 
 def parse_budget(text: str) -> Budget:
     """The budget that a user writes: 5000 (proposals), 5000+ (patient) or 10s. Raises ValueError for anything else."""

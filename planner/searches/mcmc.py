@@ -20,6 +20,7 @@ from castile.planner.evaluation.evaluated import Evaluated
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.pieces import in_pieces
 from castile.planner.search import Run
+from castile.planner.searching.sparing import Sparing
 from castile.planner.searching.walks import walk
 from castile.planner.sketch.chains import TEMPERATURE, Chain, Chains
 from castile.planner.sketch.sieve import Sieve, num_parts
@@ -61,7 +62,8 @@ def search(run: Run) -> None:
         share = _simulated_share(run.evaluator, run.budget, any(seed.fits for seed in run.seeds.values()))
         if run.sieve.is_joined:
             run.settle()
-        _Sketched(run, run.sieve, run.chains).search(1 - share)
+        walks = (Sparing if run.sieve.is_sparing else _Sketched)(run, run.sieve, run.chains)
+        walks.search(1 - share)
         if share:
             # A patient search has gone on for longer than its budget.
             until = run.spent * (1 + share) if run.budget.patient and run.spent > 1 else 1.0
@@ -82,6 +84,9 @@ def begin(
     They go from where they will begin if these plans take what the sketch says of them, and fit.
     """
     chains = Chains(sieve.sketch, evaluator.capacity, rng.getrandbits(64))
+    if sieve.is_sparing:
+        # Where those begin follows from what is simulated.
+        return chains
     starts = _starts(sieve, plans, sieve.energy, set(plans))
     until, count = 1 - _simulated_share(evaluator, budget), NUM_CHAINS
     if budget.proposals is not None:

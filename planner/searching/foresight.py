@@ -33,7 +33,8 @@ class Foreseen:
     """What known plans in so many microbatches are taken for.
 
     share     of its memory the fullest processor needs in the plan that needs least: more than 1 where none fits
-    fitting   of those that are taken to fit the best, by the seconds that they are taken for, and the smallest
+    fitting   of those that are taken to fit the best, by the seconds that they are taken for, and the smallest; where
+              plans are ranked by memory the smallest, by what they are taken to need
     least     the seconds that the soonest is taken for, whether it fits or not
     """
 
@@ -226,7 +227,7 @@ def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins
     known = seeds(lowering, names, cost, pins)
     sieve = Sieve(evaluator, known, Spaces(lowering, cost, pins))
     found = [(seen.seconds, seen.share, known[name]) for name, seen in sieve.seen.items() if seen.share <= 1]
-    found.sort(key=lambda one: one[:2])
+    found.sort(key=lambda one: (one[1], one[0]) if sieve.is_sparing else one[:2])
     # A sketch took a small vit for half the memory that it needs: where the best do not fit, the smallest may.
     last = sorted(found[MOST_TRIED:], key=lambda one: one[1])[:1]
     fitting = tuple((seconds, plan) for seconds, _, plan in (*found[:MOST_TRIED], *last))

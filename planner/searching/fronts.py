@@ -113,7 +113,7 @@ class _Turns:
                 self.progress((first + spent) / count, best)
 
         kept = {f"front {n + 1}": point.strategy for n, point in enumerate(self.frontier.thinned(GAIN))}
-        share = _share(self.budget, count)
+        share = self.budget.share(count)
         try:
             found = search(self.name, evaluator, share, self.seed, tell, {**self.start, **kept}, self.frontier,
                            self.num_processes, self.seeds, self.pins)  # fmt: skip
@@ -124,13 +124,6 @@ class _Turns:
         self.elapsed_seconds += found.elapsed_seconds
         seeds = {label: worth for label, worth in found.seeds.items() if label not in kept}
         return replace(found, seeds=seeds, equals="" if found.equals in kept else found.equals)
-
-
-def _share(budget: Budget, count: int) -> Budget:
-    if budget.proposals is not None:
-        return replace(budget, proposals=max(1, budget.proposals // count), patient=False)
-    assert budget.seconds is not None
-    return replace(budget, seconds=budget.seconds / count)
 
 
 def _limits(frontier: Frontier[Evaluated]) -> list[int]:

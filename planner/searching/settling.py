@@ -30,6 +30,8 @@ NEAR, QUICK_PARTS = 1.5, 10_000
 # Buckets and an order were seen to take up to a third off one plan and nothing off the next: what came near is what
 # took at most so many times as long without.
 CLOSE = 1.25
+# Of memory buckets and an order were seen to take little.
+SMALL_CLOSE = 1.02
 
 
 def sized(evaluator: Evaluator, plan: Strategy, sizes: Sequence[int] = SIZES) -> Strategy:
@@ -57,7 +59,8 @@ def settled(
     So what was not ranked behind data parallelism without buckets is not ranked behind it with them.
     """
     base, most = found.seeds[DATA_PARALLEL].strategy, NEAR * found.evaluated.energy
-    is_dear = num_parts(evaluator) > QUICK_PARTS
+    is_dear, is_sparing = num_parts(evaluator) > QUICK_PARTS, evaluator.objective == "memory"
+    close = SMALL_CLOSE if is_sparing else CLOSE
 
     def tried(plan: Strategy, of: Sequence[int] = sizes, is_base: bool = False, ways: Sequence[str] = orders,
               ) -> list[Evaluated]:  # fmt: skip
@@ -67,12 +70,14 @@ def settled(
     mine = tried(found.strategy)
     for name, one in sorted(found.seeds.items(), key=lambda pair: pair[1].rank):
         is_far = is_dear and one.fits and one.energy > most
+        if is_sparing and one.energy > close * found.evaluated.energy:
+            known[name] = [one]
         known[name] = known.get(name) or tried(one.strategy, ways=orders[:1] if is_far else orders)
     known = {name: known[name] for name in found.seeds}
     # Where there was no time for its size, what was found still has it.
     every = [*mine, *(() if found.is_insisted else chain(*known.values())), found.evaluated]
     if not found.is_insisted:
-        every += _near(found.finalists, every, tried, is_over)
+        every += _near(found.finalists, every, tried, is_over, close)
     if not found.is_insisted and not is_over():
         every += pieced(evaluator, min(every, key=lambda one: one.rank), sizes, pins)
     best, arena = fitting(evaluator, every)
@@ -86,15 +91,15 @@ def settled(
 
 def _near(
     finalists: Sequence[Evaluated], known: Sequence[Evaluated], tried: Callable[..., list[Evaluated]],
-    is_over: Callable[[], bool],
+    is_over: Callable[[], bool], close: float,
 ) -> Iterator[Evaluated]:  # fmt: skip
-    """What came near, with the buckets that it has and those of the best known plan that has any; and the best of these
-    with all sizes, as long as it is better so far than all that were tried with all.
+    """What came within so many times the best, with the buckets that it has and those of the best known plan that has
+    any; and the best of these with all sizes, as long as it is better so far than all that were tried with all.
     """
     best, every = min(known, key=lambda one: one.rank), list[tuple[Evaluated, Strategy]]()
     with_buckets = (one for one in known if one.strategy.bucket_bytes)
     like = min(with_buckets, key=lambda one: one.rank, default=best).strategy.bucket_bytes
-    most = CLOSE * min((one.energy for one in finalists), default=0.0)
+    most = close * min((one.energy for one in finalists), default=0.0)
     for plan in [one.strategy for one in finalists if one.energy <= most]:
         if is_over():
             break

@@ -302,5 +302,13 @@ class Choices(NamedTuple):
     turned: np.ndarray
 
 
+class Worth(NamedTuple):
+    """What walks make small: (base + rate * seconds) * (1 + penalty * by what share a processor lacks memory)."""
+
+    base: float
+    rate: float
+    penalty: float
+
+
 # What loops take by reference.
-RECORDS = (Spaces, Layouts, Links, Program, Uses, Prices, Room, Classes, Log, Choices)
+RECORDS = (Spaces, Layouts, Links, Program, Uses, Prices, Room, Classes, Log, Choices, Worth)

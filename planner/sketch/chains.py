@@ -37,12 +37,14 @@ class Chain(NamedTuple):
     """Where a chain begins, whether updates are in pieces there, and how many proposals it is of.
 
     is_coarse   whether it moves groups of nodes mostly, and hardly ever leaves what it has found
+    longer      as `Sketch.trail` has it: where it is not 0 what is made small is memory
     """
 
     configs: dict[str, Config]
     in_pieces: bool
     num_proposals: int
     is_coarse: bool
+    longer: float = 0.0
 
 
 class _Foreseen(NamedTuple):
@@ -100,7 +102,7 @@ class Chains:
         """What a chain ended with, without those of its changes that gain little (`Sketch.trimmed`)."""
         self._sketch.update(chain.in_pieces)
         first, best = self._number(chain.configs), self._number(plan)
-        return self._sketch.configs(self._sketch.trimmed(first, best, each, every, self._capacity)[1])
+        return self._sketch.configs(self._sketch.trimmed(first, best, each, every, self._capacity, chain.longer)[1])
 
     def stop(self) -> None:
         """Forget the chains that were not asked for, as if they had not been begun."""
@@ -145,6 +147,6 @@ class Chains:
         hot = TEMPERATURE * min(1.0, MOST_HOT / len(plan))
         heats = (COARSE if chain.is_coarse else hot) * np.linspace(1, 0, chain.num_proposals)
         first = plan.copy()
-        trail = sketch.trail(plan, draws, heats, self._capacity)
-        least, best = sketch.trimmed(first, trail.best, LITTLE, LITTLE_OF_ALL, self._capacity)
+        trail = sketch.trail(plan, draws, heats, self._capacity, chain.longer)
+        least, best = sketch.trimmed(first, trail.best, LITTLE, LITTLE_OF_ALL, self._capacity, chain.longer)
         return trail._replace(least=least, best=best)

@@ -48,6 +48,16 @@ def shortage(capacity, num_stages, room):  # type: ignore[no-untyped-def]
     return found
 
 
+def energy_of(seconds, overflow, worth):  # type: ignore[no-untyped-def]
+    """What a walk makes small, of a plan that takes so long and lacks such a share of its memory."""
+    return (worth.base + worth.rate * seconds) * (1 + worth.penalty * overflow)
+
+
+def longest(energy, overflow, worth):  # type: ignore[no-untyped-def]
+    """How long a plan that lacks such a share of its memory may take to be of at most that energy."""
+    return (energy / (1 + worth.penalty * overflow) - worth.base) / worth.rate
+
+
 def carry(count, nodes, old, plan, type_of, program, spaces, prices, classes, room, log):  # type: ignore[no-untyped-def]
     """Note what processors do and hold, then have changed nodes go over from their old Configs to the plan's."""
     for p in range(len(room.work)):
@@ -58,7 +68,7 @@ def carry(count, nodes, old, plan, type_of, program, spaces, prices, classes, ro
 
 
 def renewed(  # type: ignore[no-untyped-def]
-    side, plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
+    side, plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
 ):  # fmt: skip
     """Work out a plan's step from the beginning, and keep it: its energy."""
     staged(side, plan, program, spaces, classes, room)
@@ -66,22 +76,22 @@ def renewed(  # type: ignore[no-untyped-def]
         0, side, True, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log, NEVER
     )
     keep(0, side, program, classes, room, log)
-    return seconds * (1 + penalty * shortage(capacity, room.num_stages[0], room))
+    return energy_of(seconds, shortage(capacity, room.num_stages[0], room), worth)
 
 
 def began(  # type: ignore[no-untyped-def]
-    plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
+    plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
 ):
     """Begin with a plan of which nothing is worked out yet: its energy."""
     load_all(plan, type_of, program, spaces, prices, classes, room)
     classed(0, classes)
     return renewed(
-        0, plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
+        0, plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
     )
 
 
 def tried(  # type: ignore[no-untyped-def]
-    count, most, nodes, old, plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links, prices,
+    count, most, nodes, old, plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices,
     classes, room, log,
 ):  # fmt: skip
     """Go over to a plan of which `count` nodes have changed, if its energy is at most `most`: that energy; NEVER, and
@@ -95,13 +105,13 @@ def tried(  # type: ignore[no-untyped-def]
     # There is at least one stage.
     room.num_stages[1], room.rounds[1] = 1 if is_turned else room.num_stages[0], room.rounds[0]
     overflow = shortage(capacity, room.num_stages[1], room)
-    limit = most / (1 + penalty * overflow)
+    limit = longest(most, overflow, worth)
     if busiest <= limit and is_turned:
         side = 1 - side
         classed(side, classes)
         staged(side, plan, program, spaces, classes, room)
         overflow = shortage(capacity, room.num_stages[1], room)
-        limit = most / (1 + penalty * overflow)
+        limit = longest(most, overflow, worth)
     seconds, stop = NEVER, 0
     # Where stages become several, or one, all gradients are summed at other times.
     is_whole = room.num_stages[1] != room.num_stages[0]
@@ -114,7 +124,7 @@ def tried(  # type: ignore[no-untyped-def]
         )  # fmt: skip
     if seconds <= limit:
         keep(first, side, program, classes, room, log)
-        return seconds * (1 + penalty * overflow)
+        return energy_of(seconds, overflow, worth)
     forget(first, stop, program, room, log)
     for p in range(len(capacity)):
         room.work[p], room.held[p], room.kept[p], classes.sign[p] = log.work[p], log.held[p], log.kept[p], log.sign[p]
@@ -140,7 +150,7 @@ def restored(count, nodes, old, plan):  # type: ignore[no-untyped-def]
 
 
 def walk(  # type: ignore[no-untyped-def]
-    begin, draws, heats, plan, energy, best, best_energy, capacity, penalty, axes_of, type_of,
+    begin, draws, heats, plan, energy, best, best_energy, capacity, worth, axes_of, type_of,
     program, uses, spaces, layouts, links, prices, choices, classes, room, log, nodes, old, told,
 ):  # fmt: skip
     """Metropolis's walk from proposal number `begin`: (why it ends, the number reached, energy, least energy).
@@ -152,7 +162,7 @@ def walk(  # type: ignore[no-untyped-def]
     """
     if np.isnan(energy):
         energy = began(
-            plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
+            plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
         )
         best_energy = energy
     for i in range(begin, len(draws)):
@@ -169,7 +179,7 @@ def walk(  # type: ignore[no-untyped-def]
                 return UNKNOWN, i, energy, best_energy
         most = energy * (1 - heats[i] * np.log(1 - draws[i, draws.shape[1] - 1]))
         there = tried(
-            count, most, nodes, old, plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links,
+            count, most, nodes, old, plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links,
             prices, classes, room, log,
         )  # fmt: skip
         if there == NEVER:
@@ -177,7 +187,7 @@ def walk(  # type: ignore[no-untyped-def]
         energy = there
         if energy < best_energy:
             energy = renewed(
-                classes.side[0], plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links,
+                classes.side[0], plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links,
                 prices, classes, room, log,
             )  # fmt: skip
         if energy < best_energy:
@@ -188,7 +198,7 @@ def walk(  # type: ignore[no-untyped-def]
 
 
 def trimmed(  # type: ignore[no-untyped-def]
-    begin, each, every, first, plan, energy, most, capacity, penalty, axes_of, type_of,
+    begin, each, every, first, plan, energy, most, capacity, worth, axes_of, type_of,
     program, uses, spaces, layouts, links, prices, classes, room, log, nodes, old,
 ):  # fmt: skip
     """Take back those changes of a plan that gain next to nothing, from attempt `begin` on: (why it ends, the attempt
@@ -203,7 +213,7 @@ def trimmed(  # type: ignore[no-untyped-def]
     """
     if np.isnan(energy):
         energy = began(
-            plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
+            plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
         )
         most = energy * (1 + every)
     for i in range(begin, 2 * len(plan)):
@@ -212,12 +222,12 @@ def trimmed(  # type: ignore[no-untyped-def]
         count = taken_back(i % len(plan), i < len(plan), first, plan, program, nodes, old)
         if count > 0:
             there = tried(
-                count, min(most, energy * (1 + each)), nodes, old, plan, capacity, penalty, axes_of, type_of, program,
+                count, min(most, energy * (1 + each)), nodes, old, plan, capacity, worth, axes_of, type_of, program,
                 uses, spaces, layouts, links, prices, classes, room, log,
             )  # fmt: skip
             energy = there if there < NEVER else energy
     energy = renewed(
-        classes.side[0], plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links, prices,
+        classes.side[0], plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices,
         classes, room, log,
     )  # fmt: skip
     return DONE, 2 * len(plan), energy, most
@@ -242,5 +252,5 @@ def taken_back(n, together, first, plan, program, nodes, old):  # type: ignore[n
     return count
 
 
-INLINED = (decided, load, restored, shortage)
+INLINED = (decided, energy_of, load, longest, restored, shortage)
 PARTS = (began, carry, load_all, renewed, taken_back, tried)

@@ -31,12 +31,13 @@ WORTH = 0.01
 
 
 class Seen(NamedTuple):
-    """What a sketch says of a plan: what a step takes, how much more in stages, of which walks know nothing, and what
-    share of its memory the fullest processor needs.
+    """What a sketch says of a plan: what a step takes, how much more in stages, of which walks know nothing, what the
+    fullest processor holds, in bytes, and what share of its memory the fullest needs.
     """
 
     plain: float
     blocked: float
+    nbytes: float
     share: float
 
     @property
@@ -44,9 +45,9 @@ class Seen(NamedTuple):
         """What a step takes in all."""
         return self.plain + self.blocked
 
-    def energy(self, seconds: float) -> float:
-        """Seconds, and for a plan that does not fit a penalty."""
-        return seconds * (1 + PENALTY * max(0.0, self.share - 1))
+    def energy(self, worth: float) -> float:
+        """Seconds or bytes, and for a plan that does not fit a penalty."""
+        return worth * (1 + PENALTY * max(0.0, self.share - 1))
 
 
 class Sieve:
@@ -59,6 +60,7 @@ class Sieve:
     unseen    which have Configs of more than these, so take other time than the sketch says
     in_pieces which have their updates in pieces, of which a sketch knows what memory they take
     seen      what it says of each plan
+    is_sparing whether they are ranked by memory
     is_joined whether that, and what the sketch says of others, is with sums in buckets, as it is where these pay
     """
 
@@ -75,7 +77,7 @@ class Sieve:
         }
         bucket = max(sizes, default=0)
         self.sketch = Sketch(evaluator.lowering, evaluator.cost, spaces, list(self.configs.values()), bucket)
-        self._capacity = evaluator.capacity
+        self._capacity, self.is_sparing = evaluator.capacity, evaluator.objective == "memory"
         self.seen, self.is_joined = self._seen(), False
         if bucket:
             self.sketch.join(True)
@@ -91,20 +93,23 @@ class Sieve:
         for name, configs in self.configs.items():
             self.sketch.update(name in self.in_pieces)
             seconds = self.sketch.seconds(configs)
-            share = float((self.sketch.held / self._capacity).max())
-            found[name] = Seen(seconds, blocked(self.sketch, configs), share)
+            held = self.sketch.held
+            share = float((held / self._capacity).max())
+            found[name] = Seen(seconds, blocked(self.sketch, configs), float(held.max()), share)
         return found
 
     @property
     def energy(self) -> dict[str, float]:
         """By plan, as walks see it."""
-        return {name: one.energy(one.plain) for name, one in self.seen.items()}
+        return {name: one.energy(one.nbytes if self.is_sparing else one.plain) for name, one in self.seen.items()}
 
     def within(self, times: float) -> list[str]:
         """The plans that take at most so many times as long as the best.
 
         And the latency of a message for each flow: how many messages there are is what a sketch knows worst.
         """
+        if self.is_sparing:
+            return [name for name, worth in self.energy.items() if worth <= times * min(self.energy.values())]
         latency = float(self.sketch.links.latency.max(initial=0.0)) * len(self.sketch.program.itemsize)
         energy = {name: one.energy(one.seconds) for name, one in self.seen.items()}
         most = times * min(energy.values()) + latency
@@ -122,11 +127,8 @@ class Sieve:
 
 
 def helps(evaluator: Evaluator, is_sketched: bool) -> bool:
-    """Whether known plans are sketched first: a search does so anyway, or plans take a second to simulate.
-
-    Sketches know little of memory.
-    """
-    return evaluator.objective != "memory" and (is_sketched or num_parts(evaluator) >= SLOW)
+    """Whether known plans are sketched first: a search does so anyway, or plans take a second to simulate."""
+    return is_sketched or num_parts(evaluator) >= SLOW
 
 
 def is_long(evaluator: Evaluator, budget: Budget) -> bool:

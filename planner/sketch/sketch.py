@@ -24,7 +24,7 @@ from castile.planner.evaluation.evaluated import PENALTY
 from castile.planner.lower import Lowering
 from castile.planner.lowering.rows import pointer, runs
 from castile.planner.sketch import changes, classes, loops, prices, sweep
-from castile.planner.sketch.arrays import RECORDS, Links, Prices
+from castile.planner.sketch.arrays import RECORDS, Links, Prices, Worth
 from castile.planner.sketch.choices import choices_of
 from castile.planner.sketch.draft import Draft
 from castile.planner.sketch.layouts import LayoutTable
@@ -193,7 +193,9 @@ class Sketch:
         """What a walk found, in Configs."""
         return Walked(self.configs(trail.best), trail.least, trail.number)
 
-    def trail(self, plan: np.ndarray, draws: np.ndarray, heats: np.ndarray, capacity: np.ndarray) -> Trail:
+    def trail(
+        self, plan: np.ndarray, draws: np.ndarray, heats: np.ndarray, capacity: np.ndarray, longer: float = 0.0
+    ) -> Trail:
         """Metropolis's walk from a plan, a proposal for each row of draws, in numbers.
 
         plan                    those of the Configs that it begins with, which it changes
@@ -201,16 +203,17 @@ class Sketch:
         heats[N]                by how much more of its seconds the plan that follows another may take, times a draw
                                 whose mean is 1
         capacity[P]             bytes of each processor
+        longer                  where it is not 0 energy is what the fullest processor holds, however much there is: the
+                                seconds for which a step may take longer for half of that
         """
         self._begin(plan)
         best, told = plan.copy(), np.zeros(2, np.int64)
-        # A walk is compiled once, for what is always of these types.
-        capacity = capacity.astype(np.float64)
+        capacity, worth = _wanted(capacity, longer)
         energy, least, at, why = np.nan, np.nan, 0, loops.FULL
         nodes, old = np.zeros((2, len(plan)), np.int64)
         while why != loops.DONE:
             why, at, energy, least = _bodies().walk(
-                at, draws, heats, plan, energy, best, least, capacity, PENALTY, self.axes_of, self.type_of,
+                at, draws, heats, plan, energy, best, least, capacity, worth, self.axes_of, self.type_of,
                 self.program, self.uses, self.spaces, self.layouts, self.links, self.prices, self.choices,
                 self.classes, self.room, self.log, nodes, old, told,
             )  # fmt: skip
@@ -221,7 +224,7 @@ class Sketch:
         return Trail(best, float(least), int(told[0]))
 
     def trimmed(
-        self, first: np.ndarray, best: np.ndarray, each: float, every: float, capacity: np.ndarray
+        self, first: np.ndarray, best: np.ndarray, each: float, every: float, capacity: np.ndarray, longer: float = 0.0
     ) -> tuple[float, np.ndarray]:
         """The plan that a walk from `first` found, without those of its changes that gain next to nothing; its energy.
 
@@ -229,11 +232,12 @@ class Sketch:
         """
         for known in (first, best):
             self._begin(known)
-        plan, capacity, energy, most = best.copy(), capacity.astype(np.float64), np.nan, np.nan
+        plan, energy, most = best.copy(), np.nan, np.nan
+        capacity, worth = _wanted(capacity, longer)
         at, why, (nodes, old) = 0, loops.FULL, np.zeros((2, len(plan)), np.int64)
         while why != loops.DONE:
             why, at, energy, most = _bodies().trimmed(
-                at, each, every, first, plan, energy, most, capacity, PENALTY, self.axes_of, self.type_of,
+                at, each, every, first, plan, energy, most, capacity, worth, self.axes_of, self.type_of,
                 self.program, self.uses, self.spaces, self.layouts, self.links, self.prices, self.classes, self.room,
                 self.log, nodes, old,
             )  # fmt: skip
@@ -332,6 +336,16 @@ def _links(cost: CostModel) -> Links:
     group = np.arange(cost.machine.num_procs) // np.array([v.group for v in levels], np.int64).reshape(-1, 1)
     task = min(p.task_overhead_seconds for p in cost.machine.processors)
     return Links(group, np.array(latency), np.array(per_byte), has_trees, task, 0.0)
+
+
+def _wanted(capacity: np.ndarray, longer: float) -> tuple[np.ndarray, Worth]:
+    """What walks make small: seconds, within bytes of each processor, or bytes.
+
+    A walk is compiled once, for what is always of these types.
+    """
+    if longer:
+        return np.ones(len(capacity)), Worth(1.0, 1 / longer, 1.0)
+    return capacity.astype(np.float64), Worth(0.0, 1.0, PENALTY)
 
 
 class _Bodies(NamedTuple):

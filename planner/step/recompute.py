@@ -95,9 +95,9 @@ class Recomputation:
             meant.setdefault(frozenset(self.partial(percent / 100)), f"{percent}%")
         return *[word for names, word in meant.items() if names != end], FULL
 
-    def ways(self, gathering: bool) -> tuple[str, ...]:
+    def ways(self, gathering: bool, steps: int = STEPS) -> tuple[str, ...]:
         """`rising`; if gathering, each also with parameters that are gathered for each pass."""
-        every = self.rising()
+        every = self.rising(steps)
         return (PARAMETERS, *(way for word in every for way in (word, f"{word},{PARAMETERS}"))) if gathering else every
 
     @cached_property
