@@ -10,7 +10,9 @@ import pytest
 
 from castile.launch import models
 from tests.onnx_networks import network, write
-from tests.test_onnx_places import BATCH, check_said, check_trained
+from tests.op_laws import relative
+from tests.test_onnx import said
+from tests.test_onnx_places import BATCH, check_said, check_trained, drawn
 from tests.test_onnx_samples import HEAD
 
 # A text, and the shapes of its weights.
@@ -43,6 +45,21 @@ NETWORKS = {
             said = MaxPool <kernel_shape = [3, 2, 3], strides = [3, 2, 3], ceil_mode = 1> (a)
         }""",
         {"w": (2, 2, 1, 1, 1)},
+    ),
+    "spread": (
+        """spread (float[N, 4, 2, 3, 2] x) => (float[N, 2, 6, 5, 8] said) {
+            a = ConvTranspose <kernel_shape = [3, 2, 2], strides = [2, 1, 2], pads = [1, 0, 0, 0, 1, 1],
+                output_padding = [1, 0, 1]> (x, w1, bias1)
+            b = Relu (a)
+            said = ConvTranspose <kernel_shape = [2, 3, 2], dilations = [1, 1, 3], strides = [1, 1, 1]> (b, w2)
+        }""",
+        {"w1": (4, 2, 3, 2, 2), "bias1": (2,), "w2": (2, 2, 2, 3, 2)},
+    ),
+    "twice": (
+        """twice (float[N, 2, 2, 3, 2] x) => (float[N, 3, 4, 6, 4] said) {
+            said = ConvTranspose <kernel_shape = [2, 2, 2], strides = [2, 2, 2]> (x, w, bias)
+        }""",
+        {"w": (2, 3, 2, 2, 2), "bias": (3,)},
     ),
     "blocks": (
         """blocks (float[N, 12, 12] x) => (float[N, 2, 6, 5] said) {
@@ -78,6 +95,26 @@ def test_volumes_and_blocks_are_what_the_file_says(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", NETWORKS)
 def test_they_are_trained_alike_under_every_plan(name: str, tmp_path: Path) -> None:
     check_trained(made(name), tmp_path)
+
+
+def test_groups_of_a_transposed_convolution_are_those_of_their_channels(tmp_path: Path) -> None:
+    # ONNX's evaluator has no groups there
+    head = HEAD.replace("17", "18")
+    together = """net (float[N, 4, 2, 3, 2] x) => (float[N, 4, 4, 4, 4] said) {
+        said = ConvTranspose <kernel_shape = [2, 2, 3], strides = [2, 1, 1], group = 2> (x, w)
+    }"""
+    apart = """net (float[N, 4, 2, 3, 2] x) => (float[N, 4, 4, 4, 4] said) {
+        one, other = Split <axis = 1, num_outputs = 2> (x)
+        half, rest = Split <axis = 0, num_outputs = 2> (w)
+        a = ConvTranspose <kernel_shape = [2, 2, 3], strides = [2, 1, 1]> (one, half)
+        b = ConvTranspose <kernel_shape = [2, 2, 3], strides = [2, 1, 1]> (other, rest)
+        said = Concat <axis = 1> (a, b)
+    }"""
+    found = []
+    for n, text in enumerate((together, apart)):
+        proto = network(head + text, w=(4, 2, 2, 2, 3))
+        found.append(said(write(proto, tmp_path / f"{n}.onnx"), drawn(proto, 0), BATCH)[0])
+    assert relative(found[0], found[1]) < 1e-12
 
 
 def test_a_bias_of_zeros_is_none_under_whatever_dims(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Convolutions over one, two and three dims, and transposed ones of one and two; blocks put together as images.
+"""Convolutions over one, two and three dims, and transposed ones; blocks put together as images.
 
 Padding that is not alike at both ends comes before. A volume is convolved as so many images of its planes, with the
 planes that a window reaches side by side as channels.
@@ -142,8 +142,8 @@ def images_of_blocks(c: Call) -> Tensor:
 def conv_transpose(c: Call) -> Tensor:
     x, weight = c.tensor(0), c.value(1)
     count = len(x.shape) - 2
-    if count not in (1, 2) or not isinstance(weight, Known):
-        raise Unsupported(f"over {count} dims" if count not in (1, 2) else "with a weight that depends on samples")
+    if count not in (1, 2, 3) or not isinstance(weight, Known):
+        raise Unsupported(f"over {count} dims" if count not in (1, 2, 3) else "with a weight that depends on samples")
     stride, dilation, extra = (
         list(c.get(name, [d] * count)) for name, d in (("strides", 1), ("dilations", 1), ("output_padding", 0))
     )
@@ -153,17 +153,57 @@ def conv_transpose(c: Call) -> Tensor:
         x = shaping.reshaped(c.g, c.inner("rows"), x, (*x.shape[:2], 1, x.shape[2]))
         weight = weight.reshaped((*weight.shape[:2], 1, *kernel))
         stride, dilation, extra, ends = [1, *stride], [1, *dilation], [0, *extra], [(0, 0), *ends]
-    params = [c.net.parameter(weight, ("i", "o", "r", "s"), uniform(prod(weight.shape[1:]))), *_bias(c)]
-    # what is not taken off alike at both ends is cut off behind
+    if count == 3:
+        return _onto_volumes(c, x, weight, stride, dilation, extra, ends)
+    name = c.inner("whole") if count == 1 else c.name
+    y = _spread(c, name, x, weight, _bias(c), stride, dilation, extra, ends)
+    return shaping.reshaped(c.g, c.name, y, (*y.shape[:2], y.shape[3])) if count == 1 else y
+
+
+def _spread(
+    c: Call, name: str, x: Tensor, weight: Known, bias: list[Tensor], stride: list[int], dilation: list[int],
+    extra: list[int], ends: Ends,
+) -> Tensor:  # fmt: skip
+    """The transposed convolution of images; what is not taken off alike at both ends is cut off behind."""
+    params = [c.net.parameter(weight, ("i", "o", "r", "s"), uniform(prod(weight.shape[1:]))), *bias]
     own = [min(pair) for pair in ends]
     reaches = [(size - 1) * gap + 1 for size, gap in zip(weight.shape[2:], dilation, strict=True)]
     own = [n if n < reach else 0 for n, reach in zip(own, reaches, strict=True)]
     op = find("conv_transpose2d")(tuple(stride), tuple(own), tuple(extra), tuple(dilation), c.get("group", 1))
     more = [(n - before, n - after) for (before, after), n in zip(ends, own, strict=True)]
-    is_cut = any(map(any, more))
-    y = c.g.apply(op, c.inner("whole") if is_cut or count == 1 else c.name, x, *params)
-    y = padded(c, c.inner("cut") if count == 1 else c.name, y, [(0, 0), (0, 0), *more])
-    return shaping.reshaped(c.g, c.name, y, (*y.shape[:2], y.shape[3])) if count == 1 else y
+    y = c.g.apply(op, c.inner("uncut") if any(map(any, more)) else name, x, *params)
+    return padded(c, name, y, [(0, 0), (0, 0), *more])
+
+
+def _onto_volumes(
+    c: Call, x: Tensor, weight: Known, stride: list[int], dilation: list[int], extra: list[int], ends: Ends
+) -> Tensor:
+    """The transposed convolution [b, o, D, H, W] of x [b, i, d, h, w] by a weight [i, o / groups, k, r, s].
+
+    Of each plane there is an image for each tap of depth; each lies so many planes further.
+    """
+    groups, (b, channels, depth, *image), (_, out, taps, *window) = c.get("group", 1), x.shape, weight.shape
+    turned = shaping.permuted(c.g, c.inner("turned"), x, (0, 2, 1, 3, 4))
+    planes = shaping.reshaped(c.g, c.inner("planes"), turned, (b * depth, channels, *image))
+    images = weight.turned((0, 2, 1, 3, 4)).reshaped((channels, taps * out, *window))
+    y = _spread(c, c.inner("images"), planes, images, [], stride[1:], dilation[1:], extra[1:], ends[1:])
+    apart = shaping.reshaped(c.g, c.inner("apart"), y, (b, depth, groups, taps, out, *y.shape[2:]))
+    back = shaping.permuted(c.g, c.inner("back"), apart, (0, 3, 2, 4, 1, 5, 6))
+    made = (depth - 1) * stride[0] + (taps - 1) * dilation[0] + 1 + extra[0]
+    total: Tensor | None = None
+    for tap in range(taps):
+        one = shaping.sliced(c.g, c.inner("tap"), back, 1, tap, tap + 1)
+        steps = shaping.reshaped(c.g, c.inner("steps"), one, (b, groups * out, depth, 1, *y.shape[2:]))
+        steps = padded(c, c.inner("gaps"), steps, [(0, 0)] * 3 + [(0, stride[0] - 1)] + [(0, 0)] * 2)
+        long = shaping.reshaped(c.g, c.inner("long"), steps, (b, groups * out, depth * stride[0], *y.shape[2:]))
+        before = tap * dilation[0]
+        own = before - ends[0][0], made - ends[0][1] - depth * stride[0] - before
+        there = padded(c, c.inner("there"), long, [(0, 0), (0, 0), own, (0, 0), (0, 0)])
+        total = there if total is None else c.g.add(c.inner("sum"), total, there)
+    assert total is not None
+    for bias in _bias(c):
+        total = c.g.add(c.name, total, shaping.reshaped(c.g, c.inner("bias"), bias, (*bias.shape, 1, 1, 1)))
+    return total
 
 
 def _ends_before(
