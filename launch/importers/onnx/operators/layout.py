@@ -314,6 +314,8 @@ def space_to_depth(c: Call) -> Tensor:
 def tile(c: Call) -> Tensor:
     x, times = c.tensor(0), listed(c, 1, "") or []
     for dim, count in enumerate(times):
-        if count > 1:
+        if count > 1 and x.shape[dim] == 1:
+            x = c.g.expand(c.inner(f"dim{dim}"), x, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
+        elif count > 1:
             x = c.g.concat(c.inner(f"dim{dim}"), dim, *[x] * count)
     return x
