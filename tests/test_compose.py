@@ -98,3 +98,14 @@ def test_what_lies_alike_is_one_object(layouts) -> None:
     for one, row in zip(placed, rows * 2, strict=True):
         assert (one.boxes, one.config) == row
         assert [one is other for other in placed] == [row == other for other in rows * 2]
+
+
+def test_a_node_of_many_results_may_add_to_each() -> None:
+    """What is repeated more often than a whole number has bits: each piece's gradient is added to those before."""
+    g = Graph("many")
+    y = g.linear("linear", g.input("x", (4, 3), "b d"), features=2)
+    g.minimise(g.mean("loss", g.tanh("bent", g.concat("joined", 1, *[y] * 65))))
+    alone, apart = Config(), Config({"b": 4}, 1, (0, 1, 2, 3))
+    cut = {name: apart if node.op.name == "concat" else alone for name, node in g.nodes.items()}
+    tasks = Lowering(g, local(4), SGD).lower(Strategy(cut, num_procs=4))
+    assert (tasks.private_bytes >= 0).all()

@@ -227,7 +227,7 @@ def test_the_older_exporter_tells_as_much(name: str, tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "sine": (lambda s, x: x * s.w.sin(), "Sin of the weight 'w' (as in node_sin)"),
+    "tangent": (lambda s, x: x * s.w.tan(), "Tan of the weight 'w' (as in node_tan)"),
     "sign": (
         lambda s, x: torch.where(s.w > 0, s.w, x),
         "Greater of the weight 'w', which is trained, to whole numbers",

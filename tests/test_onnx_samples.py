@@ -186,3 +186,18 @@ def test_a_product_takes_as_long_however_it_is_written(tmp_path: Path) -> None:
             seconds[name] = simulate(tasks, CostModel(on).picoseconds(tasks.cost_keys), on.engines).seconds
         taken.append(seconds)
     assert taken[0] == taken[1] and len(taken[0]) > 1
+
+
+def test_whole_numbers_are_not_trained(tmp_path: Path) -> None:
+    text = """net (int64[N, 3] fields) => (float[N, 4] said) {
+        moved = Add (fields, offsets)
+        rows = Gather (table, moved)
+        dims = Constant <value = int64[1] {1}> ()
+        said = ReduceSum <keepdims = 0> (rows, dims)
+    }"""
+    offsets = np.array([0, 11, 22])
+    proto = network(HEAD.replace("17", "18") + text, table=(33, 4), offsets=offsets)
+    path, given = write(proto, tmp_path / "net.onnx"), samples(proto, BATCH)
+    graph = models.parse(f"{path}:loss=mse").graph(BATCH)
+    assert [param.name for param in graph.params] == ["table"]
+    assert relative(said(path, given, BATCH)[0], expected(proto, given)[0]) < 2e-6

@@ -27,6 +27,7 @@ def computed(line: str, *xs: np.ndarray) -> np.ndarray:
 
 # The limits of a function, and numbers at which its parts meet.
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, 1e-30, -1e-3, 0.4999, 0.5, -0.625, 1.0, 1.4142135, -2.0, 80.0, -80.0]
+SPECIAL += [3.1415927, -1.5707964, 1e5]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -52,7 +53,7 @@ def test_the_larger_of_a_number_and_nan_is_nan() -> None:
     assert np.isnan(top)
 
 
-@pytest.mark.parametrize("text", ["x -> x ** 2", "x -> x.sum()", "x -> sin(x)", "x -> [x]", "x -> x if x else 0"])
+@pytest.mark.parametrize("text", ["x -> x ** 2", "x -> x.sum()", "x -> tan(x)", "x -> [x]", "x -> x if x else 0"])
 def test_what_is_no_arithmetic_is_refused(text: str) -> None:
     with pytest.raises(AssertionError, match="line"):
         parse(text)

@@ -135,6 +135,49 @@ def _expm164(x):  # type: ignore[no-untyped-def]
     return 2.0 * half_exp64(x) if abs(x) < 0.5 else exp(x) - 1.0
 
 
+@inlined
+def _beyond(x, ahead):  # type: ignore[no-untyped-def]
+    """How far x is from the nearest quarter of a turn, and which of the four that is, so many ahead.
+
+    The quarter is subtracted in three parts (those of fdlibm), of which the first has zeros behind it for products.
+    """
+    n = np.floor(x * 0.6366197723675814 + 0.5)
+    r = x - n * 1.5707963267341256 - n * 6.0771005063039e-11 - n * 2.0222662487959506e-21
+    n += ahead
+    return r, n - 4.0 * np.floor(0.25 * n)
+
+
+@exact_order
+def _turned32(x, ahead):  # type: ignore[no-untyped-def]
+    far, quarter = _beyond(np.float64(x), ahead)
+    r = f32(far)
+    z = r * r
+    p = f32(-1.9515295891e-4) * z + f32(8.3321608736e-3)
+    p = p * z + f32(-1.6666654611e-1)
+    q = f32(2.443315711809948e-5) * z + f32(-1.388731625493765e-3)
+    q = q * z + f32(4.166664568298827e-2)
+    y = q * z * z - f32(0.5) * z + f32(1) if quarter == 1.0 or quarter == 3.0 else p * z * r + r
+    return -y if quarter > 1.0 else y
+
+
+@exact_order
+def _turned64(x, ahead):  # type: ignore[no-untyped-def]
+    r, quarter = _beyond(x, ahead)
+    z = r * r
+    p = 1.58962301576546568060e-10 * z - 2.50507477628578072866e-8
+    p = p * z + 2.75573136213857245213e-6
+    p = p * z - 1.98412698295895385996e-4
+    p = p * z + 8.33333333332211858878e-3
+    p = p * z - 1.66666666666666307295e-1
+    q = -1.13585365213876817300e-11 * z + 2.08757008419747316778e-9
+    q = q * z - 2.75573141792967388112e-7
+    q = q * z + 2.48015872888517045348e-5
+    q = q * z - 1.38888888888730564116e-3
+    q = q * z + 4.16666666666665929218e-2
+    y = q * z * z - 0.5 * z + 1.0 if quarter == 1.0 or quarter == 3.0 else p * z * r + r
+    return -y if quarter > 1.0 else y
+
+
 def log(x: Any) -> Any:
     """Natural logarithm; of 0 it is -inf, of less NaN."""
     raise NotImplementedError
@@ -173,6 +216,26 @@ def tanh(x: Any) -> Any:
 @overload(tanh)
 def _tanh(x):  # type: ignore[no-untyped-def]
     return (lambda x: _tanh32(x)) if x == types.float32 else (lambda x: _tanh64(x))
+
+
+def sin(x: Any) -> Any:
+    """Sine of an angle in radians, accurate up to a million of them; NaN of infinity."""
+    raise NotImplementedError
+
+
+@overload(sin)
+def _sin(x):  # type: ignore[no-untyped-def]
+    return (lambda x: _turned32(x, 0.0)) if x == types.float32 else (lambda x: _turned64(x, 0.0))
+
+
+def cos(x: Any) -> Any:
+    """Cosine of an angle in radians, as `sin`."""
+    raise NotImplementedError
+
+
+@overload(cos)
+def _cos(x):  # type: ignore[no-untyped-def]
+    return (lambda x: _turned32(x, 1.0)) if x == types.float32 else (lambda x: _turned64(x, 1.0))
 
 
 @inlined

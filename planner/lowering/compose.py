@@ -21,6 +21,9 @@ from castile.planner.lowering.template import InStrides
 from castile.runtime.compiled import compiled
 from castile.runtime.task import NUM_LANES, Buffer, CostKey, Kind, Task, TaskGraph
 
+# Ports that one whole number of 64 bits has a bit for.
+WORD = 62
+
 
 def compose(
     steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_procs: int, catalogue: Catalogue, ahead: int = 0
@@ -167,14 +170,18 @@ class Layout:
         of_flows = np.zeros(self.num_tasks - int(self.flow_base[0]), dtype=np.int64)
         result = np.append(self._of_steps[2], of_flows)
         (owner, task, port), flow = self._catalogue.adds.of(self._flow_kind)
-        ports = np.zeros(self.flow_base[0], np.int64)
-        np.bitwise_or.at(ports, self._tasks(owner, task, flow), 1 << port)
-        adding = np.flatnonzero(ports)
+        # of nodes of many results the sets of ports take several words
+        ports = np.zeros((int(port.max(initial=0)) // WORD + 1, self.flow_base[0]), np.int64)
+        np.bitwise_or.at(ports, (port // WORD, self._tasks(owner, task, flow)), 1 << port % WORD)
+        adding = np.flatnonzero(ports.any(0))
         slot = np.searchsorted(self.step_base, adding, side="right") - 1
-        bits = int(ports.max(initial=0)).bit_length()
-        pairs, each = np.unique(self._step_kind[slot] << bits | ports[adding], return_inverse=True)
-        kinds, through = (pairs >> bits).tolist(), (pairs & (1 << bits) - 1).tolist()
-        nbytes = [self._catalogue.private_adding(*pair) for pair in zip(kinds, through, strict=True)]
+        kind = alike = self._step_kind[slot]
+        for word in ports[:, adding]:
+            met, number = np.unique(word, return_inverse=True)
+            alike = alike * len(met) + number
+        _, first, each = np.unique(alike, return_index=True, return_inverse=True)
+        through = [sum(int(word) << n * WORD for n, word in enumerate(of)) for of in ports[:, adding[first]].T]
+        nbytes = [self._catalogue.private_adding(*pair) for pair in zip(kind[first].tolist(), through, strict=True)]
         begin = pointer([len(of) for of in nbytes])
         result[adding] = np.concatenate([NONE, *nbytes])[begin[each] + adding - self.step_base[slot]]
         return result

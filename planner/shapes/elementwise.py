@@ -6,7 +6,7 @@ from functools import cache
 from castile.planner.bodies.vocabulary import Results, Shape, Spec, computed, kernel, need
 
 # What a line may call.
-FUNCTIONS = ("abs", "exp", "expm1", "log", "log1p", "maximum", "minimum", "sigmoid", "sqrt", "tanh", "where")
+FUNCTIONS = tuple("abs cos exp expm1 log log1p maximum minimum sigmoid sin sqrt tanh where".split())
 _TAKES = dict.fromkeys(FUNCTIONS, 1) | {"maximum": 2, "minimum": 2, "where": 3}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.kernel_cases import SHAPES, Case, Draw
 
-FUNCTIONS = "x -> exp(x) + expm1(x) + tanh(x) + sigmoid(x) + log(sqrt(x * x) + 1) + log1p(abs(x))"
+FUNCTIONS = "x -> exp(x) + expm1(x) + tanh(x) + sigmoid(x) + log(sqrt(x * x) + 1) + log1p(abs(x)) + sin(9 * x) + cos(x)"
 
 
 def case_pointwise(draw: Draw) -> Iterator[Case]:

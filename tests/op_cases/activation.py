@@ -58,6 +58,14 @@ def cases_exp(rng):
     yield from elementwise(find("exp")(), rng)
 
 
+def cases_sin(rng):
+    yield from elementwise(find("sin")(), rng)
+
+
+def cases_cos(rng):
+    yield from elementwise(find("cos")(), rng)
+
+
 def cases_log(rng):
     yield from positive(find("log")(), rng)
 

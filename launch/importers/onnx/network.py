@@ -82,10 +82,10 @@ class Call:
         return self.net.operand(self.value(number))
 
     def floating(self, number: int) -> Tensor:
-        """An input as a tensor of floating-point numbers, which whole ones become."""
-        found = self.value(number)
-        if isinstance(found, Known) and not found.is_floating:
-            found = found.derived("", found.shape, lambda array: array.astype(np.float64), np.dtype(np.float64))
+        """An input as a tensor of floating-point numbers, which whole ones, that are never trained, become."""
+        if isinstance(found := self.value(number), Known) and not found.is_floating:
+            as_real = replace(found, learned=False).derived
+            found = as_real("", found.shape, lambda array: array.astype(np.float64), np.dtype(np.float64))
         return self.net.real(self.net.operand(found))
 
     def known(self, number: int, default: Any = None) -> Any:

@@ -11,7 +11,7 @@ from castile.launch.importers.onnx.operators.arithmetic import scaled
 from castile.launch.importers.onnx.values import Unsupported, Value
 from castile.planner.op import Init, Tensor
 
-PLAIN = {"Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Softplus": "softplus"}
+PLAIN = {"Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Softplus": "softplus", "Sin": "sin", "Cos": "cos"}
 
 
 @handles(*PLAIN)

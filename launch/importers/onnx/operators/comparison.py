@@ -85,12 +85,16 @@ def one_hot(c: Call) -> Tensor:
     depth, (no, yes), last = int(c.known(1).reshape(())), c.known(2), len(c.shape(0))
     if c.get("axis", -1) not in (-1, last):
         raise Unsupported("along another dim than the last")
-    x = c.floating(0)
+    return placed(c, c.name, c.floating(0), depth, float(yes), float(no))
+
+
+def placed(c: Call, name: str, x: Tensor, depth: int, yes: float = 1.0, no: float = 0.0) -> Tensor:
+    """Behind each place [...] one number for each of so many [..., depth]: `yes` at that place, and `no` elsewhere."""
     x = shaping.reshaped(c.g, c.inner("apart"), x, (*x.shape, 1))
     below, from_end = c.g.compare(c.inner("below"), x, "<"), c.g.shift(c.inner("end"), x, amount=depth)
     x = c.g.where(c.inner("place"), below, from_end, x)
-    places = c.net.operand(known(f"{c.name}.depth", np.arange(depth, dtype=np.float32)))
-    return c.g.apply(find("compare")("==", 0.0, float(yes), float(no)), c.name, x, places)
+    places = c.net.operand(known(f"{name}.depth", np.arange(depth, dtype=np.float32)))
+    return c.g.apply(find("compare")("==", 0.0, yes, no), name, x, places)
 
 
 @handles("Where")

@@ -8,11 +8,12 @@ from math import prod
 import numpy as np
 
 from castile.launch.importers.onnx import shaping
+from castile.launch.importers.onnx.bodies import kind
 from castile.launch.importers.onnx.file import package
 from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
 from castile.launch.importers.onnx.values import Known, Several, Unsupported, Value, Whole, known
-from castile.planner.op import Init, Tensor, find
+from castile.planner.op import Tensor, find
 
 # An index of more pieces than this is no sum of slices.
 MOST_PIECES = 64
@@ -142,6 +143,9 @@ def concat(c: Call) -> Tensor:
 def _of_each(c: Call, number: int, dim: int) -> Tensor:
     """An input; numbers that a file holds for each of its samples, all alike, are there for each that there is."""
     x, others = c.value(number), [one.shape for one in c.args if isinstance(one, Tensor)]
+    if any(isinstance(one, Tensor | Whole) and kind(one).kind != "f" for one in c.args):
+        # whole numbers that depend on samples beside such that are known
+        return c.floating(number)
     if not isinstance(x, Known) or x.follow is not None or not others or dim % len(x.shape) == 0:
         return c.tensor(number)
     lengths = x.shape[0], others[0][0]
@@ -171,9 +175,12 @@ def _pieces(c: Call, x: Tensor, dim: int, sizes: list[int]) -> tuple[Value, ...]
     if len(sizes) == 1:
         return (x,)
     pieces = iter(c.g.split(c.name, x, dim=dim, sizes=tuple(size for size in sizes if size)))
-    # a piece of no elements is left out wherever it is put
-    empty = known(f"{c.name}.empty", np.zeros((*x.shape[:dim], 0, *x.shape[dim + 1 :]), np.float32))
-    return tuple(next(pieces) if size else empty for size in sizes)
+    return tuple(next(pieces) if size else empty(c.name, x, dim) for size in sizes)
+
+
+def empty(name: str, x: Tensor, dim: int) -> Known:
+    """None of the elements of a dim, which is left out wherever it is put."""
+    return known(f"{name}.empty", np.zeros((*x.shape[:dim], 0, *x.shape[dim + 1 :]), np.float32))
 
 
 @handles("SplitToSequence")
@@ -210,86 +217,41 @@ def sequence_at(c: Call) -> Value:
 
 
 @handles("Slice")
-def cut(c: Call) -> Tensor:
+def cut(c: Call) -> Value:
     x = c.tensor(0)
     starts, stops = listed(c, 1, "starts") or [], listed(c, 2, "ends") or []
     dims, steps = listed(c, 3, "axes") or list(range(len(starts))), listed(c, 4, "") or [1] * len(starts)
     for n, (start, stop, dim, step) in enumerate(zip(starts, stops, dims, steps, strict=True)):
         dim %= len(x.shape)
         places = list(range(x.shape[dim]))[slice(start, stop if abs(stop) < 2**31 - 1 else None, step)]
+        if not places:
+            return empty(c.name, x, dim)
         x = picked(c, f"{c.name}.{n}" if n < len(starts) - 1 else c.name, x, dim, places)
     return x
 
 
-def picked(c: Call, name: str, x: Tensor, dim: int, places: Sequence[int]) -> Tensor:
-    """The elements of a dim at these places, in their order."""
-    if list(places) == list(range(x.shape[dim])):
-        return x
+def ranges(places: Sequence[int]) -> list[list[int]]:
+    """Places as ranges of neighbours, in their order."""
     runs: list[list[int]] = []
     for place in places:
         if runs and runs[-1][1] == place:
             runs[-1][1] += 1
         else:
             runs.append([place, place + 1])
-    if not runs or len(runs) > MOST_PIECES:
+    return runs
+
+
+def picked(c: Call, name: str, x: Tensor, dim: int, places: Sequence[int]) -> Tensor:
+    """The elements of a dim at these places, in their order."""
+    if list(places) == list(range(x.shape[dim])):
+        return x
+    runs = ranges(places)
+    if len(runs) > MOST_PIECES:
         raise Unsupported(f"that takes {len(runs)} pieces of a dim")
     if len(runs) == 1:
         return shaping.sliced(c.g, name, x, dim, *runs[0])
     pieces = [shaping.sliced(c.g, f"{name}.piece{n}", x, dim, start, stop) for n, (start, stop) in enumerate(runs)]
     return shaping.joined(c.g, name, pieces, dim)
-
-
-@handles("Gather")
-def gather(c: Call) -> Value:
-    table, ids = c.value(0), c.value(1)
-    dim = c.get("axis", 0)
-    if isinstance(ids, Tensor):
-        ids = c.g.whole(c.inner("places"), ids) if ids.floating else ids
-        if not isinstance(table, Known) or dim != 0 or len(table.shape) != 2:
-            raise Unsupported("with indices that depend on samples, of what is no table of rows")
-        return c.g.apply(find("embedding")(), c.name, ids, c.weight(0, "v d", Init("normal", 0.02)))
-    places, dim = c.known(1), dim % len(table.shape)
-    rows = [int(n) % table.shape[dim] for n in places.reshape(-1)]
-    shape = (*table.shape[:dim], *places.shape, *table.shape[dim + 1 :])
-    if isinstance(table, Known) and rows == list(range(table.shape[dim])):
-        return table.reshaped(shape)
-    return shaping.reshaped(c.g, c.name, _looked_up(c, c.tensor(0), dim, rows), shape)
-
-
-def _looked_up(c: Call, x: Tensor, dim: int, places: list[int]) -> Tensor:
-    """The elements of a dim at these places; of weights, where they are no range, as rows of a table."""
-    if not isinstance(c.value(0), Known) or places == list(range(places[0], places[0] + len(places))):
-        return picked(c, c.inner("rows"), x, dim, places)
-    rest = tuple(n for n in range(len(x.shape)) if n != dim)
-    turned = shaping.permuted(c.g, c.inner("first"), x, (dim, *rest))
-    table = shaping.reshaped(c.g, c.inner("table"), turned, (x.shape[dim], prod(turned.shape[1:])))
-    rows = c.g.apply(find("embedding")(), c.inner("rows"), c.net.indices(f"{c.name}.places", np.array(places)), table)
-    whole = shaping.reshaped(c.g, c.inner("whole"), rows, (len(places), *turned.shape[1:]))
-    return shaping.permuted(c.g, c.inner("back"), whole, tuple((dim, *rest).index(n) for n in range(len(x.shape))))
-
-
-@handles("GatherND")
-def gather_nd(c: Call) -> Tensor:
-    x, places = c.tensor(0), c.known(1)
-    depth = places.shape[-1]
-    if c.get("batch_dims", 0):
-        raise Unsupported("of each sample by itself")
-    first, rest = x.shape[:depth], x.shape[depth:]
-    rows = np.ravel_multi_index(tuple(np.moveaxis(places % np.array(first), -1, 0)), first)
-    flat = shaping.reshaped(c.g, c.inner("flat"), x, (prod(first), *rest))
-    found = _looked_up(c, flat, 0, [int(n) for n in rows.reshape(-1)])
-    return shaping.reshaped(c.g, c.name, found, (*places.shape[:-1], *rest))
-
-
-@handles("GatherElements")
-def gather_elements(c: Call) -> Tensor:
-    x, places = c.tensor(0), c.known(1)
-    dim = c.get("axis", 0) % len(x.shape)
-    at = np.indices(places.shape)
-    at[dim] = places % x.shape[dim]
-    rows = np.ravel_multi_index(tuple(at), x.shape)
-    flat = shaping.reshaped(c.g, c.inner("flat"), x, (prod(x.shape),))
-    return shaping.reshaped(c.g, c.name, _looked_up(c, flat, 0, [int(n) for n in rows.reshape(-1)]), places.shape)
 
 
 @handles("Expand")
@@ -352,6 +314,8 @@ def space_to_depth(c: Call) -> Tensor:
 def tile(c: Call) -> Tensor:
     x, times = c.tensor(0), listed(c, 1, "") or []
     for dim, count in enumerate(times):
-        if count > 1:
+        if count > 1 and x.shape[dim] == 1:
+            x = c.g.expand(c.inner(f"dim{dim}"), x, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
+        elif count > 1:
             x = c.g.concat(c.inner(f"dim{dim}"), dim, *[x] * count)
     return x

@@ -85,6 +85,8 @@ class Layer:
         if not self.c.has(source):
             return None
         found, dim = self.c.value(source), 1 if self.c.get("layout", 0) else 0
+        if found.shape[-1] != self.width:
+            raise Unsupported(f"that begins with a state of {found.shape[-1]} numbers for {self.width} units")
         if isinstance(found, Known) and not self.c.net.is_trained(found):
             if found.array.any():
                 raise Unsupported("that begins with a state of numbers that are no zeros")

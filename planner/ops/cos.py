@@ -1,0 +1,14 @@
+"""Cosine of an angle in radians."""
+
+from __future__ import annotations
+
+from castile.planner.families.elementwise import Unary
+from castile.planner.op import op
+
+
+@op("... -> ...", flops_per_point=16)
+class Cos(Unary):
+    """x [...] -> y [...]."""
+
+    value = "x -> cos(x)"
+    slope = "d, x -> -d * sin(x)"
