@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -40,7 +40,7 @@ from castile.runtime import machine as machines
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.garbage import set_aside
 from castile.runtime.region import whole
-from tests.mpi import CHECKOUT, mpirun_apart
+from tests.mpi import CHECKOUT, end, mpirun_apart
 from tests.runs import MLP, losses, records, told
 
 UPDATES = Updates(Sgd(momentum=0.9, decay=0.001))
@@ -51,11 +51,12 @@ def when_trained(path, steps, then):
 
     def watch():
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if path.exists() and path.read_bytes().count(b'"kind": "step"') > steps:
-                then()
+        while not (path.exists() and path.read_bytes().count(b'"kind": "step"') > steps):
+            # Then too: what runs for hours would not be ended by anybody else.
+            if time.monotonic() > deadline:
                 break
             time.sleep(0.01)
+        then()
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -203,17 +204,26 @@ def test_what_ends_before_its_first_step_says_what_was_there_before(alone, capsy
 
 def test_without_checkpoints_sigterm_is_what_it_always_is(alone, home):
     words = [sys.executable, "-m", "castile", *MLP, "--steps", "1000000", "--metrics", "a.jsonl"]
-    with subprocess.Popen(words, env=os.environ | {"PYTHONPATH": str(CHECKOUT)}, stdout=subprocess.DEVNULL) as process:
+    with started(words, stdout=subprocess.DEVNULL) as process:
         when_trained(alone / "a.jsonl", 10, process.terminate).join()
         assert process.wait(20) == -signal.SIGTERM
 
 
-def launched(*words):
+@contextmanager
+def started(program, **options):
+    """A process, which a test that fails does not leave to go on."""
     environment = {**os.environ, **launch.variables(), "PYTHONPATH": str(CHECKOUT)}
+    with subprocess.Popen(program, env=environment, text=True, process_group=0, **options) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                end(process)
+
+
+def launched(*words):
     program = launch.mpirun_words(2, None, [sys.executable, "-m", "castile", *words])
-    return subprocess.Popen(
-        program, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
-    )
+    return started(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @pytest.mark.mpi
@@ -553,10 +563,7 @@ def test_a_launch_that_is_asked_to_stop_saves(number, alone):
     words = ["train", "mlp:layers=8,width=1024", "--search", "data_parallel", "--batch", "1024", "--steps", "10000"]
     files = ["--checkpoint", "run", "--metrics", "run.jsonl", "--json"]
     program = [sys.executable, "-m", "castile", "launch", "-n", "2", *words, *files]
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
-    with subprocess.Popen(
-        program, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    with started(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         when_trained(alone / "run.jsonl", 2, lambda: process.send_signal(number)).join()
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
