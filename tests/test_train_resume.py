@@ -560,7 +560,11 @@ def test_a_run_goes_on_in_any_dtype_that_keeps_parameters_alike(kept, others, al
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_launch_that_is_asked_to_stop_saves(number, alone):
     """Of steps that take longer than the quarter of a second that mpirun gives ranks which it ends."""
-    words = ["train", "mlp:layers=8,width=1024", "--search", "data_parallel", "--batch", "1024", "--steps", "10000"]
+    # A plan that is given is not measured, which would take more steps than are trained.
+    network = ["mlp:layers=8,width=1024", "--batch", "1024"]
+    planned = ["--machine", "local:procs=2", "--search", "data_parallel", "--out", "plan.json"]
+    assert main(["plan", *network, *planned]) == 0
+    words = ["train", *network, "--plan", "plan.json", "--steps", "10000"]
     files = ["--checkpoint", "run", "--metrics", "run.jsonl", "--json"]
     program = [sys.executable, "-m", "castile", "launch", "-n", "2", *words, *files]
     with started(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
