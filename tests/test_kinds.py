@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -17,8 +18,9 @@ from castile.launch.jobs.jobs import recipe_updates
 from castile.launch.measuring.kinds import is_among, of_nodes, owners
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
+from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
-from castile.runtime.task import CostKey, Kind
+from castile.runtime.task import CostKey, Kind, TaskGraph
 
 MODELS = ("mlp", "convnet", "lstm:layers=1,width=8,seq=3", "gpt:layers=2,width=16,heads=2,seq=4", "dlrm")
 
@@ -27,16 +29,33 @@ MODELS = ("mlp", "convnet", "lstm:layers=1,width=8,seq=3", "gpt:layers=2,width=1
 TASK = re.compile(r"(.+)\.[^.@\[]+(@\d+)?\[.*\]")
 
 
-@given(st.sampled_from(MODELS), st.sampled_from([1, 2, 4]), st.sampled_from([1, 4]), st.data())
-def test_nodes_have_the_kinds_of_the_tasks_that_are_lowered_of_them(
-    model: str, num_procs: int, micro: int, data: st.DataObject
-) -> None:
-    """Of some nodes those of tasks by their names, of all of them those of all tasks that compute, and no others."""
+# Many examples have a graph, and some a plan, that others have.
+@cache
+def lowered(model: str, num_procs: int, micro: int) -> tuple[Lowering, dict[str, Strategy]]:
     named = models.parse(model)
     lowering = Lowering(named.graph(8), machines.local(num_procs), recipe_updates(named.recipe), "train", micro)
-    plans = seeds(lowering)
-    plan = plans[data.draw(st.sampled_from(sorted(plans)))]
-    tasks = lowering.lower(plan)
+    return lowering, seeds(lowering)
+
+
+@cache
+def told_of(model: str, num_procs: int, micro: int, name: str) -> tuple[Lowering, Strategy, TaskGraph]:
+    """A known plan with its tasks."""
+    lowering, plans = lowered(model, num_procs, micro)
+    return lowering, plans[name], lowering.lower(plans[name])
+
+
+@st.composite
+def known(draw: st.DrawFn) -> tuple[Lowering, Strategy, TaskGraph]:
+    of = draw(st.sampled_from(MODELS)), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 4]))
+    return told_of(*of, draw(st.sampled_from(sorted(lowered(*of)[1]))))
+
+
+@given(known(), st.data())
+def test_nodes_have_the_kinds_of_the_tasks_that_are_lowered_of_them(
+    known: tuple[Lowering, Strategy, TaskGraph], data: st.DataObject
+) -> None:
+    """Of some nodes those of tasks by their names, of all of them those of all tasks that compute, and no others."""
+    lowering, plan, tasks = known
     of: dict[str, set[CostKey]] = {}
     for t in np.flatnonzero(tasks.kind == Kind.COMPUTE).tolist():
         key, name = tasks.cost_keys[tasks.cost[t]], TASK.fullmatch(tasks.tasks[t].name)
@@ -49,14 +68,10 @@ def test_nodes_have_the_kinds_of_the_tasks_that_are_lowered_of_them(
     assert {key.dense or key for key in tasks.cost_keys if is_among(key, only)} == only
 
 
-@given(st.sampled_from(MODELS), st.sampled_from([1, 2, 4]), st.sampled_from([1, 4]), st.data())
-def test_a_kind_belongs_to_the_nodes_that_have_it(model: str, num_procs: int, micro: int, data: st.DataObject) -> None:
+@given(known())
+def test_a_kind_belongs_to_the_nodes_that_have_it(known: tuple[Lowering, Strategy, TaskGraph]) -> None:
     """And what is sent to no node, but to what is sent of one."""
-    named = models.parse(model)
-    lowering = Lowering(named.graph(8), machines.local(num_procs), recipe_updates(named.recipe), "train", micro)
-    plans = seeds(lowering)
-    plan = plans[data.draw(st.sampled_from(sorted(plans)))]
-    tasks = lowering.lower(plan)
+    lowering, plan, tasks = known
     found = owners(tasks, set(tasks.cost_keys))
     assert {key for key, names in found.items() if names} == {tasks.cost_keys[k] for k in np.unique(tasks.cost)}
     computing = {key: names for key, names in found.items() if not key.link and "." in key.work}
