@@ -23,6 +23,7 @@ from castile.planner.op import Part, available, find
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.strategy import Config, Strategy, parts
 from castile.runtime import machine as machines
+from tests.effort import examples
 from tests.op_cases import Case, cases_of, every_case
 from tests.op_laws import node_of, splits
 
@@ -108,7 +109,7 @@ def test_no_plan_of_a_model_of_tables_beats_the_bound(model: str, mode: str) -> 
     same, rng = evaluator(models.parse(model).graph(MODELS[model]), "flexflow-p100:nodes=2", mode), random.Random(0)
     nodes, procs, found = same.lowering.piece.nodes, same.lowering.machine.num_procs, lower_bound(same)
     plans = [plan.configs for plan in seeds(same.lowering, None, same.cost).values()]
-    plans += [{name: space_of(node, procs).draw(rng) for name, node in nodes.items()} for _ in range(20)]
+    plans += [{name: space_of(node, procs).draw(rng) for name, node in nodes.items()} for _ in range(examples(20))]
     assert 0 < found.seconds <= min(same.evaluate(Strategy(dict(plan))).seconds for plan in plans)
 
 

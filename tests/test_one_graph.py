@@ -75,8 +75,8 @@ def test_a_warm_step_allocates_nothing_and_the_arena_is_the_packers(name: str) -
     assert execution.runner.nbytes == prepared.packing.peak_bytes.sum()
     for _ in range(2):
         execution.step()
-    # of several, since other threads of the process are traced too
-    assert min(traced_bytes(execution.runner.run) for _ in range(3)) < 64 * 1024
+    # one of several, since other threads of the process are traced too
+    assert any(traced_bytes(execution.runner.run) < 64 * 1024 for _ in range(3))
 
 
 def traced_bytes(call: Callable[[], object]) -> int:

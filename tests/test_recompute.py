@@ -184,12 +184,13 @@ def test_the_less_is_to_be_kept_the_more_is_computed_again(model: str) -> None:
     """Until nothing is left but what lies between stretches, as `full` keeps it."""
     graph = models.parse(model).graph(8)
     again = Recomputation(graph, SGD)
-    everything, last = nbytes(graph, kept(graph, ())), {*again.selective}
+    whole = kept(graph, ())
+    everything, last = nbytes(graph, whole), {*again.selective}
+    ends = whole - {t for name in again.full for t in graph.nodes[name].outputs}
     for percent in range(99, 0, -7):
         dropped = {*again.named(f"{percent}%")}
         assert last <= dropped <= {*again.selective, *again.full}
-        left = kept(graph, ()) - {t for name in dropped for t in graph.nodes[name].outputs}
-        ends = kept(graph, ()) - {t for name in again.full for t in graph.nodes[name].outputs}
+        left = whole - {t for name in dropped for t in graph.nodes[name].outputs}
         assert nbytes(graph, left) <= percent / 100 * everything or left <= ends
         last = dropped
     first, *between, end = again.rising()
