@@ -50,32 +50,45 @@ class Graph:
 
     def __init__(self, capture: Capture, device: int) -> None:
         self.nodes, self._priorities, self._device = capture.nodes, capture.priorities, device
+        self._readers: list[list[int]] = [[] for _ in self.nodes]
+        for n, (_, _, needs) in enumerate(self.nodes):
+            for need in needs:
+                self._readers[need].append(n)
         self.graph = id(self)
         cuda.world.graphs.add(self)
 
     def launch(self, stream: cuda.Stream | None = None, by_node: bool = False) -> None:
         stream = stream or cuda.get_current_stream()
-        left, ended = dict(enumerate(self.nodes)), set[int]()
-        own = self._priorities if by_node else [None] * len(left)
+        missing = [len(needs) for _, _, needs in self.nodes]
+        ready, ended = {n for n, count in enumerate(missing) if not count}, set[int]()
+        own = self._priorities if by_node else [None] * len(missing)
         priorities = [stream.priority if one is None else one for one in own]
 
+        def end(n: int) -> list[int]:
+            """Those that nothing else is missing to."""
+            ended.add(n)
+            for reader in self._readers[n]:
+                missing[reader] -= 1
+            return [reader for reader in self._readers[n] if not missing[reader]]
+
         def go_on() -> bool:
-            ready = [n for n, (_, _, needs) in left.items() if needs <= ended]
-            for n in cuda.world.random.sample(ready, len(ready)):
-                work, name, _ = left[n]
+            after: list[int] = []
+            for n in cuda.world.random.sample(sorted(ready), len(ready)):
+                work, name, _ = self.nodes[n]
                 if cuda.attempt(stream.device_id, work):
                     cuda.world.done.append((stream, name))
                     cuda.world.priorities.append((name, priorities[n]))
-                    del left[n]
-                    ended.add(n)
-            return not left
+                    ready.remove(n)
+                    after += end(n)
+            ready.update(after)
+            return len(ended) == len(missing)
 
         def run() -> bool:
-            before = len(left)
+            before = len(ended)
             while not go_on():
-                if len(left) == before:
+                if len(ended) == before:
                     return False
-                before = len(left)
+                before = len(ended)
             return True
 
         # who asks what is on its way
