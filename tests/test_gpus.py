@@ -360,7 +360,7 @@ def test_steps_there_are_rewritten_and_what_they_save_is_not(tmp_path, alone, ca
     """A training goes on, and its network predicts, wherever that is and whatever steps compute with there."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     network = "resnet:depth=small,size=8"
-    own = "--batch 8 --checkpoint saved --data synthetic".split()
+    own = "--batch 8 --checkpoint saved --data synthetic:samples=640".split()
 
     def train_on(model: str, steps: int, *more: str) -> dict:
         search = [] if "--plan" in more else ["--search", "data_parallel"]
