@@ -341,3 +341,14 @@ def test_commands_that_run_nothing_import_no_scipy():
     code = "import importlib, sys; [importlib.import_module(n) for n in sys.argv[1:]]; print('scipy' in sys.modules)"
     words = [sys.executable, "-c", code, *names]
     assert subprocess.run(words, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_of_operators_those_are_loaded_that_a_network_has():
+    code = (
+        "import sys; from castile.launch.__main__ import main; "
+        "assert main('plan mlp --machine dgx-h100 --search data_parallel --json'.split()) == 0; "
+        "found = [name for name in sys.modules if name.startswith('castile.planner.ops.')]; "
+        "print([name.rpartition('.')[2] for name in found], file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert {"linear", "sgd"} <= set(loaded := ast.literal_eval(ended.stderr)) and len(loaded) < 20, loaded

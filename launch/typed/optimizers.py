@@ -5,6 +5,8 @@ It does not know how updates are cut or run.
 
 from __future__ import annotations
 
+from typing import Any
+
 from castile.launch.typed import settings
 from castile.planner import op as ops
 from castile.planner.families.updates import Optimizer, Updates
@@ -17,10 +19,11 @@ def parse(text: str) -> Optimizer:
     Raises ValueError in one sentence for an unknown name or setting, and for a value that makes no sense.
     """
     name, given = settings.split(text)
-    known = available()
-    if name not in known:
+    # All others are loaded only where this one is none.
+    kind: type[Any] = ops.find(name) if name in ops.available() else object
+    if not issubclass(kind, Optimizer):
+        known = available()
         raise ValueError(f"no optimizer {name!r}{suggestion(name, list(known))}; there are {', '.join(known)}")
-    kind = ops.find(name)
     made: Optimizer = kind(**settings.typed(kind, given, f"optimizer {name}"))
     return made
 
