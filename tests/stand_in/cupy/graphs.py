@@ -59,7 +59,9 @@ class Graph:
 
     def launch(self, stream: cuda.Stream | None = None, by_node: bool = False) -> None:
         stream = stream or cuda.get_current_stream()
-        missing = [len(needs) for _, _, needs in self.nodes]
+        # what is on its way holds no graph
+        nodes, readers = self.nodes, self._readers
+        missing = [len(needs) for _, _, needs in nodes]
         ready, ended = {n for n, count in enumerate(missing) if not count}, set[int]()
         own = self._priorities if by_node else [None] * len(missing)
         priorities = [stream.priority if one is None else one for one in own]
@@ -67,14 +69,14 @@ class Graph:
         def end(n: int) -> list[int]:
             """Those that nothing else is missing to."""
             ended.add(n)
-            for reader in self._readers[n]:
+            for reader in readers[n]:
                 missing[reader] -= 1
-            return [reader for reader in self._readers[n] if not missing[reader]]
+            return [reader for reader in readers[n] if not missing[reader]]
 
         def go_on() -> bool:
             after: list[int] = []
             for n in cuda.world.random.sample(sorted(ready), len(ready)):
-                work, name, _ = self.nodes[n]
+                work, name, _ = nodes[n]
                 if cuda.attempt(stream.device_id, work):
                     cuda.world.done.append((stream, name))
                     cuda.world.priorities.append((name, priorities[n]))
