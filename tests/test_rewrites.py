@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from itertools import combinations_with_replacement
 
 import numpy as np
@@ -40,11 +39,6 @@ every_rewrite = pytest.mark.parametrize("name", rewrite.available())
 every_model = pytest.mark.parametrize("text", [small(name) for name in models.available()])
 
 
-def every_rewrite_of_a_model(test: Callable[..., None]) -> Callable[..., None]:
-    """One model after the other, so that what it is without any is computed once."""
-    return every_rewrite(every_model(test))
-
-
 def apart(one: Trained, other: Trained, rate: float) -> float:
     """How far losses are from each other, and parameters and what is kept beside them, relative to their sizes.
 
@@ -56,37 +50,19 @@ def apart(one: Trained, other: Trained, rate: float) -> float:
     return max(difference(other.losses, one.losses), *of_regions)
 
 
-def changing(name: str, graph: Graph) -> tuple[str, ...]:
-    """The name, or none where the rewrite leaves the graph as it is, which need not be computed anew then."""
-    return (name,) if rewrite.apply(name, graph).fingerprint != graph.fingerprint else ()
-
-
-def rewritten(text: str, names: tuple[str, ...], training: bool) -> Graph:
-    graph = models.parse(text).graph(2, "float64", training=training)
-    return rewrite.apply(*names, graph) if names else graph
-
-
-RATE = 2**-5
-
-
-def learnt(text: str, names: tuple[str, ...], begin: Callable[[np.ndarray], np.ndarray] = np.array) -> Trained:
-    """What two steps of a model on one device come to."""
-    known, graph = values(rewritten(text, (), True)), rewritten(text, names, True)
-    given = {t.name: begin(known[t.name]) for t in graph.params}
-    return train(graph, whole_on(graph), machine.local(1), [{n: known[n] for n in graph.inputs}] * 2, given, rate=RATE)
-
-
-learnt_once = lru_cache(maxsize=2)(learnt)
-
-
-@every_rewrite_of_a_model
+@every_model
+@every_rewrite
 def test_a_rewritten_model_trains_alike(name: str, text: str) -> None:
-    names = changing(name, rewritten(text, (), True))
-    one, other = learnt_once(text, ()), learnt_once(text, names)
-    if apart(one, other, RATE) >= EXACT:
+    graph = models.parse(text).graph(2, "float64")
+    made = rewrite.apply(name, graph)
+    known, on, rate = values(graph), machine.local(1), 2**-5
+    data = [{n: known[n] for n in graph.inputs}] * 2
+    given = {t.name: known[t.name] for t in graph.params}
+    one, other = (train(g, whole_on(g), on, data, given, rate=rate) for g in (graph, made))
+    if apart(one, other, rate) >= EXACT:
         # norms over few places, one after the other, make much of what rounding does
-        shaken = learnt(text, (), lambda x: x * (1 + np.finfo(x.dtype).eps))
-        assert apart(one, other, RATE) < 16 * apart(one, shaken, RATE)
+        shaken = {n: x * (1 + np.finfo(x.dtype).eps) for n, x in given.items()}
+        assert apart(one, other, rate) < 16 * apart(one, train(graph, whole_on(graph), on, data, shaken, rate), rate)
 
 
 @every_model
@@ -164,25 +140,21 @@ def test_what_microbatches_refuse_they_go_on_refusing(name: str, text: str) -> N
     assert refuses(rewrite.apply(name, graph)) == refuses(graph)
 
 
-@lru_cache(maxsize=2)
-def output(text: str, names: tuple[str, ...], processors: int) -> np.ndarray:
-    """What a model gives to the host from so many processors: whole from one, cut along last axes from two."""
-    graph, on = rewritten(text, names, False), machine.local(2)
-    cut = Strategy({node.name: regular(node, "last", (0, 1)) for node in graph.nodes.values()})
-    prepared = prepare(Lowering(graph, on, SGD, "forward"), cut if processors > 1 else whole_on(graph), CostModel(on))
-    known = values(rewritten(text, (), False))
-    execution = start(graph, prepared, LocalWorld(1).communicators[0], known)
-    execution.feed(feed_from(known))
-    execution.run()
-    return execution.output(graph.outputs[0])
-
-
-@every_rewrite_of_a_model
+@every_model
+@every_rewrite
 def test_a_rewritten_model_gives_what_it_gave(name: str, text: str) -> None:
     """To the host, from one processor and from two."""
-    graph = rewritten(text, (), False)
-    one, other = output(text, (), 1), output(text, changing(name, graph), 2)
-    assert other.shape == graph.tensors[graph.outputs[0]].shape and difference(other, one) < EXACT
+    graph = models.parse(text).graph(2, "float64", training=False)
+    made, known, on = rewrite.apply(name, graph), values(graph), machine.local(2)
+    cut = Strategy({node.name: regular(node, "last", (0, 1)) for node in made.nodes.values()})
+    found = []
+    for one, plan in ((graph, whole_on(graph)), (made, cut)):
+        prepared = prepare(Lowering(one, on, SGD, "forward"), plan, CostModel(on))
+        execution = start(one, prepared, LocalWorld(1).communicators[0], known)
+        execution.feed(feed_from(known))
+        execution.run()
+        found.append(execution.output(graph.outputs[0]))
+    assert found[1].shape == graph.tensors[graph.outputs[0]].shape and difference(found[1], found[0]) < EXACT
 
 
 @every_model
