@@ -86,6 +86,9 @@ def test_a_plan_that_is_lowered_leaves_nothing_behind(model: str, batch: int, ma
     assert not rings(lowered)
 
 
-def test_a_command_leaves_nothing_of_its_planning_behind(capsys: pytest.CaptureFixture[str], alone: Path) -> None:
+@pytest.mark.parametrize("more", [(), ("--objective", "memory"), ("--front",), ("--recompute", "selective")])
+def test_a_command_leaves_nothing_of_its_planning_behind(
+    more: tuple[str, ...], capsys: pytest.CaptureFixture[str], alone: Path
+) -> None:
     words = ("plan", "mlp:width=16,layers=2", "--machine", "flexflow-p100:nodes=1", "--batch", "16", "--budget", "20")
-    assert not rings(lambda: answer(capsys, *words))
+    assert not rings(lambda: answer(capsys, *words, *more))

@@ -59,7 +59,6 @@ class Hunt:
     def __post_init__(self) -> None:
         self.began = clock()
         self.timed, self.is_settled = self.limits.begun(), self.limits.begun(1 + SETTLING).is_over
-        self.computed = filter(None, map(self._late, self._computed_again()))
 
     def look(self) -> Looked:
         """The best plan that is found. Raises NoPlanFits where none is, with a number of microbatches that would do."""
@@ -69,18 +68,20 @@ class Hunt:
 
     def _first(self) -> Looked:
         """The first plan that is found to fit, and where."""
+        # held nowhere else, as it holds who hunts
+        computed = filter(None, map(self._late, self._computed_again()))
         for chosen in self._places():
-            one = self._unsearched(chosen) or self._searched(chosen)
+            one = self._unsearched(chosen, computed) or self._searched(chosen)
             if one is not None:
                 return one
-        one = next(self.computed, None) or self._gathering.sooner(inf, self._again)
+        one = next(computed, None) or self._gathering.sooner(inf, self._again)
         if one is None:
             raise self._advised(self.refused[0])
         return one
 
-    def _unsearched(self, chosen: Chosen) -> Looked | None:
-        """What is known to be better than a search there would find, or taken where that would hardly find any; or
-        None.
+    def _unsearched(self, chosen: Chosen, computed: Iterator[Looked]) -> Looked | None:
+        """What is known to be better than a search there would find, or taken where that would hardly find any, at last
+        the next of those that compute more again; or None.
         """
         if not self.wanted.may_fill:
             return None
@@ -92,7 +93,7 @@ class Hunt:
             one = self._gathering.instead(chosen, self._again)
             self.is_gathered = one is not None
         if one is None and self._is_hopeless(chosen):
-            one = self._late(chosen) or next(self.computed, None)
+            one = self._late(chosen) or next(computed, None)
         return one
 
     def _searched(self, chosen: Chosen) -> Looked | None:
@@ -104,7 +105,8 @@ class Hunt:
         try:
             return chosen, self._search(chosen, left, self.wanted.start)
         except NoPlanFits as error:
-            self.refused.append(error)
+            # its traceback holds who hunts
+            self.refused.append(error.with_traceback(None))
             return None if is_hopeless else self._late(chosen)
 
     def _bettered(self, chosen: Chosen, found: Found) -> Looked:

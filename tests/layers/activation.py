@@ -74,6 +74,18 @@ def layer_tanh(c: Canvas) -> Tensor | None:
 
 
 @layer()
+def layer_sin(c: Canvas) -> Tensor | None:
+    x = bounded(c)
+    return None if x is None else c.graph.sin(c.name("sin"), x)
+
+
+@layer()
+def layer_cos(c: Canvas) -> Tensor | None:
+    x = bounded(c)
+    return None if x is None else c.graph.cos(c.name("cos"), x)
+
+
+@layer()
 def layer_exp(c: Canvas) -> Tensor | None:
     return positive(c)
 

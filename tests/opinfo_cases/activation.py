@@ -64,6 +64,16 @@ def from_tanh(x):
     return one(find("tanh")(), x)
 
 
+@torch_name("sin")
+def from_sin(x):
+    return one(find("sin")(), x)
+
+
+@torch_name("cos")
+def from_cos(x):
+    return one(find("cos")(), x)
+
+
 @torch_name("reciprocal")
 def from_reciprocal(x):
     return one(find("reciprocal")(), x)
