@@ -64,7 +64,10 @@ def test_a_graph_is_what_it_is_where_all_microbatches_are_lowered(
         seen["plans"] += 1
         seen["folded"] += folded.graph.num_procs < on.num_procs
         if found is None:
-            seen["not seen to be alike"] += 1
+            # What is sent together may be so otherwise in the first two; then all are lowered.
+            number = repeats.numbers(few.program(plan), folded.graph)
+            assert len({*np.bincount(number[number >= 0])[1:4].tolist()}) > 1
+            seen["not alike at first"] += 1
             return
         every = lowering.shortened(shown)
         whole = of(every, plan, folds)
@@ -77,7 +80,7 @@ def test_a_graph_is_what_it_is_where_all_microbatches_are_lowered(
 
     check()
     tell(f"unrolled {kind}: {', '.join(f'{what} {n}' for what, n in seen.most_common())}")
-    assert not seen["not seen to be alike"]
+    assert 10 * seen["not alike at first"] <= seen["plans"] and (kind == "anyhow" or not seen["not alike at first"])
     assert seen["folded"] or not folds or kind != "alike"
 
 
