@@ -33,6 +33,11 @@ COUNTED = """
             count = Squeeze (many)
             numbers = Range (zero, count, one)
             columns = Unsqueeze (numbers, behind)"""
+# One token's state of each sample, by its place, between two products.
+TAKEN = """both = Concat <axis = -1> (columns, places)
+            a = MatMul (x, w1)
+            b = GatherND (a, both)
+            said = MatMul (b, w2)"""
 # A text, and its weights; whole numbers that it is given are below LENGTH.
 NETWORKS = {
     # the state behind the last token that is no filler
@@ -40,10 +45,7 @@ NETWORKS = {
         f"""last (float[N, 6, 5] x, int64[N] lengths) => (float[N, 3] said) {{{COUNTED}
             less = Sub (lengths, one)
             places = Unsqueeze (less, behind)
-            both = Concat <axis = -1> (columns, places)
-            a = MatMul (x, w1)
-            b = GatherND (a, both)
-            said = MatMul (b, w2)
+            {TAKEN}
         }}""",
         {"w1": (5, 8), "w2": (8, 3)},
     ),
@@ -52,10 +54,7 @@ NETWORKS = {
         f"""largest (float[N, 6, 5] x, int64[N, 6] tokens) => (float[N, 3] said) {{{COUNTED}
             found = ArgMax <axis = 1, keepdims = 0> (tokens)
             places = Unsqueeze (found, behind)
-            both = Concat <axis = -1> (columns, places)
-            a = MatMul (x, w1)
-            b = GatherND (a, both)
-            said = MatMul (b, w2)
+            {TAKEN}
         }}""",
         {"w1": (5, 8), "w2": (8, 3)},
     ),
