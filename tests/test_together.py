@@ -29,7 +29,6 @@ from castile.planner.lowering.together import alike
 from castile.planner.op import Init
 from castile.planner.simulation import repeats
 from castile.planner.step.beside import TAKEN
-from castile.planner.step.program import WHOLE_BATCH, Micro
 from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
 from castile.runtime.task import STRIDED, Call, CostKey, Kind, TaskGraph
@@ -188,7 +187,7 @@ def test_no_task_comes_to_wait_for_itself() -> None:
         key = CostKey("same.F", "8", "float32", 0, 32)
         tasks = replace(drawn, cost=0 * drawn.cost, cost_keys=(key,))
         own = np.flatnonzero(tasks.kind == Kind.COMPUTE).tolist()
-        groups = alike(tasks, [(task, Call("copy", (), ()), WHOLE_BATCH) for task in own])
+        groups = alike(tasks, [(task, Call("copy", (), ())) for task in own])
         needs = Contraction(tasks, groups).fields()
         rows = [set(row) for row in np.split(needs["needs"], needs["need_ptr"][1:])[:-1]]
         left = set(range(len(rows)))
@@ -207,9 +206,8 @@ def test_what_is_put_together_is_alike_and_no_more_than_so_much(monkeypatch: pyt
     changes = ({}, {"nbytes": 60}, {"dtype": "float64"}, {"name": "other.F"}, {"name": "same.F" + STRIDED})
     keys = tuple(msgspec.structs.replace(key, **change) for change in changes)
     plain, other = (Call("copy", (), (), params) for params in ((), (("n", 1),)))
-    micros = st.sampled_from((*[Micro(0, 2)] * 3, Micro(1, 2)))
     which = [st.sampled_from((*[usual] * 4, 0, 3)) for usual in range(len(keys))]
-    told = [st.tuples(costs, st.sampled_from((plain, plain, plain, other)), micros) for costs in which]
+    told = [st.tuples(costs, st.sampled_from((plain, plain, plain, other))) for costs in which]
     found, count = 0, examples(500)
 
     @settings(max_examples=count, derandomize=True, deadline=None)
@@ -220,9 +218,9 @@ def test_what_is_put_together_is_alike_and_no_more_than_so_much(monkeypatch: pyt
         monkeypatch.setattr(together, "MOST", most)
         monkeypatch.setattr(together, "MOST_BYTES", most_bytes)
         each = data.draw(st.lists(data.draw(st.sampled_from(told)), min_size=drawn.num_tasks, max_size=drawn.num_tasks))
-        tasks = replace(drawn, cost=np.array([cost for cost, _, _ in each], int), cost_keys=keys)
+        tasks = replace(drawn, cost=np.array([cost for cost, _ in each], int), cost_keys=keys)
         own = np.flatnonzero(tasks.kind == Kind.COMPUTE).tolist()
-        groups = alike(tasks, [(task, each[task][1], each[task][2]) for task in own])
+        groups = alike(tasks, [(task, each[task][1]) for task in own])
         assert len({task for group in groups for task in group}) == sum(map(len, groups))
         every = range(tasks.num_tasks)
         followers = [[t for t in every if task in tasks.needs_of(t)] for task in every]
@@ -232,7 +230,7 @@ def test_what_is_put_together_is_alike_and_no_more_than_so_much(monkeypatch: pyt
                 1 < len(group) <= most and sum(cost.nbytes for cost in costs) <= most_bytes and group == sorted(group)
             )
             assert not any(cost.dense for cost in costs) and len({(cost.name, cost.dtype) for cost in costs}) == 1
-            assert len({(each[task][1].params, each[task][2], *tasks.lanes_of(task).tolist()) for task in group}) == 1
+            assert len({(each[task][1].params, *tasks.lanes_of(task).tolist()) for task in group}) == 1
             needs = [tasks.needs_of(task).tolist() for task in group]
             assert len({tuple(t for t in of if tasks.kind[t] == Kind.COLLECTIVE) for of in needs}) == 1
             assert not any(needs) or not any(followers[t] for task in group for t in followers[task])
@@ -257,7 +255,7 @@ def test_any_plan_in_16_bits_folds_exactly(data: st.DataObject, dtype: str, num_
 def test_what_may_come_together_is_told_of_the_task_that_does_it(
     data: st.DataObject, num_procs: int, count: int, dtype: str
 ) -> None:
-    """By the call that it is, with the numbers that its own part has, and of its microbatch."""
+    """By the call that it is, with the numbers that its own part has; of no microbatch."""
     graph, updates = models.parse(GPT).graph(4 * count, dtype), Updates(optimizers.parse("adamw"), clip=1.0)
     lowering = Lowering(graph, links(num_procs), updates, microbatches=count)
     plan = data.draw(in_microbatches(data.draw(strategies(graph, num_procs, updates)), count))
@@ -265,9 +263,9 @@ def test_what_may_come_together_is_told_of_the_task_that_does_it(
         reject()
     composed = lowering._composed(plan)
     number = repeats.numbers(lowering.program(plan), composed.tasks)
-    for task, call, micro in composed.candidates.calls:
+    for task, call in composed.candidates.calls:
         assert composed.tasks.tasks[task].body.calls == (call,)
-        assert (micro.number if micro.count > 1 else -1) == number[task]
+        assert number[task] == -1
 
 
 @pytest.mark.parametrize("dtype", NARROW)

@@ -20,7 +20,6 @@ from castile.planner.lowering.groups import END_TO_END, Joinable, grouped, joina
 from castile.planner.lowering.instances import FlowInstance, StepInstance
 from castile.planner.lowering.rows import Lazy, compressed
 from castile.planner.lowering.together import alike, every_task, in_chains, only_calls, repeatable, summing, together
-from castile.planner.step.program import Micro
 from castile.runtime.region import Box, contiguous, whole
 from castile.runtime.task import Buffer, Call, Comm, CostKey, Task, TaskGraph, View
 
@@ -35,7 +34,7 @@ class Candidates(NamedTuple):
 
     transfers: Sequence[Joinable]
     sums: Sequence[Sequence[tuple[int, Call | None]]]
-    calls: Sequence[tuple[int, Call, Micro]]
+    calls: Sequence[tuple[int, Call]]
 
 
 def candidates(
@@ -98,7 +97,7 @@ def _contracted(tasks: TaskGraph, groups: Sequence[Sequence[Joinable]], able: Ca
     begun = together(fewer.graph, [fewer.number[list(group)].tolist() for group in others])
     # transfers stand behind the steps, whose tasks keep their numbers
     summed = together(begun.graph, in_chains(begun.graph, able.sums))
-    calls = [(int(summed.number[task]), call, micro) for task, call, micro in able.calls]
+    calls = [(int(summed.number[task]), call) for task, call in able.calls]
     found = together(summed.graph, alike(summed.graph, calls))
     return Contracted(found.graph, found.number[summed.number[begun.number[fewer.number]]])
 

@@ -20,7 +20,7 @@ from castile.planner.lowering.contraction import Contracted, Contraction
 from castile.planner.lowering.instances import FlowInstance, StepInstance
 from castile.planner.lowering.rows import Lazy, compressed, runs
 from castile.planner.lowering.template import StepTemplate, Work
-from castile.planner.step.program import Micro
+from castile.planner.step.program import WHOLE_BATCH
 from castile.runtime.task import Arg, Body, Call, CostKey, Kind, Task, TaskGraph, View
 
 # Of so many arrays' parameters, and so many bytes that it touches, is one task at most: then it still begins early, and
@@ -41,25 +41,26 @@ def every_task(steps: Sequence[StepInstance]) -> Iterator[list[tuple[int, int]]]
 def repeatable(
     steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: Iterable[Sequence[tuple[int, int]]],
     calls: Sequence[Sequence[Call | None]],
-) -> list[tuple[int, Call, Micro]]:  # fmt: skip
-    """The tasks of steps that consist of one call of a kernel that does to the arrays of several what it does to one's,
-    with that call, and their microbatch.
+) -> list[tuple[int, Call]]:  # fmt: skip
+    """The tasks of steps of the whole batch that consist of one call of a kernel that does to the arrays of several
+    what it does to one's, with that call.
 
     tasks   those of each step, as `every_task` says them
     calls   as `only_calls` says them
-    Those that add to what is there are left out: a call adds to all of its results or to none.
+    Those that add to what is there are left out: a call adds to all of its results or to none. So are those of
+    microbatches: the first wait for no other and for the last no other waits, so what might come together of these may
+    not of those between.
     """
     adding: defaultdict[int, set[int]] = defaultdict(set)
     for flow in flows:
         for user, _, adders in flow.template.adding:
             adding[flow.slots[user]].update(adders.tolist())
-    found: list[tuple[int, Call, Micro]] = []
+    found: list[tuple[int, Call]] = []
     for slot, (own, those) in enumerate(zip(calls, tasks, strict=True)):
-        if any(own):
+        if any(own) and steps[slot].step.micro == WHOLE_BATCH:
             replicas, alone = steps[slot].config.replicas, adding.get(slot, ())
             each = ((number, own[local // replicas]) for local, number in those if local not in alone)
-            micro = steps[slot].step.micro
-            found += [(number, call, micro) for number, call in each if call and vocabulary.takes_many(call.kernel)]
+            found += [(number, call) for number, call in each if call and vocabulary.takes_many(call.kernel)]
     return found
 
 
@@ -111,27 +112,26 @@ def only_call(work: Work) -> Call | None:
     return calls[0] if len(calls) == 1 and any(d(calls[0].kernel) for d in _FOR_SEVERAL) else None
 
 
-def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call, Micro]]) -> list[list[int]]:
-    """Tasks of one processor and microbatch that call the same, and wait for the same collectives: of those that wait
-    for nobody, of those for which nobody waits, and of those for which only such tasks wait. So no group can come to
-    wait for itself, and none makes the arrays of many microbatches lie there at one time.
+def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call]]) -> list[list[int]]:
+    """Tasks of one processor that call the same, and wait for the same collectives: of those that wait for nobody, of
+    those for which nobody waits, and of those for which only such tasks wait. So no group can come to wait for itself.
 
     In the order in which what they wait for comes, and in the program's.
     """
     waiting = _waiting(tasks)
     # What waits for nobody may be waited for by anybody.
     waiting[(waiting > 0) & (np.diff(tasks.need_ptr) == 0)] = -1
-    every = np.array([task for task, _, _ in calls], np.int64)
+    every = np.array([task for task, _ in calls], np.int64)
     able = np.flatnonzero(waiting[every] < 2)
-    numbers, chosen = every[able], [calls[n] for n in able.tolist()]
+    numbers = every[able]
     who, needs = _needs(tasks, numbers)
     last = np.zeros(len(numbers), np.int64)
     np.maximum.at(last, who, tasks.order[needs])
     awaited = _collectives(tasks, who, needs, len(numbers))
-    same = _same(tasks, numbers, [call for _, call, _ in chosen])
+    same = _same(tasks, numbers, [calls[n][1] for n in able.tolist()])
     after, tasks_of = waiting[numbers].tolist(), numbers.tolist()
     ordered = np.lexsort((tasks.order[numbers], last)).tolist()
-    rows = [(tasks_of[n], (after[n], same[n], chosen[n][2], awaited[n])) for n in ordered if same[n] is not None]
+    rows = [(tasks_of[n], (after[n], same[n], awaited[n])) for n in ordered if same[n] is not None]
     return _packed(tasks, rows)
 
 
