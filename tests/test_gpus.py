@@ -32,6 +32,7 @@ from castile.runtime import machine as machines
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.machine import Machine, local
+from castile.runtime.processor import SHARES
 from castile.runtime.task import CostKey, Lane
 from tests.answers import answer
 from tests.late import device
@@ -210,6 +211,22 @@ def test_what_nccl_takes_of_several_gpus_is_left_to_it() -> None:
     assert eight == far == unlike == pytest.approx(1.5 + 7 * 0.375 + 0.5625)
     # of what others hold of any rank's GPU the most counts
     assert taken == 3
+
+
+@pytest.mark.parametrize("name", [*gpus.SHEETS, "NVIDIA L40S"])
+@pytest.mark.parametrize("num_sharers", [1, 2])
+def test_a_gpu_has_the_peaks_of_its_data_sheet(name: str, num_sharers: int) -> None:
+    """As far as it is known; and no less than what was measured."""
+    figures = gpus.Figures(name, 80 * 2**30, 2**29, 1e13, 1e14, 1e15, 4e12, 1e-6)
+    with host_with_gpus(), patch.object(gpus, "measure", lambda: figures):
+        found = gpus.machine(local(2), gpus.Placing(num_sharers, 2)).processors[0]
+    like = machines.parse(gpus.SHEETS.get(name, gpus.MEASURED)).processors[0]
+    assert all(getattr(found, field) == getattr(like, field) for field in SHARES)
+    if name in gpus.SHEETS:
+        assert found.peak_rate("bfloat16") == dict(like.peaks)["bfloat16"] / num_sharers
+        assert found.peak_rate("float64") == 1e15 / num_sharers
+    else:
+        assert found.peaks == ()
 
 
 def test_ranks_that_share_a_gpu_have_parts_of_it() -> None:

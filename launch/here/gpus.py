@@ -42,8 +42,17 @@ LIBRARIES_BYTES = 2**30
 # On a Hopper 32 channels lead to each peer that messages and exchanges go to, and 24 make the ring of a group; a rank
 # is in two groups or so.
 PEER_BYTES, RING_BYTES, NUM_RINGS = 32 * 12 * 2**20, 24 * 12 * 2**20, 2
-# The machine of the chip on which it was measured what kernels attain of a GPU's rates.
+# The machine of the chip on which it was measured what kernels attain of a GPU's rates; and those of chips whose data
+# sheets promise as many operations, by what drivers call them.
 MEASURED = "h200"
+SHEETS = {
+    "NVIDIA H200": MEASURED,
+    "NVIDIA H100 80GB HBM3": "dgx-h100",
+    "NVIDIA A100-SXM4-80GB": "dgx-a100",
+    "NVIDIA A100-SXM4-40GB": "dgx-a100",
+    "NVIDIA A100 80GB PCIe": "dgx-a100",
+    "NVIDIA A100-PCIE-40GB": "dgx-a100",
+}
 # In place of links between cores, until transfers have been measured: between GPUs of a host a hop of NCCL's rings over
 # NVLink, by its own model, and a rate that is low for NVLink, high for ways through the host; between hosts both are
 # assumed, low for InfiniBand, high for Ethernet.
@@ -188,9 +197,10 @@ def virtual(procs: int) -> Machine:
 
 def machine(cores: Machine, placed: Placing) -> Machine:
     """A machine of cores as one of GPUs like the one in use; of its memory and rates ranks that share it have equal
-    parts.
+    parts. It has the peaks of a data sheet where that of such GPUs is known.
     """
-    figures, (like, *_), num_sharers = measure(), machines.parse(MEASURED).kinds, placed.num_sharers
+    figures, num_sharers = measure(), placed.num_sharers
+    (like, *_) = machines.parse(SHEETS.get(figures.name, MEASURED)).kinds
     memory = figures.memory_bytes // num_sharers
     reserved = max(figures.reserved_bytes, placed.reserved_bytes) + _buffers(placed.num_near, cores.num_procs)
     processor = Processor(
@@ -204,6 +214,10 @@ def machine(cores: Machine, placed: Placing) -> Machine:
         figures.float64_flops_per_second / num_sharers,
         **{field: getattr(like, field) for field in SHARES},
     )
+    if figures.name in SHEETS:
+        # A share of them is asked for, and one above 1 would be none.
+        peaks = [(dtype, max(peak / num_sharers, processor.flops_rate(dtype))) for dtype, peak in like.peaks]
+        processor = msgspec.structs.replace(processor, peaks=tuple(peaks))
     levels = tuple(
         msgspec.structs.replace(LINKS[level.name], group=level.group, shared_by=level.shared_by)
         for level in cores.levels
