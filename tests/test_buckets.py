@@ -184,7 +184,7 @@ def test_groups_stand_between_those_who_contribute_and_those_who_read(
     assert len(set(tasks)) == len(tasks) and set(tasks) <= {one.task for one in ones}
     for group in found:
         assert len(group) > 1 and sum(one.pattern.key.nbytes for one in group) <= most
-        assert len({(one.pattern.name, one.procs, one.pattern.key.dtype) for one in group}) == 1
+        assert len({(one.pattern.name, one.procs, one.pattern.key.dtype, one.micro) for one in group}) == 1
         assert max(one.made for one in group) < min(one.read for one in group)
 
 

@@ -40,14 +40,15 @@ def transfers(draw: st.DrawFn) -> list[Joinable]:
     for n, (at, made, read) in enumerate(ends):
         form, dtype = draw(st.sampled_from((kinds[0], kinds[0], *kinds)))
         nbytes, procs = draw(st.sampled_from((8, 8, 24, 100))), draw(st.sampled_from(((0, 1), (0, 1), (0, 2))))
-        found.append(Joinable(n, 0, pattern(form, nbytes, dtype), procs, made, read, at))
+        micro = draw(st.sampled_from((-1, -1, 0)))
+        found.append(Joinable(n, 0, pattern(form, nbytes, dtype), procs, made, read, at, micro))
     return found
 
 
 def kind(one: Joinable, every: Sequence[Joinable]) -> tuple[object, ...]:
     """What those of one group have in common."""
     latest = max(other.made for other in every if other.pattern.name == one.pattern.name)
-    return one.pattern.name, one.pattern.key.dtype, one.procs, one.made < 0, one.read > latest
+    return one.pattern.name, one.pattern.key.dtype, one.procs, one.made < 0, one.read > latest, one.micro
 
 
 @settings(max_examples=examples(400))

@@ -118,6 +118,31 @@ def test_what_begins_ahead_is_as_what_takes_turns(ahead: int) -> None:
     check_alike(found.folded, whole)
 
 
+WHOLE, PIECES = Config({}, 1, (0,)), Config({"o": 2}, 1, (0, 1))
+# Of one microbatch and of the whole batch: what the last sums, and what the first gathers; what is fetched for each.
+BESIDE_THE_BATCH = {
+    "sums": ({"flat": WHOLE, "fc1.bias/accumulate": WHOLE}, ()),
+    "gathers": (
+        {f"head.{param}/{kind}": PIECES for param in ("weight", "bias") for kind in ("update", "fetch")},
+        ("head.weight/fetch",),
+    ),
+}
+
+
+@pytest.mark.parametrize("which", BESIDE_THE_BATCH)
+@pytest.mark.parametrize("ahead", [0, 6])
+def test_what_one_transfers_by_itself_does_not_go_with_what_all_do(which: str, ahead: int) -> None:
+    graph, count = models.parse("mlp:size=8,width=8").graph(48), 12
+    lowering = Lowering(graph, named_plans.links(2), SGD, microbatches=count)
+    configs, again = BESIDE_THE_BATCH[which]
+    halves = dict.fromkeys(graph.nodes, Config({"b": 2}, 1, (0, 1)))
+    plan = Strategy({**halves, **configs}, count, bucket_bytes=2**20, ahead=ahead, recompute=again)
+    few = lowering.shortened(FEW)
+    found = unrolled(of(few, plan, False), few.program(plan), ahead, count)
+    assert found is not None
+    check_alike(found.folded, of(lowering, plan, False))
+
+
 @pytest.mark.parametrize("bucket_bytes", [0, 2**20])
 def test_a_graph_goes_with_who_holds_it(bucket_bytes: int) -> None:
     """Also where no garbage is looked for, as while plans of many parts are: else all that are tried would stay."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from castile.planner.lowering.instances import FlowInstance, FlowTemplate, StepInstance
 from castile.planner.lowering.stages import ends
+from castile.planner.step.program import one_micro
 from castile.runtime.dependence import Version
 from castile.runtime.task import AT_ONCE, Comm, Kind
 from castile.runtime.transfer import Pattern
@@ -26,6 +27,7 @@ class Joinable(NamedTuple):
     made, read           the last slot whose step contributes, or is waited for by one that does, -1 for none, and the
                          first whose step reads the result
     at                   the slot that it follows in the program
+    micro                the microbatch whose transfer it is, -1 where it is the whole batch's
     """
 
     task: int
@@ -35,6 +37,7 @@ class Joinable(NamedTuple):
     made: int
     read: int
     at: int
+    micro: int = -1
 
     @property
     def comm(self) -> Comm:
@@ -57,8 +60,9 @@ def joinable(steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> li
         if known[template, is_read]:
             made = max([end[slot] for slot, _ in flow.flow.producers], default=-1)
             read = min(slot for slot, _ in flow.flow.readers)
+            micro = one_micro(steps[slot].step for slot in flow.slots)
             for n, procs in known[template, is_read]:
-                found.append(Joinable(task + n, buffer, flow.version.patterns[n], procs, made, read, flow.slot))
+                found.append(Joinable(task + n, buffer, flow.version.patterns[n], procs, made, read, flow.slot, micro))
         task, buffer = task + flow.num_tasks, buffer + flow.num_buffers
     return sorted(found, key=lambda one: (one.at, one.task))
 
@@ -93,8 +97,9 @@ def _is_whole(pattern: Pattern, version: Version) -> bool:
 def grouped(ones: Sequence[Joinable], size: int) -> list[list[Joinable]]:
     """Transfers of one form over the same processors of at most so many bytes together, in the order of the program.
 
-    All steps that contribute to one come before any that reads it: then no task can come to wait for itself, since what
-    is put together stands between the two in the program.
+    What is the whole batch's goes by itself: with the first microbatch's or the last one's, these would not be as the
+    others are. All steps that contribute to one come before any that reads it: then no task can come to wait for
+    itself, since what is put together stands between the two in the program.
     """
     latest: dict[str, int] = {}
     for one in ones:
@@ -107,7 +112,7 @@ def grouped(ones: Sequence[Joinable], size: int) -> list[list[Joinable]]:
         if nbytes > size:
             continue
         # what waits for no step need not wait for what does
-        key = form, one.procs, one.pattern.key.dtype, one.read > latest[form], one.made < 0
+        key = form, one.procs, one.pattern.key.dtype, one.read > latest[form], one.made < 0, one.micro
         group, held, read = current.get(key, ([], 0, one.read))
         if not group or held + nbytes > size or one.made >= read:
             group, held, read = [], 0, one.read

@@ -154,8 +154,7 @@ class Program:
     @cached_property
     def one_micro_of_flow(self) -> tuple[int, ...]:
         """The same where a flow is between one and the whole batch: that one."""
-        found = ([self.micro_of_step[slot] for slot in slots] for slots in self.slots)
-        return tuple([_only(number for number in numbers if number >= 0) for numbers in found])
+        return tuple([one_micro(map(self.steps.__getitem__, slots)) for slots in self.slots])
 
     @cached_property
     def users(self) -> tuple[tuple[str, ...], ...]:
@@ -164,6 +163,11 @@ class Program:
         homes = [[flow.home.node.name] if flow.home else [] for flow in self.flows]
         rows = [[*map(names.__getitem__, slots), *home] for slots, home in zip(self.slots, homes)]
         return tuple([tuple(dict.fromkeys(row)) for row in rows])
+
+
+def one_micro(steps: Iterable[Step]) -> int:
+    """The microbatch of these steps, beside those of the whole batch; -1 where that is none or there are several."""
+    return _only(step.micro.number for step in steps if step.micro.count > 1)
 
 
 def _only(numbers: Iterable[int]) -> int:
