@@ -147,6 +147,7 @@ def test_of_what_works_on_each_element_as_much_is_one_node_as_can_be(graph: Grap
     """A node is left whose result more than one other reads, or that is an output; and the network learns the same."""
     made = rewrite.apply("fuse", graph)
     assert rewrite.apply("fuse", made).fingerprint == made.fingerprint
+    assert {*made.outputs} == {*graph.outputs} <= {*made.tensors}
     readers = {name: [n.op.name for n in made.nodes.values() if name in n.inputs] for name in made.nodes}
     apart_from = {name for name in made.nodes if name not in made.outputs} - {"fc", "loss"}
     assert all(len(readers[name]) != 1 or readers[name] == ["cross_entropy"] for name in apart_from)
