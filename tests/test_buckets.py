@@ -11,7 +11,7 @@ from math import prod
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
@@ -29,6 +29,7 @@ from castile.planner.lower import Lowering
 from castile.planner.lowering.groups import END_TO_END, Joinable, grouped, joinable
 from castile.planner.lowering.instances import FlowInstance, StepInstance
 from castile.planner.searching.settling import sized
+from castile.planner.step.recompute import large
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine as machines
 from castile.runtime.comm.local import LocalWorld
@@ -105,6 +106,8 @@ def in_halves(node: Node, num_procs: int) -> Config:
 def plans(draw: st.DrawFn, exact: bool, updated: str = "") -> tuple[Problem, Lowering, Strategy, int]:
     """In data parallel, so that there are sums, with updates as is said, or any of these plans; or anyhow."""
     problem, num_procs = draw(problems(exact, batch=draw(st.integers(2, 4)))), draw(st.integers(2, 4))
+    # what is alone has none to be put together with
+    assume(updated != "pieces" or len(large(problem.graph)) > 1)
     optimizer = "sgd:momentum=0.5" if exact else draw(st.sampled_from(OPTIMIZERS))
     updates = Updates(optimizers.parse(optimizer), clip=None if exact else draw(st.sampled_from((None, 1.0))))
     lowering = Lowering(problem.graph, links(num_procs), updates)

@@ -22,6 +22,7 @@ from castile.planner.evaluation.seen import Seen
 from castile.planner.explanation import Explanation, account, label
 from castile.planner.known.seeds import seeds, stamped
 from castile.planner.lower import Lowering
+from castile.planner.lowering.stages import num_stages
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine as presets
 from castile.runtime.task import NUM_LANES
@@ -41,13 +42,17 @@ def test_few_processors_and_microbatches_tell_what_all_would(
     monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None], kind: str
 ) -> None:
     monkeypatch.setattr(evaluators, "FOLDED_FROM", 1)
-    monkeypatch.setattr(evaluators, "FILLING", 1)
+    # Pipelines as short as these are seen to go on from so few on; from fewer or later hardly any with stages are.
+    monkeypatch.setattr(evaluators, "FILLING", 9)
+    monkeypatch.setattr(evaluators, "IRREGULAR", 1)
     seen: Counter[str] = Counter()
 
     @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        count, on = data.draw(st.sampled_from((1, 7, 12))), data.draw(machines_of(kind))
+        # Of those in several many are refused, and a batch that is whole has no stages at work together.
+        counts = (24, 7) if kind == "in stages" else (24, 7, 1, 24)
+        count, on = data.draw(st.sampled_from(counts)), data.draw(machines_of(kind))
         each = on.num_procs if kind == "alike" else data.draw(st.integers(1, 3))
         graph = data.draw(problems(batch=count * each)).graph
         if kind != "anyhow" and on.num_procs < 2:
@@ -60,6 +65,7 @@ def test_few_processors_and_microbatches_tell_what_all_would(
         assert whole.tasks.num_tasks == whole.count.sum() == few.count.sum() and not whole.is_short
         seen["processors"] += few.tasks.num_procs < whole.tasks.num_procs
         seen["microbatches"] += few.is_short
+        seen["microbatches of stages"] += few.is_short and num_stages(plan, graph.nodes) > 1
         check_alike(known, few, whole)
 
     def looked_at(known: Evaluator, plan: Strategy, large: int) -> Seen:
