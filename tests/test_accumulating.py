@@ -135,7 +135,7 @@ def test_where_nothing_fits_pipelines_are_asked_for_with_more_and_more_computed_
 
     monkeypatch.setattr(hunting, "instead", instead)
     monkeypatch.setattr(hunting, "search", counted)
-    monkeypatch.setattr(wanted, "has_many_parts", lambda lowering: is_dear)
+    monkeypatch.setattr(wanted, "has_many_parts", lambda lowering, most=0: is_dear)
     monkeypatch.setattr(accumulating, "could_fit", lambda evaluator: True)
     monkeypatch.setattr(foresight, "FAR", 1.0)
     told = refused(capsys, *words)

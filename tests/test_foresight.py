@@ -248,7 +248,7 @@ def test_a_plan_is_the_same_however_many_cores_there_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of plans of many parts, whose sketches take long."""
-    monkeypatch.setattr(wanted, "has_many_parts", lambda lowering: True)
+    monkeypatch.setattr(wanted, "has_many_parts", lambda lowering, most=0: True)
     found, asked, small = [], list[Question](), tmp_path / "small.toml"
     small.write_text(SMALL)
     monkeypatch.setattr(foresight, "Copy", watching(asked))
@@ -268,7 +268,7 @@ def test_garbage_is_looked_for_but_where_plans_have_many_parts(
 ) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     looked, search = list[bool](), hunting.search
-    monkeypatch.setattr(wanted, "has_many_parts", lambda lowering: is_dear)
+    monkeypatch.setattr(wanted, "has_many_parts", lambda lowering, most=0: is_dear)
     monkeypatch.setattr(hunting, "search", lambda *args, **more: looked.append(gc.isenabled()) or search(*args, **more))
     words = ["plan", MODEL, "--machine", str(tmp_path / "small.toml"), "--batch", "4", "--budget", "5"]
     answer(capsys, *words, "--out", str(tmp_path / "p.json"))

@@ -222,6 +222,23 @@ def test_of_pipelines_that_hardly_settle_no_more_than_half_are_tried_before_all(
         assert first[0] == (3 if (order, ahead) == (READY, 0) else shown)
 
 
+def test_of_a_pipeline_that_all_microbatches_told_all_are_written_out_with_more_begun_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the plan takes what it would."""
+    count, of_all, cycle = 64, list[int](), repeats.cycle
+    monkeypatch.setattr(evaluators, "FILLING", 4)
+    for is_told in (True, False):
+        known, first = evaluator(tower(4, batch=2 * count), machine(2), microbatches=count), list[int]()
+        plan, through = seeds(known.lowering)["pipeline_2"], known._seen_through
+        monkeypatch.setattr(repeats, "cycle", cycle if is_told else lambda *few: None)
+        known.evaluate(plan)
+        monkeypatch.setattr(known, "_seen_through", partial(_noted, first, through))
+        of_all.append(known.evaluate(msgspec.structs.replace(plan, ahead=1)).peak_bytes[0])
+        assert first[0] < count if is_told else first == [count]
+    assert of_all[0] == of_all[1]
+
+
 def test_a_step_whose_microbatches_do_not_settle_is_not_foretold() -> None:
     known = evaluator(tower(2, batch=16), machine(1), microbatches=8)
     plan = seeds(known.lowering)["data_parallel"]

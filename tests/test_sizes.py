@@ -32,7 +32,7 @@ from castile.planner.known.pieces import in_pieces
 from castile.planner.known.seeds import seed, seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.search import Run, search
+from castile.planner.search import Found, Run, search
 from castile.planner.searching import settling
 from castile.planner.searching.settling import settled, settled_known, sized
 from castile.planner.strategy import ORDERS, PATH, READY, Strategy
@@ -141,6 +141,7 @@ def test_of_many_parts_known_plans_that_are_far_from_what_was_found_are_told_in_
         return variants(evaluator, plan, sizes, is_over, orders, *rest)
 
     monkeypatch.setattr(settling, "variants", tried)
+    monkeypatch.setattr(same, "bound", lambda configs: 0.0)
     for parts, few in ((10**9, set()), (0, far - {"data_parallel"})):
         asked.clear()
         monkeypatch.setattr(settling, "QUICK_PARTS", parts)
@@ -148,6 +149,53 @@ def test_of_many_parts_known_plans_that_are_far_from_what_was_found_are_told_in_
         assert {name for name in found.seeds if len(asked[name]) == 1} == few != far - few
         # with buckets of their best sizes all the same
         assert all(ended.seeds[name].rank <= found.seeds[name].rank for name in found.seeds)
+
+
+def test_of_many_parts_known_plans_whose_kernels_alone_take_longer_than_what_was_found_are_not_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In no order and with no buckets would one of them be better; all others, and what is found, are as before."""
+    same, settle = evaluator("mlp:layers=4,width=2048", "local:procs=4", 64), settling.variants
+    found = search("mcmc", same, "200", sizes=SIZES)
+    named = {id(one.strategy): name for name, one in found.seeds.items()}
+    ends, left, asked = list[Found](), set[str](), set[str]()
+
+    def tried(evaluator: Evaluator, plan: Strategy, *how: Any) -> Any:
+        asked.add(named.get(id(plan), ""))
+        return settle(evaluator, plan, *how)
+
+    monkeypatch.setattr(settling, "variants", tried)
+    for parts in (10**9, 0):
+        asked.clear()
+        monkeypatch.setattr(settling, "QUICK_PARTS", parts)
+        ends.append(settled(same, found))
+        left = {*found.seeds} - asked
+        assert bool(left) == (parts == 0)
+    assert ends[0].evaluated == ends[1].evaluated and "data_parallel" not in left
+    for name, one in found.seeds.items():
+        every = settle(same, one.strategy, (*SIZES, 300), orders=ORDERS)
+        assert name not in left or min(each.energy for each in every) >= ends[1].evaluated.energy
+        assert ends[1].seeds[name] == (one if name in left else ends[0].seeds[name])
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_of_still_more_parts_known_pipelines_other_than_what_was_found_are_tried_in_few_orders(
+    num_stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same, asked = evaluator(LATENT, "dgx-h100", 64), dict[bool, set[str]]()
+    found = search("mcmc", same, "200", sizes=SIZES)
+
+    def tried(evaluator: Evaluator, plan: Strategy, sizes: Any, is_over: Any, orders: Sequence[str], *rest: Any) -> Any:
+        asked.setdefault(plan.configs == found.strategy.configs, set()).update(orders)
+        return variants(evaluator, plan, sizes, is_over, orders, *rest)
+
+    monkeypatch.setattr(settling, "variants", tried)
+    monkeypatch.setattr(settling, "num_stages", lambda plan, nodes: num_stages)
+    for parts, few in ((10**9, ORDERS), (0, settling.OF_KNOWN if num_stages > 1 else ORDERS)):
+        asked.clear()
+        monkeypatch.setattr(settling, "SEARCHED_PARTS", parts)
+        settled(same, found)
+        assert asked == {True: {*ORDERS}, False: {*few}}
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ from castile.planner.searching.accumulating import NEAR, Chosen
 from castile.planner.searching.fewer import FURTHER, on_fewer
 from castile.planner.searching.filling import Gathering, Others, cut_for, expect, filled, instead, sooner
 from castile.planner.searching.foresight import Outlook, may_need
-from castile.planner.searching.settling import QUICK_PARTS, SETTLING, settled, settled_known
+from castile.planner.searching.settling import OF_KNOWN, QUICK_PARTS, SETTLING, settled, settled_known
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.step.recompute import NOTHING, PARAMETERS, SMALL_STEPS
-from castile.planner.strategy import PATH, READY, Strategy
+from castile.planner.strategy import Strategy
 from castile.runtime.memory import written
 
 # What a search gets of a budget that others have spent: it looks at the known plans all the same.
@@ -154,7 +154,7 @@ class Hunt:
     def _again(self, chosen: Chosen, plan: Strategy | None) -> Found:
         """The same search in another number of microbatches, or, with a known plan, that one alone."""
         if plan is not None:
-            return settled_known(chosen.evaluator, plan, chosen.pins, self.is_settled, (READY, PATH))
+            return settled_known(chosen.evaluator, plan, chosen.pins, self.is_settled, OF_KNOWN)
         return self._search(chosen, self.limits)
 
     def _in_time(self, chosen: Chosen) -> tuple[Chosen, Budget]:
@@ -215,8 +215,8 @@ class Hunt:
             yield smallest
         first = Chosen(wanted.microbatches, *wanted.at(wanted.recompute, wanted.microbatches))
         numbers, chosen = wanted.numbers if wanted.is_free else (first.number,), None
-        # A search takes long to say that it found none.
-        if wanted.is_free and wanted.is_dear and wanted.foreseen(first).is_far:
+        # A search takes half a minute to say that it found none, known plans in sketches a second or two.
+        if wanted.is_free and wanted.is_long and wanted.foreseen(first).is_far:
             shares = {first.number: wanted.foreseen(first).share}
             left = [n for n in numbers if n > first.number and may_need(shares, n, NEAR)]
             chosen = self._enough(wanted.recompute, left)

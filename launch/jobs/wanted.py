@@ -29,6 +29,7 @@ from castile.planner.searching import accumulating, shrinking
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.fewer import only
 from castile.planner.searching.foresight import Drawn, Foreseen, Foresight, Outlook, Question, foresee
+from castile.planner.searching.settling import SEARCHED_PARTS
 from castile.planner.step.recompute import STEPS, Recomputation
 from castile.planner.strategy import Names, Strategy
 from castile.runtime.machine import num_cores
@@ -215,6 +216,11 @@ class Wanted:
             "seed": self.command.seed, "progress": progress, "start": plain, "num_processes": self.command.processes,
             "seeds": self.names, "sizes": (*SIZES, *(plan.bucket_bytes for plan in start.values())),
         }  # fmt: skip
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a search takes half a minute, and an evaluation of a pipeline seconds."""
+        return has_many_parts(self.desk.evaluator.lowering, SEARCHED_PARTS)
 
     @property
     def is_dear(self) -> bool:

@@ -211,10 +211,10 @@ class Evaluator:
         if self._best is not None and self._best[1] == key:
             return self._best[2]
         # How many microbatches say what all take follows from the plan and its order, seldom from its buckets; before
-        # as many are under way as there are stages, these hardly do.
+        # as many are under way as there are stages these hardly do, nor before as many as with nothing begun ahead.
         count, _, order, ahead, again, configs = key
-        alike, ready = (count, 0, order, ahead, again, configs), (count, 0, READY, ahead, again, configs)
-        least = self._enough.get(alike) or max(self._enough.get(ready, 0), self._least(strategy))
+        alike, *plainer = ((count, 0, o, n, again, configs) for o, n in ((order, ahead), (READY, ahead), (READY, 0)))
+        least = self._enough.get(alike) or max(self._least(strategy), *(self._enough.get(one, 0) for one in plainer))
         for shown in repeats.shown(count, least, lambda: self._can_be_all(strategy)):
             seen, more = self._seen_through(shown, strategy, most)
             if more:

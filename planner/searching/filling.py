@@ -21,7 +21,7 @@ from castile.planner.known.large import has_many_parts
 from castile.planner.search import Found, NoPlanFits
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.foresight import Outlook, Place
-from castile.planner.searching.settling import NEAR, QUICK_PARTS
+from castile.planner.searching.settling import NEAR, OF_KNOWN, QUICK_PARTS, SEARCHED_PARTS
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.transfer import TooManyTransfers
@@ -39,8 +39,6 @@ ROOMY = 0.9
 # A search from a known pipeline makes it some percent better. Where plans have at most QUICK_PARTS, with which it takes
 # a second or two, one that takes so many times what was found is worth that.
 BETTERED = 1.03
-# Where they have more than so many it takes a minute and gains a percent: there the known plan itself is taken.
-SEARCHED_PARTS = 50_000
 # Where memory is short a search from a plan that gives more up gains more: of at most QUICK_PARTS this may take so many
 # times what was found.
 SPARING = 1.25
@@ -241,11 +239,13 @@ def _soonest(chosen: Chosen, seconds: float, others: Others) -> tuple[Chosen | N
     """The number in which a pipeline takes least, if that is less than `seconds`; and that one, where it is taken as it
     is.
 
-    The most promising are simulated first; where there are not many parts in every order.
+    The most promising are simulated first; where there are not many parts in every order in which it may be taken.
     """
     if not has_many_parts(chosen.evaluator.lowering):
-        best, plan = _simulated(_taken_for_best(others), seconds, ORDERS, PROMISING, SEVERAL, others.is_over)
-        return best, plan if num_parts(chosen.evaluator) > SEARCHED_PARTS else None
+        is_taken = num_parts(chosen.evaluator) > SEARCHED_PARTS
+        orders = OF_KNOWN if is_taken else ORDERS
+        best, plan = _simulated(_taken_for_best(others), seconds, orders, PROMISING, SEVERAL, others.is_over)
+        return best, plan if is_taken else None
     return _simulated(_of_many_parts(chosen.number, others), seconds, (READY,), AHEAD, FEW_OF_MANY, others.is_over)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 
 import msgspec
 
@@ -18,15 +19,19 @@ from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.sizes import SIZES, seen, variants
 from castile.planner.known.pieces import in_pieces
 from castile.planner.known.seeds import seeds
+from castile.planner.lowering.stages import num_stages
 from castile.planner.search import DATA_PARALLEL, Found, finished, fitting, same
 from castile.planner.sketch.sieve import num_parts
-from castile.planner.strategy import ORDERS, Strategy
+from castile.planner.strategy import ORDERS, PATH, READY, Strategy
 
 # Of a time that a search was given, so much more may go into settling what it found.
 SETTLING = 0.1
 # What begins microbatches ahead was seen to take a third less: known plans that take more than so many times what was
 # found are not tried so; nor in other orders where plans have more than so many parts, of which each takes seconds.
 NEAR, QUICK_PARTS = 1.5, 10_000
+# Where plans have more than so many a search takes a minute and gains a percent: a known plan is taken as it is. Each
+# of their pipelines takes seconds to simulate, in PROGRAM as long again: known ones are tried in these orders.
+SEARCHED_PARTS, OF_KNOWN = 50_000, (READY, PATH)
 # Buckets and an order were seen to take up to a third off one plan and nothing off the next: what came near is what
 # took at most so many times as long without.
 CLOSE = 1.25
@@ -56,28 +61,43 @@ def settled(
 
     is_over   once it says so nothing further is tried, but sizes of data parallelism where another plan may be taken
     pins      what updates in pieces must have
+    Where plans have many parts what nodes compute is bounded first: what keeps a processor at work for longer than the
+    best so far takes is better in no order, with no buckets and with nothing begun ahead.
     So what was not ranked behind data parallelism without buckets is not ranked behind it with them.
     """
     base, most = found.seeds[DATA_PARALLEL].strategy, NEAR * found.evaluated.energy
-    is_dear, is_sparing = num_parts(evaluator) > QUICK_PARTS, evaluator.objective == "memory"
+    parts, is_sparing = num_parts(evaluator), evaluator.objective == "memory"
+    is_dear = parts > QUICK_PARTS
     close = SMALL_CLOSE if is_sparing else CLOSE
 
-    def tried(plan: Strategy, of: Sequence[int] = sizes, is_base: bool = False, ways: Sequence[str] = orders,
+    def tried(plan: Strategy, of: Sequence[int] = sizes, is_base: bool = False, is_far: bool = False
               ) -> list[Evaluated]:  # fmt: skip
-        return variants(evaluator, plan, of, is_over, ways, is_base, most)
+        is_other = parts > SEARCHED_PARTS and plan.configs != found.strategy.configs
+        is_long = is_other and num_stages(plan, evaluator.lowering.graph.nodes) > 1
+        ways = [order for order in orders if order in OF_KNOWN] if is_long else orders
+        return variants(evaluator, plan, of, is_over, ways[:1] if is_far else ways, is_base, most)
+
+    def is_beaten(one: Evaluated, by: Evaluated) -> bool:
+        # What updates take buckets change.
+        nodes = {name: one.strategy.configs[name] for name in evaluator.lowering.piece.nodes}
+        return is_dear and by.fits and evaluator.bound(nodes) > by.energy
 
     known = {} if found.is_insisted else {DATA_PARALLEL: tried(base, is_base=True)}
     mine = tried(found.strategy)
+    best = min([found.evaluated, *mine, *chain(*known.values())], key=attrgetter("rank"))
     for name, one in sorted(found.seeds.items(), key=lambda pair: pair[1].rank):
-        is_far = is_dear and one.fits and one.energy > most
         if is_sparing and one.energy > close * found.evaluated.energy:
             known[name] = [one]
-        known[name] = known.get(name) or tried(one.strategy, ways=orders[:1] if is_far else orders)
+        elif name not in known:
+            is_far = is_dear and one.fits and one.energy > most
+            known[name] = [one] if is_beaten(one, best) else tried(one.strategy, is_far=is_far)
+        best = min([best, *known[name]], key=attrgetter("rank"))
     known = {name: known[name] for name in found.seeds}
     # Where there was no time for its size, what was found still has it.
     every = [*mine, *(() if found.is_insisted else chain(*known.values())), found.evaluated]
     if not found.is_insisted:
-        every += _near(found.finalists, every, tried, is_over, close)
+        near = [one for one in found.finalists if not is_beaten(one, best)]
+        every += _near(near, every, tried, is_over, close)
     if not found.is_insisted and not is_over():
         every += pieced(evaluator, min(every, key=lambda one: one.rank), sizes, pins)
     best, arena = fitting(evaluator, every)
