@@ -212,3 +212,17 @@ def test_scores_of_one_batch_at_a_time_are_held() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10 * batch[0].nbytes
+
+
+def test_scores_of_a_vocabulary_are_judged_in_blocks() -> None:
+    """All at once they would take several times the memory of a step that fills a processor's."""
+    rng = np.random.default_rng(0)
+    scores, truth = rng.normal(size=(3, 7, 50_000)).astype(np.float32), rng.integers(0, 50_000, (3, 7))
+    tracemalloc.start()
+    judged = judge(build(False), [(scores, truth)], 3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    wide = scores.astype(np.float64)
+    losses = np.log(np.exp(wide).sum(axis=-1)) - np.take_along_axis(wide, truth[..., None], axis=-1)[..., 0]
+    assert judged is not None and peak < 4 * scores.nbytes
+    assert (judged.loss, judged.num_predictions) == (pytest.approx(losses.mean(), rel=1e-12), 21)

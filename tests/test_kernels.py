@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from castile.kernels import reference
 from castile.kernels.ids import OutOfRange
+from castile.kernels.numpy.unfolding import samples_at_once
 from castile.kernels.table import Table, definitions, forms, native_accumulate
 from castile.planner.bodies import vocabulary
 from castile.planner.bodies.vocabulary import Spec
@@ -241,6 +242,26 @@ def test_scratch_smaller_than_one_sample(monkeypatch: pytest.MonkeyPatch) -> Non
                 for case in cases(name, "float64"):
                     if cap > 64 or sum(x.size for x in case[0] if isinstance(x, np.ndarray)) < 2000:
                         check("numpy", name, case, sliced, True)
+
+
+@pytest.mark.parametrize("name", ["conv2d", "conv2d_grad_input", "conv2d_grad_weight"])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_small_images_are_convolved_as_products_of_as_many_as_scratch_holds(name: str, accumulate: bool) -> None:
+    x, y, w = (5, 30, 2, 2), (5, 34, 2, 2), (34, 30, 3, 3)
+    scratch = np.full(128 + 2 * 4 * (9 * 30 + 34) * 8, 255, np.uint8)
+    assert samples_at_once(y, w, 9, len(scratch), 8) == 2
+    rng = np.random.default_rng(0)
+    shapes, more = {
+        "conv2d": ((x, w), {}),
+        "conv2d_grad_input": ((y, w), {"shape": x}),
+        "conv2d_grad_weight": ((y, x), {"kernel": (3, 3)}),
+    }[name]
+    args = tuple(rng.normal(size=shape) for shape in shapes)
+    params = {"stride": (1, 1), "pads": (1, 1, 1, 1)} | more
+    expected = definitions()[name](*args, **params)
+    out = np.ones_like(expected)
+    Table("numpy").bind(name, args, (out,), params, scratch, accumulate)()
+    np.testing.assert_allclose(out, expected + accumulate, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("place", [dense, sliced])

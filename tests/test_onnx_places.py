@@ -14,6 +14,8 @@ import onnx
 
 from castile.launch import models
 from castile.launch.arrays import weights
+from castile.launch.importers.onnx.folding import Folding
+from castile.launch.importers.onnx.values import known
 from castile.planner.known.plans import data_parallel
 from castile.planner.strategy import Strategy
 from castile.runtime import machine
@@ -232,3 +234,12 @@ def test_what_is_taken_otherwise_is_refused(node: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="castile has no operator for") as error:
         models.parse(f"{path}:loss=mse").graph(BATCH)
     assert REFUSED[node] in str(error.value)
+
+
+def test_elements_of_known_numbers_are_taken_of_dims_of_any_length() -> None:
+    """ONNX's evaluator takes them of 64 at most; places of BERT's positions are among 512."""
+    numbers, places = np.arange(3 * 100 * 2).reshape(3, 100, 2), np.array([[[99, 3]], [[-1, 64]]])
+    node = onnx.helper.make_node("GatherElements", ["numbers", "places"], ["taken"], axis=1)
+    (taken,) = Folding("", {"": 17}, 3, 0, False).folded(node, [known("numbers", numbers), known("places", places)])
+    wanted = [[[numbers[0, 99, 0], numbers[0, 3, 1]]], [[numbers[1, 99, 0], numbers[1, 64, 1]]]]
+    np.testing.assert_array_equal(taken.array, wanted)

@@ -28,15 +28,22 @@ _inner3, _inner1 = inner(ROWS, 3), inner(ROWS, 1)
 _lone_inner3, _lone_inner1 = inner(1, 3), inner(1, 1)
 
 
+def packed_channels(channels: int) -> int:
+    """For how many channels `pack` leaves room to so many."""
+    return channels // ROWS * ROWS + (ROWS if channels % ROWS >= _FEW else channels % ROWS)
+
+
 @compiled
-def pack(packed, w, step, table, num, channels, run):  # type: ignore[no-untyped-def]
+def pack(packed, w, step, table, num, channels, run, groups, room, apart):  # type: ignore[no-untyped-def]
     """Weights of ROWS channels side by side: w[channel * step + table[k]] for each of num k; few channels alone.
 
-    run   so many k are taken of all channels before the next, because they lie together
+    run          so many k are taken of all channels before the next, because they lie together
+    room, apart  elements from one group of channels to the next, of what is packed and of w
     """
-    to, source, places = pointer(packed), pointer(w), pointer(table)
-    for start in range(0, num, run):
-        stop = min(num, start + run)
+    places = pointer(table)
+    for group, begin in np.ndindex(groups, (num + run - 1) // run):
+        to, source = after(pointer(packed), group * room), after(pointer(w), group * apart)
+        start, stop = begin * run, min(num, begin * run + run)
         for first in range(0, channels, ROWS):
             rest, block, seen = channels - first, after(to, first * num), after(source, first * step)
             if rest >= ROWS:
@@ -54,15 +61,18 @@ def pack(packed, w, step, table, num, channels, run):  # type: ignore[no-untyped
 
 
 @compiled
-def _load(copies, memory, step, images, first, num):  # type: ignore[no-untyped-def]
-    """Copies of `num` samples from `first` on: memory[channel, phase, sample, row, column], zero where no image is."""
+def _load(copies, memory, step, images, begin, first, num):  # type: ignore[no-untyped-def]
+    """Copies of `num` samples from `first` on: memory[channel, phase, sample, row, column], zero where no image is.
+
+    begin   where among the pixels the first channel lies
+    """
     pixels, steps, size = images
     before, stride, phases, grid = copies
     to = pointer(memory)
     for c, p in np.ndindex(size[0], phases.shape[0]):
         place = to
         for n in range(first, first + num):
-            source = after(pointer(pixels), n * steps[0] + c * steps[1])
+            source = after(pointer(pixels), begin + n * steps[0] + c * steps[1])
             if stride[0] == 1 and stride[1] == 1:
                 _place_rows(place, grid, source, steps[2], size, before)
             else:
@@ -103,8 +113,9 @@ def _place_phase(to, grid, x, row_step, size, before, stride, phase):  # type: i
 
 @compiled
 def correlate(  # type: ignore[no-untyped-def]
-    out, out_steps, images, copies, held, step, samples, batch, packed, plane, offsets, goals, channels, adds, lanes
-):
+    out, out_steps, images, copies, held, step, samples, batch, packed, plane, offsets, goals, channels, groups, adds,
+    lanes,
+):  # fmt: skip
     """Sums of every goal for all of a batch's samples, `samples` at once.
 
     goals[p]    number of k, where their offsets and where their weights begin, where in out the first place lies, rows
@@ -113,16 +124,19 @@ def correlate(  # type: ignore[no-untyped-def]
     images      pixels, their steps from sample to sample, channel to channel and row to row, and an image's size
     copies      see `copies.Copies`: zeros before rows and columns, strides, phases, rows and columns of a phase
     held        the copies, of which each channel's phases are `step` elements apart
+    groups      how many of such channels there are, and elements from one to the next: of a k's weights, out and images
     """
     width, image = copies[3][1], copies[3][0] * copies[3][1]
     # places of small images are worked on together, with those between them that are none
     several = max(1, PLACES // image)
-    for first in range(0, batch, samples):
+    for group, part in np.ndindex(groups[0], (batch + samples - 1) // samples):
+        first = part * samples
         num = min(samples, batch - first)
-        _load(copies, held, step, images, first, num)
+        _load(copies, held, step, images, group * groups[3], first, num)
         for p in range(goals.shape[0]):
             num_k, of_k, of_w, goal, rows, cols = goals[p]
-            places, w = after(pointer(offsets), of_k), after(pointer(packed), of_w)
+            places, w = after(pointer(offsets), of_k), after(pointer(packed), of_w + group * num_k * groups[1])
+            sums_of_group = after(pointer(out), goal + group * groups[2])
             last = (rows - 1) * width + cols
             m = 0
             while m < channels:
@@ -136,7 +150,7 @@ def correlate(  # type: ignore[no-untyped-def]
                         vectors = (high - low + lanes - 1) // lanes
                         _sums(pointer(plane), after(seen, low), places, w, num_k, block, vectors, lanes)
                         for i in range(low // image, (high - 1) // image + 1):
-                            target = after(pointer(out), goal + (first + n + i) * out_steps[0] + m * out_steps[1])
+                            target = after(sums_of_group, (first + n + i) * out_steps[0] + m * out_steps[1])
                             begin, end = max(low - i * image, 0), min(high - i * image, last)
                             sums = after(pointer(plane), begin + i * image - low)
                             _bring(target, out_steps, sums, rest, begin, end, width, cols, adds)
@@ -195,20 +209,22 @@ def _bring_rows(to, row_step, step, x, width, rows, cols, adds):  # type: ignore
 
 @compiled
 def slopes(  # type: ignore[no-untyped-def]
-    out, out_step, table, images, held, gradients, held_gradients, copies, step, samples, batch, offsets, sums, adds,
-    lanes, last, span,
+    out, out_step, table, images, held, gradients, held_gradients, copies, step, samples, batch, offsets, sums, groups,
+    adds, lanes, last, span,
 ):  # fmt: skip
     """out[m * out_step + table[k]] as the sum over all places of the gradients' channel m times what k's offset sees.
 
-    Images, gradients and copies are told as in `correlate`; gradients are copied as they lie. An image has `last`
-    places, those between its rows among them, and `span` vectors of places are multiplied at once.
+    Images, gradients and copies are told as in `correlate`, groups as there but of out, images and gradients; gradients
+    are copied as they lie. An image has `last` places, those between its rows among them, and `span` vectors of places
+    are multiplied at once.
     """
     image, whole = copies[3][0] * copies[3][1], ((0, 0), (1, 1), copies[2][:1], copies[3])
-    to, p_table, p_sums, channels, num_k = pointer(out), pointer(table), pointer(sums), gradients[2][0], offsets.size
-    for first in range(0, batch, samples):
+    p_table, p_sums, channels, num_k = pointer(table), pointer(sums), gradients[2][0], offsets.size
+    for group, part in np.ndindex(groups[0], (batch + samples - 1) // samples):
+        to, first = after(pointer(out), group * groups[1]), part * samples
         num = min(samples, batch - first)
-        _load(copies, held, step, images, first, num)
-        _load(whole, held_gradients, step, gradients, first, num)
+        _load(copies, held, step, images, group * groups[2], first, num)
+        _load(whole, held_gradients, step, gradients, group * groups[3], first, num)
         vectors = ((num - 1) * image + last + lanes - 1) // lanes
         for low in range(0, vectors, span):
             few = min(span, vectors - low)

@@ -32,7 +32,10 @@ _HEAD = 11
 _CALL = 2500
 _PLAIN, _STRIDED = (1.25, 1.75) if lanes(4) == 16 else (0.85, 0.95)
 
-# BLAS packs both operands, which pays where there are more terms, and more rows and columns.
+# Of more terms BLAS packs both operands, unless one is a vector; for few rows or columns that takes more than the sums.
+_UNPACKED = 10**6
+
+# There is more to gain by packing where there are more terms, and more rows and columns.
 _LARGE, _WIDE = 1 << 24, 64
 
 _three, _two, _one = panel(ROWS, 3), panel(ROWS, 2), panel(ROWS, 1)
@@ -44,7 +47,9 @@ def by_blas(sizes: Sizes, strided: bool, num: int, itemsize: int) -> float:
     sizes    of i, j and k
     strided  whether both operands have k side by side
     """
-    return prod(sizes) / lanes(itemsize) * (_STRIDED if strided else _PLAIN) + _CALL / num
+    rows, cols, depth = sizes
+    packed = (rows + cols) * depth if prod(sizes) > _UNPACKED and min(rows, cols) > 1 else 0
+    return prod(sizes) / lanes(itemsize) * (_STRIDED if strided else _PLAIN) + packed + _CALL / num
 
 
 def in_tiles(sizes: Sizes, packs: bool, scatters: bool, itemsize: int) -> float:

@@ -25,6 +25,9 @@ from castile.planner.op import Tensor
 from castile.planner.strategy import Config, Strategy, check_config
 from castile.runtime import memory
 
+# Numbers that are judged at once.
+_AT_ONCE = 1 << 17
+
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -251,41 +254,64 @@ def _fits(output: Tensor, truth: Tensor) -> bool:
 def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_samples: int) -> HeldOut | None:
     """What outputs are worth beside the truth, batch by batch; None where there are none.
 
-    Of each batch no more stays than sums, and of models that tell two classes apart a number for each sample: the
-    scores of a language model over all that is held out are more than any memory holds. Raises ValueError for a label
-    that is no class.
+    Judging takes several numbers in float64 for one of a batch, and the scores of a vocabulary are much of a step's
+    memory, so it goes block by block. Of each batch no more stays than sums, and of models that tell two classes apart
+    a number for each sample: the scores of a language model over all that is held out are more than any memory holds.
+    Raises ValueError for a label that is no class.
     """
     is_binary = any(node.op.name == "bce" for node in graph.nodes.values())
     total, right, count, unreal = 0.0, 0, 0, 0
     logits: list[tuple[np.ndarray, np.ndarray]] = []
     is_told = is_binary
     for batch, truth in pieces:
-        scores = _classes_last(graph, _logits(graph, batch.astype(np.float64)))
+        scores = _classes_last(graph, batch)
         if truth.dtype.kind in "iu" and scores.size % max(truth.size, 1) == 0 and scores.ndim > truth.ndim + 1:
             scores = scores.reshape(*truth.shape, -1)
-        if truth.dtype.kind in "iu" and scores.ndim == truth.ndim + 1:
-            if (outside := truth[(truth < 0) | (truth >= scores.shape[-1])]).size:
-                raise ValueError(
-                    f"label {outside[0]} is none of the {scores.shape[-1]} classes that the output "
-                    f"{graph.outputs[0]!r} tells apart: name first in g.outputs what labels are compared with"
-                )
-            chosen = np.take_along_axis(scores, truth[..., None], axis=-1)[..., 0]
-            losses, hits, is_told = logsumexp(scores, axis=-1) - chosen, scores.argmax(axis=-1) == truth, True
-        else:
-            truth = truth.reshape(scores.shape)
-            losses = np.logaddexp(0, scores) - truth * scores if is_binary else np.square(scores - truth)
-            hits = (expit(scores) > 0.5) == (truth > 0.5)
-            if is_binary:
-                logits.append((scores, truth > 0.5))
-        # not scores: one that is infinitely low may be a mask's
-        real = np.isfinite(losses)
-        total, right = total + float(losses.sum()), right + int((hits & real).sum())
-        count, unreal = count + losses.size, unreal + int((~real).sum())
+        classes = scores.shape[-1] if truth.dtype.kind in "iu" and scores.ndim == truth.ndim + 1 else 0
+        if classes and (outside := truth[(truth < 0) | (truth >= classes)]).size:
+            raise ValueError(
+                f"label {outside[0]} is none of the {classes} classes that the output "
+                f"{graph.outputs[0]!r} tells apart: name first in g.outputs what labels are compared with"
+            )
+        is_told = is_told or classes > 0
+        for some, there in _blocks(scores, truth if classes else truth.reshape(scores.shape), classes):
+            some = _logits(graph, some.astype(np.float64))
+            losses, hits = _told(some, there, classes > 0, is_binary)
+            if is_binary and not classes:
+                logits.append((some, there > 0.5))
+            # not scores: one that is infinitely low may be a mask's
+            real = np.isfinite(losses)
+            total, right = total + float(losses.sum()), right + int((hits & real).sum())
+            count, unreal = count + losses.size, unreal + int((~real).sum())
     if not count:
         return None
     area = auc(*map(np.concatenate, zip(*logits, strict=True))) if logits else None
     many = count if count != num_samples else None
     return HeldOut(total / count, num_samples, right / count if is_told else None, area, unreal, many)
+
+
+def _told(scores: np.ndarray, truth: np.ndarray, are_classes: bool, is_binary: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row of scores of classes, or of each number without such, its loss and whether it is right."""
+    if are_classes:
+        of_truth = np.take_along_axis(scores, truth[:, None], axis=-1)[:, 0]
+        return logsumexp(scores, axis=-1) - of_truth, scores.argmax(axis=-1) == truth
+    losses = np.logaddexp(0, scores) - truth * scores if is_binary else np.square(scores - truth)
+    return losses, (expit(scores) > 0.5) == (truth > 0.5)
+
+
+def _blocks(scores: np.ndarray, truth: np.ndarray, classes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows of so many classes, or single numbers without such, and what is compared with each: few of them at once."""
+    row = (classes,) if classes else ()
+    for samples in _cut(len(scores), scores.size // max(1, len(scores))):
+        some, there = scores[samples].reshape(-1, *row), truth[samples].reshape(-1)
+        for rows in _cut(len(there), max(1, classes)):
+            yield some[rows], there[rows]
+
+
+def _cut(length: int, size: int) -> Iterator[slice]:
+    """A dim in pieces of few numbers, of which each of its places has `size`."""
+    step = max(1, _AT_ONCE // max(1, size))
+    return (slice(first, first + step) for first in range(0, length, step))
 
 
 def _logits(graph: Graph, outputs: np.ndarray) -> np.ndarray:

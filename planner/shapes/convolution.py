@@ -33,7 +33,7 @@ def _forward(outs: Results, accumulate: bool, x: Spec, w: Spec, **how: Any) -> i
     size, window = _padded(x.shape[2:], how["pads"]), _extents(w.shape[2:], how["dilation"])
     channels = x.shape[1] // how["groups"]
     copied = _copied(x.shape[0], channels, size, window[0], how["stride"], x.itemsize, COLUMNS_CAP)
-    return _weights(w) + copied
+    return _weights(w, how["groups"]) + copied
 
 
 def _backward(
@@ -46,7 +46,8 @@ def _backward(
     size = [d + max(n, -(-p // s)) for d, n, p, s in zip(reach, dy.shape[2:], padded, how["stride"], strict=True)]
     channels = dy.shape[1] // how["groups"]
     least, itemsize = 2 * reach[0] + 1, dy.itemsize
-    return _weights(w) + _copied(dy.shape[0], channels, (size[0], size[1]), least, (1, 1), itemsize, COLUMNS_CAP)
+    copied = _copied(dy.shape[0], channels, (size[0], size[1]), least, (1, 1), itemsize, COLUMNS_CAP)
+    return _weights(w, how["groups"]) + copied
 
 
 def _slopes(outs: Results, accumulate: bool, dy: Spec, x: Spec, *, kernel: Shape, **how: Any) -> int:
@@ -70,10 +71,10 @@ def _copied(batch: int, channels: int, size: Pair, least: int, stride: Pair, ite
     return max(smallest, min(largest, cap))
 
 
-def _weights(w: Spec) -> int:
-    """Bytes of the weights in blocks of their outputs or inputs, and of the sums of a block."""
+def _weights(w: Spec, groups: int) -> int:
+    """Bytes of the weights in blocks of each group's outputs or inputs, and of the sums of a block."""
     o, i, *taps = w.shape
-    packed = round_up(w.itemsize * prod(taps) * (o * i + _BLOCK * max(o, i)))
+    packed = round_up(w.itemsize * prod(taps) * (o * i + _BLOCK * max(o, groups * i)))
     return packed + round_up(w.itemsize * _BLOCK * _PLACES)
 
 

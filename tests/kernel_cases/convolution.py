@@ -25,6 +25,14 @@ SPECIAL = [
     # more small images than are summed at once
     ((41, 2, 4, 4), 9, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     ((43, 3, 5, 3), 10, (3, 2), (2, 2), (1, 1, 0, 1), (1, 1), 1),
+    # groups of more inputs than outputs, whose blocks are padded, and of one channel, of which there are many
+    ((2, 16, 5, 5), 6, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 2),
+    ((3, 40, 4, 4), 40, (5, 5), (2, 1), (2, 2, 2, 2), (1, 1), 40),
+    # small images of many channels, which are products of what their windows see
+    ((5, 30, 2, 2), 34, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    ((3, 21, 4, 5), 24, (3, 2), (2, 1), (2, 1, 0, 3), (1, 2), 1),
+    ((4, 20, 7, 5), 33, (2, 2), (3, 3), (0, 1, -1, 0), (1, 1), 1),
+    ((3, 70, 2, 2), 280, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     # rows longer than what is summed at once
     ((1, 2, 3, 520), 3, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
 ]

@@ -52,6 +52,8 @@ class Folding:
             return [_moved(node, first, partial(evaluated, node, opsets=self.opsets), inputs[1:])]
         if node.op_type == "Expand":
             return [known(node.output[0], self._stretched(*(one.array for one in given)))]
+        if node.op_type == "GatherElements":
+            return [known(node.output[0], _at_places(node, *(one.array for one in given)))]
         made = evaluated(node, [one if one is None else one.array for one in inputs], self.opsets)
         return [known(name, array) for name, array in zip(node.output, made, strict=False)]
 
@@ -98,6 +100,13 @@ def _tensor(node: Any) -> Any:
             tensor.name = node.output[0]
             return tensor
     return None
+
+
+def _at_places(node: Any, array: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Elements of a dim, which ONNX's evaluator takes of at most 64."""
+    dim = next((a.i for a in node.attribute if a.name == "axis"), 0) % array.ndim
+    there = array[tuple(slice(None if n == dim else length) for n, length in enumerate(places.shape))]
+    return np.take_along_axis(there, places % array.shape[dim], dim)
 
 
 def _moved(node: Any, first: Known, made: Callable[[list[np.ndarray | None]], list[np.ndarray]], others: Any) -> Known:
