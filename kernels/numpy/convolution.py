@@ -44,7 +44,7 @@ def conv2d(
     x, pads = _trimmed(x, pads)
     windows = Windows(w.shape[2:], stride, pads, dilation)
     in_whole = windows.pointwise and groups == 1 and _gapless(x) and _gapless(out)
-    samples = 0 if groups > 1 else _unfolded(out.shape, w.shape, x, windows, in_whole, scratch)
+    samples = _unfolded(out.shape, w.shape, x, windows, in_whole, groups, scratch)
     if samples:
         return unfolding.forward(out, x, w, windows, samples, scratch, accumulate)
     if in_whole:
@@ -79,7 +79,7 @@ def conv2d_grad_input(
     out, dy, w = _images(out, dy, w)
     windows = Windows(w.shape[2:], stride, pads, dilation)
     in_whole = windows.pointwise and groups == 1 and _gapless(out) and _gapless(dy)
-    samples = 0 if groups > 1 else _unfolded(dy.shape, w.shape, out, windows, in_whole, scratch)
+    samples = _unfolded(dy.shape, w.shape, out, windows, in_whole, groups, scratch)
     if samples:
         return unfolding.backward(out, dy, w, windows, samples, scratch, accumulate)
     if in_whole:
@@ -110,7 +110,7 @@ def conv2d_grad_weight(
     x, pads = _trimmed(x, pads)
     windows = Windows(out.shape[2:], stride, pads, dilation)
     in_whole = windows.pointwise and groups == 1 and _gapless(dy) and _gapless(x)
-    samples = 0 if groups > 1 else _unfolded(dy.shape, out.shape, x, windows, in_whole, scratch)
+    samples = _unfolded(dy.shape, out.shape, x, windows, in_whole, groups, scratch)
     if samples:
         return unfolding.slopes(out, dy, x, windows, samples, scratch, accumulate)
     if in_whole:
@@ -118,12 +118,15 @@ def conv2d_grad_weight(
     return chain_all(_slopes(out, dy, x, windows, groups, scratch, accumulate))
 
 
-def _unfolded(y: Shape, w: Shape, x: np.ndarray, windows: Windows, in_whole: bool, scratch: np.ndarray) -> int:
-    """On how many samples of images x at once a product of what windows see is expected to take least, else 0.
+def _unfolded(
+    y: Shape, w: Shape, x: np.ndarray, windows: Windows, in_whole: bool, groups: int, scratch: np.ndarray
+) -> int:
+    """On how many samples of images x at once a product of what windows see is expected to take least, else 0, as of
+    several groups.
 
     in_whole   whether each sample is a product as it lies
     """
-    if 0 in (*y, *w, *x.shape):
+    if groups > 1 or 0 in (*y, *w, *x.shape):
         return 0
     copied = looking((x.shape[2], x.shape[3]), windows, (y[2], y[3]))
     return unfolding.samples_at_once(y, w, None if in_whole else copied.image, scratch.size, x.itemsize)
