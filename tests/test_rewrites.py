@@ -78,13 +78,13 @@ def given_originally(text: str) -> np.ndarray:
     return forward(graph, whole_on(graph))
 
 
-def apart(one: Trained, other: Trained) -> float:
+def apart(one: Trained, other: Trained, rate: float) -> float:
     """How far losses are from each other, and parameters and what is kept beside them, relative to their sizes.
 
     What begins at zero and has no slope, as between two norms, is what rounding makes of it: at least a rate counts.
     """
     assert one.carried.keys() == other.carried.keys()
-    sizes = {r: max(RATE, np.abs(one.carried[r.rpartition("/")[0] or r]).max()) for r in one.carried}
+    sizes = {r: max(rate, np.abs(one.carried[r.rpartition("/")[0] or r]).max()) for r in one.carried}
     of_regions = [difference(other.carried[region], one.carried[region], size) for region, size in sizes.items()]
     return max(difference(other.losses, one.losses), *of_regions)
 
@@ -97,12 +97,12 @@ def test_a_rewritten_model_trains_alike(name: str, text: str) -> None:
     if made.fingerprint == graph.fingerprint:
         return
     known, one = values(graph), trained_originally(text)
-    far = apart(one, trained(made, known, 2))
+    far = apart(one, trained(made, known, 2), RATE)
     if far >= EXACT:
         # norms over few places, one after the other, make much of what rounding does
         params = {t.name for t in graph.params}
         shaken = {n: x * (1 + np.finfo(x.dtype).eps) if n in params else x for n, x in known.items()}
-        assert far < 16 * apart(one, trained(graph, shaken, 2))
+        assert far < 16 * apart(one, trained(graph, shaken, 2), RATE)
 
 
 @every_model
@@ -152,7 +152,7 @@ def test_of_what_works_on_each_element_as_much_is_one_node_as_can_be(graph: Grap
     apart_from = {name for name in made.nodes if name not in made.outputs} - {"fc", "loss"}
     assert all(len(readers[name]) != 1 or readers[name] == ["cross_entropy"] for name in apart_from)
     known = values(graph)
-    assert apart(trained(graph, known, 1), trained(made, known, 1)) < EXACT
+    assert apart(trained(graph, known, 1), trained(made, known, 1), RATE) < EXACT
 
 
 @every_model
