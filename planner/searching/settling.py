@@ -61,9 +61,9 @@ def settled(
 
     is_over   once it says so nothing further is tried, but sizes of data parallelism where another plan may be taken
     pins      what updates in pieces must have
-    Where plans have many parts what nodes compute is bounded first: what keeps a processor at work for longer than the
-    best so far takes is better in no order, with no buckets and with nothing begun ahead.
-    So what was not ranked behind data parallelism without buckets is not ranked behind it with them.
+    So what was not ranked behind data parallelism without buckets is not ranked behind it with them. Where plans have
+    many parts what nodes compute is bounded first: what keeps a processor at work for longer than the best so far takes
+    is better in no order, with no buckets and with nothing begun ahead.
     """
     base, most = found.seeds[DATA_PARALLEL].strategy, NEAR * found.evaluated.energy
     parts, is_sparing = num_parts(evaluator), evaluator.objective == "memory"
@@ -78,9 +78,11 @@ def settled(
         return variants(evaluator, plan, of, is_over, ways[:1] if is_far else ways, is_base, most)
 
     def is_beaten(one: Evaluated, by: Evaluated) -> bool:
+        if not (is_dear and by.fits):
+            return False
         # What updates take buckets change.
         nodes = {name: one.strategy.configs[name] for name in evaluator.lowering.piece.nodes}
-        return is_dear and by.fits and evaluator.bound(nodes) > by.energy
+        return evaluator.bound(nodes) > by.energy
 
     known = {} if found.is_insisted else {DATA_PARALLEL: tried(base, is_base=True)}
     mine = tried(found.strategy)
