@@ -143,6 +143,9 @@ CASES = {
     "backwards": [Loop(600, (Access(0, 1 << 24, 16, -1024),))],
     "what is written": [Loop(600, (Access(0, 0, 4, 256, writes=True),))],
     "halves of sectors": [Loop(600, (Access(0, 0, 64, 16, writes=True),))],
+    "what was written on the way, written again": [
+        Loop(600, (Access(0, 0, 0, 32, writes=True),)), Loop(1, (Access(0, 320, 4, 0, writes=True),)),
+    ],
     "what ends before the loop": [Loop(600, (Access(0, 0, 16, 1024, until=500), Access(1, 0, 16, 64, since=100)))],
     "an inner loop": [Loop(100, (ROW,), inner=5)],
     "a long inner loop": [Loop(6, (ROW,), inner=300)],

@@ -27,12 +27,15 @@ _WHOLE = 2**SECTOR - 1
 
 @dataclass(frozen=True)
 class Touch:
-    """What threads read or wrote at once, at these addresses; `fresh` are sectors that had not been touched before."""
+    """What threads read or wrote at once, at these addresses; `fresh` are sectors that had not been touched before.
+
+    wrote   of each sector the bytes that were written, a bit each
+    """
 
     addresses: Any
     sectors: Any
     fresh: Any
-    writes: bool
+    wrote: Any
 
 
 class Memory:
@@ -69,9 +72,8 @@ class Memory:
     def asked(self, addresses: Any, warps: Any, nbytes: int, writes: bool, past: bool) -> Touch:
         """Threads of these warps read or write so many bytes from addresses on, maybe past the cache of their
         processor."""
-        if writes:
-            self._writes(addresses, nbytes)
         sectors = np.unique(np.concatenate([addresses, addresses + nbytes - 1]) // SECTOR)
+        wrote = self._writes(addresses, nbytes) if writes else np.zeros(len(sectors), np.int64)
         now, last, tally = self.clock, self._touched(sectors), self.tally
         for sector, when in zip(sectors.tolist(), last.tolist(), strict=True):
             if when != _NEVER:
@@ -82,17 +84,26 @@ class Memory:
         tally["asked"] += len(sectors) if past else int((is_fresh | (now - last > _OWN)).sum())
         tally["touched"] += int(is_fresh.sum())
         self.clock += len(sectors)
-        return Touch(addresses, sectors, sectors[is_fresh], writes)
+        return Touch(addresses, sectors, sectors[is_fresh], wrote)
 
-    def _writes(self, addresses: Any, nbytes: int) -> None:
+    def _writes(self, addresses: Any, nbytes: int) -> Any:
+        """The bytes of each sector that are written, a bit each."""
         addresses = np.sort(addresses)
         sectors, begins = np.unique(addresses // SECTOR, return_index=True)
         bits = np.bitwise_or.reduceat((1 << nbytes) - 1 << addresses % SECTOR, begins)
-        for sector, more in zip(sectors.tolist(), bits.tolist(), strict=True):
-            before = self._written.get(sector, 0)
+        known = self._bytes(sectors)
+        for sector, before, more in zip(sectors.tolist(), known.tolist(), bits.tolist(), strict=True):
             self._written[sector] = after = before | more
             self.tally["wrote"] += not before
             self.tally["partly"] += (after < _WHOLE) - (0 < before < _WHOLE)
+        return bits
+
+    def _bytes(self, sectors: Any) -> Any:
+        """The bytes of these that were written, a bit each."""
+        found = np.array([self._written.get(sector, 0) for sector in sectors.tolist()])
+        for run in self._runs:
+            found |= run.written(sectors)
+        return found
 
     def _touched(self, sectors: Any) -> Any:
         """When these were touched last."""
@@ -110,9 +121,6 @@ class Memory:
         runs = _runs(touches, self._last, num, ticks)
         if runs is None or any(self._meets(run, fresh) for run, fresh in runs):
             return False
-        for touch, shift in touches:
-            if touch.writes:
-                self._written |= {one + num * shift: self._written[one] for one in touch.sectors.tolist()}
         still = {one for touch, shift in touches if not shift for one in touch.sectors.tolist()}
         self._last |= {one: self._last[one] + num * ticks for one in still}
         self._runs += [run for run, _ in runs]
@@ -147,13 +155,17 @@ def _runs(
         if shift := each[0][1]:
             sectors = np.unique(np.concatenate([touch.sectors for touch, _ in each]))
             fresh = np.concatenate([touch.fresh for touch, _ in each])
-            found.append((_Run.of(array, sectors, [last[one] for one in sectors.tolist()], shift, num, ticks), fresh))
+            wrote = np.zeros(len(sectors), np.int64)
+            for touch, _ in each:
+                wrote[np.searchsorted(sectors, touch.sectors)] |= touch.wrote
+            times = [last[one] for one in sectors.tolist()]
+            found.append((_Run.of(array, sectors, times, wrote, shift, num, ticks), fresh))
     return found
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Sectors of one array that were touched at some times, and further on so many times more.
+    """Sectors of one array that were touched at some times, some of their bytes written, and so many times further on.
 
     Each has a code, its rest by the shift and then how many shifts it is from the array's beginning, so that one is
     `num` codes behind another where it comes there with the last turn.
@@ -162,18 +174,21 @@ class _Run:
     array: int
     sectors: Any
     times: Any
+    wrote: Any
     codes: Any
     shift: int
     num: int
     ticks: int
 
     @classmethod
-    def of(cls, array: int, sectors: Any, times: Iterable[int], shift: int, num: int, ticks: int) -> _Run:
-        """Of sectors, whose order is theirs, and when each was touched."""
-        bare = cls(array, sectors, np.array(times), sectors, shift, num, ticks)
+    def of(
+        cls, array: int, sectors: Any, times: Iterable[int], wrote: Any, shift: int, num: int, ticks: int
+    ) -> _Run:
+        """Of sectors, whose order is theirs, when each was touched, and which bytes of it a turn writes."""
+        bare = cls(array, sectors, np.array(times), wrote, sectors, shift, num, ticks)
         codes = bare.code(sectors)
         order = np.argsort(codes)
-        return cls(array, sectors[order], bare.times[order], codes[order], shift, num, ticks)
+        return cls(array, sectors[order], bare.times[order], wrote[order], codes[order], shift, num, ticks)
 
     def code(self, sectors: Any) -> Any:
         """The codes of sectors of the array."""
@@ -189,6 +204,16 @@ class _Run:
         turns = codes - self.codes[first]
         is_met = (turns > 0) & (turns <= self.num) & (sectors >> _APART == self.array)
         return np.where(is_met, self.times[first] + turns * self.ticks, _NEVER)
+
+    def written(self, sectors: Any) -> Any:
+        """The bytes of these that were written on the way, a bit each: by all that came by."""
+        if not self.wrote.any():
+            return np.zeros(len(sectors), np.int64)
+        codes = self.code(sectors)
+        begins, ends = (np.searchsorted(self.codes, each).tolist() for each in (codes - self.num, codes))
+        came_by = (self.wrote[begin:end] for begin, end in zip(begins, ends, strict=True))
+        bits = np.fromiter((np.bitwise_or.reduce(each) for each in came_by), np.int64, len(sectors))
+        return np.where(sectors >> _APART == self.array, bits, 0)
 
     def is_ahead(self, known: Any, sectors: Any) -> bool:
         """Whether any of what is known lies on the way of these sectors."""
