@@ -68,6 +68,8 @@ def _check(command: Checkpoint) -> None:
     exports = command.action == "export"
     if exports and not command.out:
         raise UserError("castile checkpoint export: name the file to write with --out FILE")
+    if exports and Path(command.out).suffix not in ("", ".safetensors"):
+        raise UserError(f"--out {command.out}: what is written is safetensors, so let the name end in .safetensors")
     if not exports and (command.out or command.state):
         name = "--out" if command.out else "--state"
         raise UserError(f"{name} belongs to `castile checkpoint export`, not to {command.action}")

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from castile.launch import models
+from castile.launch import data, models
 from castile.launch.arrays import results, weights  # fmt: skip
 from castile.launch.arrays.results import Column
 from castile.launch.checkpoints import folder as folders
@@ -131,6 +131,9 @@ def run(command: Predict) -> int:
     say = Speaker(comm.rank == 0, command.json)
     saved = _saved(comm, command.checkpoint, say) if command.checkpoint else None
     command = _filled(command, saved)
+    if saved is not None and (setting := data.told_otherwise(command.data, saved.facts.data)):
+        what = f"its {setting} is not that of training, {saved.facts.data}, so that numbers mean other things"
+        say.warn(f"--data {command.data}: {what}: leave it as it was there, and name new rows by new=FILE beside it")
     job = jobs.start(
         command.model, command.machine, command.batch, command.profile or None, dataset=command.data,
         seed=command.seed or 0, dtype=command.dtype, plan=command.plan,
@@ -286,7 +289,8 @@ def _check_saved(command: Predict, job: Job, saved: Reader) -> None:
         found = saved.regions.get(name)
         if found is None or found.shape != graph.tensors[name].shape:
             there = "it has none" if found is None else f"its own has {found.shape}"
-            raise UserError(f"{told}, whose {name!r} has shape {graph.tensors[name].shape} here: {there}")
+            on = f" with --data {command.data}" if facts.model == built.text else ""
+            raise UserError(f"{told}{on}, whose {name!r} has shape {graph.tensors[name].shape} here: {there}")
 
 
 def _plan(command: Predict, job: Job, saved: Reader | None) -> _Planned:

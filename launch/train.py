@@ -75,7 +75,8 @@ class Train:
     """Learning rate, the schedule's peak; the model's own by default."""
     schedule: options.Schedule = ""
     """How the rate goes: constant, linear, cosine or wsd, with settings: cosine:warmup=100,floor=0.1 (a share of the
-    peak), wsd:warmup=0.05,decay=0.2; lengths in steps, or below 1 as a share of the run. The model's own by default."""
+    peak), wsd:warmup=0.05,decay=0.2; lengths in steps, or below 1 as a share of the run; or a Python file with share().
+    The model's own by default."""
     clip: options.Norm = None
     """Scale the gradient to this norm where it is longer; the model's own by default, 0 for never."""
     undecayed: options.Patterns = ""

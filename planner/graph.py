@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -71,6 +72,7 @@ class Graph:
     states    what is carried from step to step and no optimizer moves (running statistics)
     updates   the node that renews each state at the end of a training step's forward pass
     loss      the tensor that training minimises; outputs: what evaluation reads
+    frozen    the parameters that training leaves as they are
     """
 
     name: str
@@ -83,6 +85,7 @@ class Graph:
     updates: dict[str, Node] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
     loss: str = ""
+    frozen: frozenset[str] = frozenset()
     _told: tuple[list[object], str] | None = field(default=None, init=False, repr=False, compare=False)
 
     def input(self, name: str, shape: tuple[int, ...], axes: str, dtype: str | None = None) -> Tensor:
@@ -180,6 +183,15 @@ class Graph:
             raise ValueError(f"the loss {loss.name!r} should be a scalar, its shape is {loss.shape}")
         self.loss = loss.name
 
+    def freeze(self, patterns: Sequence[str]) -> None:
+        """Training leaves parameters of such names as they are, and makes no gradients for them.
+
+        Raises ValueError where none is left to train.
+        """
+        self.frozen |= {param.name for param in self.params if any(fnmatchcase(param.name, one) for one in patterns)}
+        if patterns and not self.trained:
+            raise ValueError(f"{self.name}: all of its parameters are frozen, and none is left to train: freeze fewer")
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name in layers.available():
             return partial(layers.find(name), self)
@@ -215,6 +227,11 @@ class Graph:
         return [t for t in self.tensors.values() if t.param]
 
     @property
+    def trained(self) -> list[Tensor]:
+        """Those of the parameters that training moves."""
+        return [param for param in self.params if param.name not in self.frozen]
+
+    @property
     def batch(self) -> int:
         """The extent of the sample axis."""
         return self.tensors[self.inputs[0]].shape[0]
@@ -230,9 +247,9 @@ class Graph:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of nodes, settings, shapes, orders of dims and wiring."""
+        """A hash of nodes, settings, shapes, orders of dims, wiring, and of what is not trained."""
         # every plan is asked whether it was made for this graph
-        now = [*self.nodes.values(), *self.updates.values(), *self.tensors.values(), self.loss]
+        now = [*self.nodes.values(), *self.updates.values(), *self.tensors.values(), self.loss, self.frozen]
         if self._told is None or self._told[0] != now:
             self._told = now, self._fingerprint()
         return self._told[1]
@@ -241,7 +258,7 @@ class Graph:
         nodes = [(n.name, n.op.name, n.op.settings, n.inputs, n.outputs) for n in self.nodes.values()]
         updates = [(n.name, n.op.name, n.op.settings, n.inputs) for n in self.updates.values()]
         tensors = [(t.name, t.shape, t.dtype, t.param) for t in self.tensors.values()]
-        told = (nodes, updates, tensors, self.loss, *sorted(self.orders.items()))
+        told = (nodes, updates, tensors, self.loss, *sorted(self.orders.items()), *sorted(self.frozen))
         return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 

@@ -203,7 +203,7 @@ class Lowering:
     def _followers(self) -> dict[str, str]:
         """By node that lies as an update does by default that update: casts, and what clips gradients."""
         found = {fetch_name(name): update_name(name) for name in self._cast}
-        clipped = [param.name for param in self.graph.params if self._together]
+        clipped = [param.name for param in self.graph.trained if self._together]
         return found | {f"{name}/{kind}": update_name(name) for name in clipped for kind in ("square_sum", "clip")}
 
     @cached_property

@@ -20,7 +20,6 @@ from castile.planner.evaluation.evaluated import Evaluated
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.frontier import Frontier
 from castile.planner.evaluation.sizes import variants
-from castile.planner.known.seeds import seed as known_plan
 from castile.planner.known.seeds import seeds as known_plans
 from castile.planner.known.seeds import stamped
 from castile.planner.lower import Lowering
@@ -192,7 +191,8 @@ class Run:
 
         Raises TooManyTransfers where it has too many to look at.
         """
-        found = self.propose(known_plan(name, self.lowering, self.evaluator.cost))
+        known = known_plans(self.lowering, [name], self.evaluator.cost, self.pins)
+        found = self.propose(known[name].configs)
         if found is None:
             raise TooManyTransfers(f"plan {name}: {TOO_MANY}")
         return found

@@ -152,6 +152,8 @@ def test_what_is_refused(folder, capsys, tmp_path):
     assert "--state belongs to" in run(capsys, "verify", folder, "--state", status=2)
     assert "--out belongs to" in run(capsys, "ls", folder, "--out", "x", status=2)
     assert "this is a folder" in run(capsys, "export", folder, "--out", tmp_path, status=2)
+    for name in ("w.npz", "w.pt"):  # who reads such a file looks for another format in it
+        assert f"{name}: what is written is safetensors" in run(capsys, "export", folder, "--out", name, status=2)
     shutil.rmtree(folder / "step-00000015")
     (folder / "step-00000015").mkdir()
     assert "manifest.json: it cannot be read" in run(capsys, "verify", folder, status=2)

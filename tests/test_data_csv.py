@@ -14,8 +14,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from castile.launch import data
+from castile.launch import data, models
 from castile.launch.data.csv import Texts
+from castile.launch.jobs import fitting
+from castile.launch.processes.ranks import UserError
 from tests.answers import sentence
 from tests.data_files import everything
 
@@ -118,6 +120,57 @@ def test_numbers_are_standardised_by_the_training_rows(tmp_path):
         np.testing.assert_allclose(part["numbers"][:, 0], (part["label"][:, 0] - mean) / deviation, atol=1e-5)
         assert not part["numbers"][:, 1].any()
     assert abs(np.corrcoef(np.arange(800), train["label"][:, 0])[0, 1]) < 0.15
+
+
+def test_samples_are_known_by_their_rows_in_the_file(planes):
+    d = data.load(f"csv:file={planes},label=delay,categories=carrier,numbers=seats", 3)
+    assert data.rows_of(d.in_order("all")).tolist() == [0, 2, 3, 5]
+    for part in (d.train, d.held_out):
+        delays = dict(zip([0, 2, 3, 5], [20, -5, 15, 16], strict=True))
+        assert [delays[n] for n in data.rows_of(part)] == everything(part)["label"][:, 0].tolist()
+
+
+NEW = {7: "7,k0", 50: "50,k1", 2: "NA,k2", 199: "199,k3", -1: "50,none like it"}
+
+
+@pytest.mark.parametrize("is_judged", [False, True])
+def test_new_rows_are_what_they_would_be_beside_those_to_train_on(is_judged, tmp_path):
+    known = write(tmp_path / "t.csv", table(200).replace("same", "label"))
+    lines = [f"n,kind{',label' * is_judged}", *(f"{row}{',3' * is_judged}" for row in NEW.values())]
+    new = write(tmp_path / "new.csv", "\n".join(lines))
+    words = f"csv:file={known},label=label,categories=kind,numbers=n"
+    before, d = data.load(words, 5), data.load(f"{words},new={new}", 5)
+    every, found = everything(before.in_order("all")), everything(d.held_out)
+    assert set(found) == {"categories", "numbers", *(["label"] if is_judged else [])}
+    assert data.rows_of(d.held_out).tolist() == [0, 1, 3, 4] and d.num_dropped == 1
+    for name, rows in found.items():
+        assert np.array_equal(rows[:3], every[name][[7, 50, 199]]), name
+    assert found["categories"][3] == 0 and found["numbers"][3] == every["numbers"][50]
+    assert d.sizes == before.sizes
+    assert all(np.array_equal(rows, everything(before.train)[name]) for name, rows in everything(d.train).items())
+    both = d.in_order("all")
+    assert set(both.shapes) == set(found) and len(set(data.rows_of(both).tolist())) == len(both) == 184
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("n,kind,label\n1,k0,\n", "0 of 1 rows have nothing missing .* leave out the column 'label'"),
+        ("n,kind,label\n1,k0,8\n", "column 'label' has '8', a class that `file` lacks"),
+        ("n,label\n1,3\n", "no column is named 'kind'"),
+    ],
+)
+def test_new_rows_that_cannot_be_told_are_refused(text, words, tmp_path):
+    known, new = write(tmp_path / "t.csv", table(200).replace("same", "label")), write(tmp_path / "new.csv", text)
+    with pytest.raises(ValueError, match=rf"^data set csv: .*new\.csv: {words}"):
+        data.load(f"csv:file={known},label=label,classes=true,categories=kind,numbers=n,new={new}", 5)
+
+
+def test_who_needs_columns_that_are_not_named_is_told_how(planes):
+    d = data.load(f"csv:file={planes},label=delay,categories=carrier", 0)
+    model = models.parse("dlrm:sizes=4")
+    with pytest.raises(UserError, match=r": say what its numbers are, as in --data csv:\.\.\.,numbers=A\+B$"):
+        fitting.check(model, model.graph(2), d, None)
 
 
 def test_rows_stay_whole_across_blocks(tmp_path, monkeypatch):

@@ -304,14 +304,26 @@ def test_settings_name_lengths_inputs_and_losses(tmp_path: Path) -> None:
         models.parse(path).graph(2)
     graph = models.parse(f"{path}:T=5,inputs=numbers,loss=bce").graph(3)
     assert graph.tensors["numbers"].shape == (3, 5, 3) and graph.nodes["loss"].op.name == "bce"
-    graph = models.parse(f"{path}:T=5,frozen=*").graph(3, training=False)
-    # what a product takes is trained whatever it is called; what is added or multiplied may be frozen
-    assert [t.name for t in graph.params] == ["w"]
-    for wrong, sentence in (("T=5,loss=hinge", "no loss 'hinge'"), ("T=5,inputs=a+b", "should name its 1 inputs, x")):
+    for wrong, sentence in (
+        ("T=5,loss=hinge", "no loss 'hinge'"), ("T=5,inputs=a+b", "should name its 1 inputs, x"),
+        ("T=5,frozen=v*", r"frozen=v\*: no parameter has a name like that"), ("T=5,frozen=w", "none is left to train"),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=sentence):
             models.parse(f"{path}:{wrong}").graph(2)
     with pytest.raises(ValueError, match="no setting 'U'"):
         models.parse(f"{path}:U=5")
+
+
+def test_weights_of_such_names_are_frozen_whatever_takes_them(tmp_path: Path) -> None:
+    """What a product takes stays a parameter, what is added or multiplied becomes a constant; neither is trained."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    two (float[N, 3] x) => (float[N, 2] y) {
+        z = MatMul (x, body_w) m = Mul (z, body_scale) h = Relu (m) y = MatMul (h, head_w)
+    }"""
+    path = write(network(text, body_w=(3, 4), body_scale=(4,), head_w=(4, 2)), tmp_path / "two.onnx")
+    graph = models.parse(f"{path}:frozen=body*").graph(3)
+    assert graph.frozen == {"body_w"} and graph.states == ["body_scale"]
+    assert [t.name for t in graph.trained] == ["head_w"]
 
 
 def save(proto: onnx.ModelProto, path: Path, location: str) -> str:

@@ -199,6 +199,32 @@ def test_data_without_labels(predicted: Ran, tmp_path: Path) -> None:
     assert difference(one["fc2"], all_of_it["fc2"][:1]) < 1e-6
 
 
+def test_new_rows_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Caught) -> None:
+    """They are numbered by the table that was trained on, and a table that numbers them otherwise is told of."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in homes.make(tmp_path / "home").items():
+        monkeypatch.setenv(name, value)
+    rows = [(f"k{n % 5}", n % 2, n) for n in range(60)]
+    Path("t.csv").write_text("kind,label,much\n" + "".join(f"{k},{y},{x}\n" for k, y, x in rows))
+    Path("new.csv").write_text("much,kind\n" + "".join(f"{x},{k}\n" for k, _, x in rows[:7]))
+    Path("other.csv").write_text("kind,label,much\n" + "".join(f"{k},{y},{2 * x}\n" for k, y, x in rows[::-1]))
+    table = "csv:file=t.csv,label=label,categories=kind,numbers=much"
+    line = ["train", "dlrm", "--data", table, "--steps", "2", "--batch", "8", "--search", "one_processor"]
+    assert main([*line, "--checkpoint", "run"]) == 0
+
+    def said(*words: str) -> tuple[dict[str, np.ndarray], str]:
+        capsys.readouterr()
+        assert main(["predict", "run/resolved.toml", *words, "--out", "p.npz"]) == 0
+        with np.load("p.npz") as found:
+            return dict(found), capsys.readouterr().err
+
+    (every, _), (new, err) = said("--samples", "all"), said("--data", f"{table},new={tmp_path}/new.csv")
+    assert np.array_equal(new["data/row"], np.arange(7)) and difference(new["head"], every["head"][:7]) < 1e-6
+    assert not err and not said("--data", table.replace("t.csv", f"{tmp_path}/t.csv"))[1]
+    _, err = said("--data", table.replace("t.csv", "other.csv"))
+    assert f"its file is not that of training, {table}, so that numbers mean other things" in err
+
+
 NOISE = "noise:size=8,channels=1,classes=10,samples=99"
 NAMELESS = """
 from castile.planner.graph import Graph

@@ -123,3 +123,31 @@ def test_wsd_keeps_the_peak_until_its_last_steps():
 def test_what_makes_no_sense_is_told(text, told):
     with pytest.raises(ValueError, match=told):
         rates.parse(text)
+
+
+def test_a_function_of_the_users_own_says_the_shares(tmp_path):
+    path = tmp_path / "drop it.py"
+    path.write_text("def share(step, num_steps, late: float = 0.5): return 1 if step < late * num_steps else 0.25")
+    assert [rates.parse(str(path)).rates(2.0, 4)(step) for step in range(4)] == [2.0, 2.0, 0.5, 0.5]
+    assert [rates.parse(f"{path}:late=0.25").rates(2.0, 4)(step) for step in range(4)] == [2.0, 0.5, 0.5, 0.5]
+    with pytest.raises(ValueError, match=r"has no setting 'lat' \(did you mean 'late'"):
+        rates.parse(f"{path}:lat=1")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", r"schedule file .*mine\.py has no function share\(step, num_steps\)"),
+        ("def share(step, num_steps): return -1", r"share\(2, 9\) gives -1: a share of the peak is a finite number"),
+        ("def share(step, num_steps): return float('nan')", r"share\(2, 9\) gives nan: a share of the peak"),
+        ("def share(step, num_steps): return 1 / (step - 2)", r"share\(2, 9\) failed: ZeroDivisionError.*\(line 1\)"),
+        ("def share(step, num_steps): return 'much'", r"share\(2, 9\) failed: ValueError"),
+        ("def share(step", r"schedule file .*mine\.py: SyntaxError"),
+    ],
+)
+def test_faults_of_the_users_own_are_told(text, words, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=words) as caught:
+        rates.parse(str(path)).rates(1.0, 9)(2)
+    assert "\n" not in str(caught.value)

@@ -21,6 +21,7 @@ from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import Evaluator, search
 from castile.planner.searches import available
+from castile.planner.searching.fewer import within
 from castile.planner.strategy import Config, Names, Strategy, check_config, parts
 from castile.runtime import rng
 from castile.runtime.machine import Level, Machine, Processor, parse
@@ -358,6 +359,15 @@ def test_each_known_plan_is_a_search_that_insists(graph, on):
         found = search(name, same, seeds=[name])
         assert found.strategy.configs == seed(name, same.lowering) and found.strategy.search == name
         assert found.is_insisted and found.num_proposals == 1
+
+
+def test_on_some_of_the_processors_it_is_the_plan_that_is_told_of_there():
+    """With pins both are made for the processors that are left, not for all and then cut down."""
+    same = evaluator(gpt(), machine(8, 4))
+    pins = within(same, range(4))
+    for name in known_names(same.lowering, pins):
+        expected = seeds(same.lowering, [name], pins=pins)[name].configs
+        assert search(name, same, seeds=[name], pins=pins).strategy.configs == expected, name
 
 
 def test_who_asks_for_another_search_is_told_what_there_is():

@@ -45,6 +45,15 @@ def test_a_forward_pass_needs_a_third():
     assert ahead == pytest.approx(whole / 3, rel=0.001) and ahead < whole / 3
 
 
+def test_gradients_that_frozen_parameters_spare_are_not_needed():
+    """Layers before are passed forward alone; the first that is trained, and frozen ones behind it, lack one of two."""
+    first, second, third = 2 * 64 * 64 * 512, 2 * 64 * 512 * 512, 2 * 64 * 512 * 10
+    for names, parts in (("fc1.*", first + second * 2 + third * 3), ("fc1.*+fc2.*", first + second + third * 2),
+                         ("fc2.*", first * 3 + second * 2 + third * 3)):  # fmt: skip
+        needed = throughput.model_flops(lowering(f"mlp:layers=2,width=512,frozen={names}", batch=64))
+        assert needed == pytest.approx(parts, rel=0.01), names
+
+
 PLANS = [
     "--search data_parallel", "--search megatron", "--search data_parallel --recompute full",
     "--search data_parallel --accumulate 4", "--search pipeline_2 --accumulate 4",

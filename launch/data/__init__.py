@@ -8,6 +8,7 @@ which samples a step takes is a pure function of seed, step and batch size, so i
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -63,12 +64,14 @@ class Arrays:
     rows      the numbers in the arrays of the samples that are meant, in order; all by default
     convert   what is done to an input's rows when they are taken, and only then
     whole     the inputs of which whole numbers are taken, however they are stored
+    numbers   which row of the data each of the arrays' is, where the arrays leave some out
     """
 
     columns: Mapping[str, np.ndarray]
     rows: np.ndarray | None = None
     convert: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(default_factory=dict)
     whole: frozenset[str] = frozenset()
+    numbers: np.ndarray | None = None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -117,8 +120,8 @@ class Joined:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of one sample of each input."""
-        return self.first.shapes
+        """The shape of one sample of each input that both have."""
+        return {name: shape for name, shape in self.first.shapes.items() if name in self.then.shapes}
 
     def __len__(self) -> int:
         return len(self.first) + len(self.then)
@@ -135,9 +138,14 @@ class Joined:
 
 
 def rows_of(samples: Samples) -> np.ndarray:
-    """Which row of the data each of the samples is, counted from 0 [n]."""
-    rows = samples.rows if isinstance(samples, Arrays) else None
-    return np.arange(len(samples)) if rows is None else rows
+    """Which row of the data each of the samples is, counted from 0, through both of two kinds [n]."""
+    if isinstance(samples, Joined) and len(samples.first):
+        first = rows_of(samples.first)
+        return np.concatenate([first, first.max() + 1 + rows_of(samples.then)])
+    if not isinstance(samples, Arrays):
+        return np.arange(len(samples))
+    rows = np.arange(len(samples)) if samples.rows is None else samples.rows
+    return rows if samples.numbers is None else samples.numbers[rows]
 
 
 def full_batch(samples: Samples, start: int, size: int, names: Iterable[str]) -> dict[str, np.ndarray]:
@@ -297,6 +305,23 @@ def load(text: str, seed: int, takes: Mapping[str, Taken] | None = None) -> Data
     found: Dataset = module.load(seed, **{**_fitting(module, takes or {}), **values})
     whole = frozenset(name for name, taken in (takes or {}).items() if taken.whole)
     return replace(found, train=_whole(found.train, whole), held_out=_whole(found.held_out, whole)) if whole else found
+
+
+def has_setting(name: str, setting: str) -> bool:
+    """Whether there is such a data set with such a setting."""
+    module = importlib.import_module(f"castile.launch.data.{name}") if name in available() else None
+    return module is not None and setting in settings.names(module.load, RESERVED)
+
+
+def told_otherwise(text: str, before: str) -> str:
+    """A setting with which samples mean other things than those of a data set before; "" where none is known.
+
+    A module says in FITTED which its own are.
+    """
+    (name, given), (known, trained) = settings.split(text), settings.split(before)
+    module = importlib.import_module(f"castile.launch.data.{name}") if name == known and name in available() else None
+    ours, theirs = ({key: os.path.realpath(value) for key, value in one.items()} for one in (given, trained))
+    return next((key for key in getattr(module, "FITTED", ()) if ours.get(key) != theirs.get(key)), "")
 
 
 def _whole(samples: Samples, names: frozenset[str]) -> Samples:

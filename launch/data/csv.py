@@ -16,10 +16,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "NULL"})
 # Names of files that are meant where one stands for a data set.
 READS = (".csv", ".csv.gz", ".csv.zip")
+# Settings by which cells become numbers: with others what was trained does not know these.
+FITTED = ("file", "label", "categories", "numbers", "rare", "held_out")
 # cells become numbers so many rows at a time: whole columns of text would fill the memory
 ROWS_AT_ONCE = 2**14
-# so many of a column's cells are told where none is what was meant
-MOST_TOLD = 8
-# and so many are looked at for one like it: of millions that takes long
-MOST_LIKE = 1000
+# so many of a column's cells are told where none is what was meant, and looked at for one like it
+MOST_TOLD, MOST_LIKE = 8, 1000
 Comparison = Callable[[np.ndarray, float], np.ndarray]
 COMPARISONS: dict[str, Comparison] = {
     ">": operator.gt,
@@ -58,6 +58,7 @@ def load(
     numbers: str = "",
     rare: int = 2,
     held_out: float = 0.1,
+    new: str = "",
 ) -> Dataset:
     """categories [n] int32, numbers [m] float32 and label: [1] float32, or () int32 where it names classes.
 
@@ -72,6 +73,8 @@ def load(
     classes      whether the label names classes, as a softmax tells them apart
     rare         in so many rows a value of a category is at least, or its number is 0
     held_out     the share of the rows to judge by, drawn by the seed
+    new          another such file, whose rows are those to judge by or to predict instead, numbered and scaled as in
+                 training with `file`; the label's column may be missing
     Rows where a used column is missing (empty, NA, N/A, NaN or null) are left out and counted in `num_dropped`. `sizes`
     holds, by column, how many numbers there are, 0 included.
     Raises ValueError in one sentence, with the line, for a file that is missing, damaged or not such a table.
@@ -79,30 +82,51 @@ def load(
     _check(file, label, positive, classes, rare)
     named = _names(categories, "categories"), _names(numbers, "numbers")
     of_texts, of_figures = named if any(named) else _others(Path(file), label)
-    texts = {name: Texts() for name in of_texts}
-    figures = {name: Figures() for name in of_figures}
+    texts, figures = {name: Texts() for name in of_texts}, {name: Figures() for name in of_figures}
     target = _Label.of(positive, classes)
     wanted: list[tuple[str, Texts | Figures]] = [*texts.items(), *figures.items(), (label, target.column)]
-    num_rows, num_dropped = _read(Path(file), wanted)
-    if num_rows < 2:
-        whole = f"{num_rows} of {num_rows + num_dropped} rows have nothing missing in the columns that are used"
-        raise ValueError(f"data set csv: {file}: {whole}: fill at least 2, or name other columns")
-    train, rest = split(seed, "csv", num_rows, held_out)
+    rows, num_dropped = _read(Path(file), wanted)
+    if len(rows) < 2:
+        raise _too_few(file, len(rows), num_dropped, "fill at least 2, or name other columns")
+    lack = target.lack()
+    fault = f"data set csv: positive={positive}: in column {label!r} {lack}" if lack else ""
+    added, num_dropped = _added(Path(new), wanted, classes) if new else (None, num_dropped)
+    train, rest = split(seed, "csv", len(rows), held_out)
     sizes, columns = {}, {}
     if texts:
-        coded = {name: column.numbered(train, rare) for name, column in texts.items()}
-        sizes = {name: size for name, (_, size) in coded.items()}
-        columns["categories"] = np.stack([codes for codes, _ in coded.values()], axis=1)
+        coded = [column.numbered(train, rare) for column in texts.values()]
+        sizes = dict(zip(texts, [size for _, size in coded], strict=True))
+        columns["categories"] = np.stack([codes for codes, _ in coded], axis=1)
     if figures:
         columns["numbers"] = np.stack([column.standardised(train) for column in figures.values()], axis=1)
     columns["label"] = target.values()
     if classes:
         sizes[label] = int(columns["label"].max()) + 1
-    lack = target.lack()
-    fault = f"data set csv: positive={positive}: in column {label!r} {lack}" if lack else ""
-    return Dataset(
-        "csv", seed, Arrays(columns, train), Arrays(columns, rest), sizes=sizes, num_dropped=num_dropped, fault=fault
-    )
+    own = Arrays({name: array[: len(rows)] for name, array in columns.items()}, train, numbers=rows)
+    judged = replace(own, rows=rest)
+    if added is not None:  # the label's column ends where it is not known
+        judged = Arrays({n: a[len(rows) :] for n, a in columns.items() if len(a) > len(rows)}, numbers=added)
+    return Dataset("csv", seed, own, judged, sizes=sizes, num_dropped=num_dropped, fault=fault)
+
+
+def _too_few(file: str, count: int, num_dropped: int, mend: str) -> ValueError:
+    whole = f"{count} of {count + num_dropped} rows have nothing missing in the columns that are used"
+    return ValueError(f"data set csv: {file}: {whole}: {mend}")
+
+
+def _added(path: Path, wanted: Sequence[tuple[str, Texts | Figures]], classes: bool) -> tuple[np.ndarray, int]:
+    """Read rows behind those that were read before; the label, wanted last, may be missing. As `_read`.
+
+    Raises ValueError where none has all that is used, and for a class that no row had before.
+    """
+    label, target = wanted[-1]
+    known = len(target.seen) if isinstance(target, Texts) else 0
+    rows, num_dropped = _read(path, wanted if label in _header(path) else wanted[:-1])
+    if not len(rows):
+        raise _too_few(str(path), 0, num_dropped, f"leave out the column {label!r} where it is not known")
+    if classes and isinstance(target, Texts) and (strange := list(target.seen)[known:]):
+        raise ValueError(f"data set csv: {path}: column {label!r} has {strange[0]!r}, a class that `file` lacks")
+    return rows, num_dropped
 
 
 def _check(file: str, label: str, positive: str, classes: bool, rare: int) -> None:
@@ -234,19 +258,28 @@ def _bound(text: str, positive: str) -> float:
         raise ValueError(f"data set csv: positive={positive}: {text!r} is not a number") from error
 
 
-def _read(path: Path, wanted: Sequence[tuple[str, Texts | Figures]]) -> tuple[int, int]:
-    """Read the wanted columns; the numbers of rows that were kept, and that lack something."""
-    num_rows, num_dropped = 0, 0
+def _read(path: Path, wanted: Sequence[tuple[str, Texts | Figures]]) -> tuple[np.ndarray, int]:
+    """Read the wanted columns; which rows were kept, counted from 0, and how many others there are."""
+    kept: list[int] = []
+    num_dropped = 0
     with _opened(path) as stream:
         reader = csv.reader(stream, skipinitialspace=True, strict=True)
         with _wording_damage(path, reader):
             header = next(reader, [])
             places = [_place(path, header, name) for name, _ in wanted]
-            for lines, rows, lacking in _blocks(path, reader, len(header), places):
-                num_rows, num_dropped = num_rows + len(rows), num_dropped + lacking
-                for (name, column), cells in zip(wanted, zip(*rows, strict=True), strict=bool(rows)):
-                    _add(path, name, column, cells, lines)
-    return num_rows, num_dropped
+            for block in _blocks(path, reader, len(header), places):
+                kept, num_dropped = kept + block.numbers, num_dropped + block.lacking
+                for (name, column), cells in zip(wanted, zip(*block.rows, strict=True), strict=bool(block.rows)):
+                    _add(path, name, column, cells, block.lines)
+    return np.array(kept, np.int64), num_dropped
+
+
+def _header(path: Path) -> list[str]:
+    """The names of the columns."""
+    with _opened(path) as stream:
+        reader = csv.reader(stream, skipinitialspace=True, strict=True)
+        with _wording_damage(path, reader):
+            return next(reader, [])
 
 
 def _others(path: Path, label: str) -> tuple[list[str], list[str]]:
@@ -263,13 +296,18 @@ def _others(path: Path, label: str) -> tuple[list[str], list[str]]:
     return [name for name in others if name in texts], [name for name in others if name not in texts]
 
 
-def _blocks(
-    path: Path, reader: _Reader, width: int, places: Sequence[int]
-) -> Iterator[tuple[list[int], list[tuple[str, ...]], int]]:
-    """Lines, wanted cells of rows with nothing missing, and the number of other rows, so many rows at a time."""
-    lines: list[int] = []
-    rows: list[tuple[str, ...]] = []
-    lacking = 0
+class _Block(NamedTuple):
+    """Rows with nothing missing: their lines, their numbers among all rows, their wanted cells; how many others."""
+
+    lines: list[int]
+    numbers: list[int]
+    rows: list[tuple[str, ...]]
+    lacking: int
+
+
+def _blocks(path: Path, reader: _Reader, width: int, places: Sequence[int]) -> Iterator[_Block]:
+    """The rows of a table, so many at a time."""
+    block, number = _Block([], [], [], 0), -1
     for row in reader:
         if len(row) != width:
             if not row:
@@ -277,16 +315,18 @@ def _blocks(
             raise ValueError(
                 f"data set csv: {path}, line {reader.line_num}: {len(row)} cells in a table of {width} columns"
             )
+        number += 1
         cells = tuple([row[place] for place in places])
         if MISSING.isdisjoint(cells):
-            lines.append(reader.line_num)
-            rows.append(cells)
+            block.lines.append(reader.line_num)
+            block.numbers.append(number)
+            block.rows.append(cells)
         else:
-            lacking += 1
-        if len(rows) == ROWS_AT_ONCE:
-            yield lines, rows, lacking
-            lines, rows, lacking = [], [], 0
-    yield lines, rows, lacking
+            block = block._replace(lacking=block.lacking + 1)
+        if len(block.rows) == ROWS_AT_ONCE:
+            yield block
+            block = _Block([], [], [], 0)
+    yield block
 
 
 def _add(path: Path, name: str, column: Texts | Figures, cells: Sequence[str], lines: Sequence[int]) -> None:
@@ -310,10 +350,11 @@ def _is_number(cell: str) -> bool:
 def _place(path: Path, header: Sequence[str], name: str) -> int:
     if not any(header):
         raise ValueError(f"data set csv: {path}: its first line should be the names of its columns, and is empty")
-    if header.count(name) != 1:
-        known = sorted(set(header))
-        words = f"{header.count(name)} columns are named" if name in header else "no column is named"
-        raise ValueError(f"data set csv: {path}: {words} {name!r}{suggestion(name, known) or ': ' + ', '.join(known)}")
+    if (count := header.count(name)) > 1:
+        raise ValueError(f"data set csv: {path}: {count} columns are named {name!r}: rename all but one")
+    if not count:
+        near = suggestion(name, known := sorted(set(header))) or ": " + ", ".join(known)
+        raise ValueError(f"data set csv: {path}: no column is named {name!r}{near}")
     return header.index(name)
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from castile.launch import importers
-from castile.launch.data import Dataset
+from castile.launch.data import Dataset, has_setting
 from castile.launch.models import Model
 from castile.launch.processes.ranks import UserError
 from castile.launch.typed import settings
@@ -29,6 +29,8 @@ def check(model: Model, graph: Graph, dataset: Dataset, needed: Collection[str] 
         if (is_needed or name in dataset.shapes) and dataset.shapes.get(name) != shape:
             there = ", ".join(f"{other!r} of shape {of}" for other, of in dataset.shapes.items())
             words = f"model {model.name} takes {name!r} of shape {shape}, data set {dataset.name} has {there}"
+            if name not in dataset.shapes and has_setting(dataset.name, name):
+                raise UserError(f"{words}: say what its {name} are, as in --data {dataset.name}:...,{name}=A+B")
             raise UserError(f"{words}: {_mend(model, graph, dataset.shapes, needed)}")
 
 

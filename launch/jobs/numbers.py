@@ -96,7 +96,8 @@ def check(graph: Graph, dataset: Dataset, trained: bool = True) -> None:
             numbers = np.arange(n * graph.batch, (n + 1) * graph.batch)
             if any_order:
                 numbers = np.minimum(numbers, len(samples) - 1)
-            arrays = samples.take(dict.fromkeys([*whole, *(looked_at if n <= most else [])], numbers))
+            wanted = [name for name in (*whole, *(looked_at if n <= most else ())) if name in samples.shapes]
+            arrays = samples.take(dict.fromkeys(wanted, numbers))
             try:
                 look(nodes, arrays)
             except OutOfPlace as error:
@@ -106,8 +107,8 @@ def check(graph: Graph, dataset: Dataset, trained: bool = True) -> None:
             row = rows_of(samples)[numbers % len(samples)]
             if found := unreal({name: arrays[name] for name in real if name in arrays}, (np.isnan,)):
                 raise UserError(f"{place.format(row[found.row], found.words)}: {MEND}")
-            for name, node in shares.items() if n <= most else ():
-                if found := _first(name, arrays[name], lambda rows: (rows < 0) | (rows > 1)):
+            for name, node in shares.items():
+                if name in arrays and (found := _first(name, arrays[name], lambda rows: (rows < 0) | (rows > 1))):
                     words = f"{found.words}, where {node.told} takes 0 to 1"
                     raise UserError(f"{place.format(row[found.row], words)}: {WITHIN}")
 

@@ -3,15 +3,16 @@
 A model is a module with `build(batch=None, dtype="float32", **settings) -> Graph`, whose keyword parameters with type
 hints are its settings, and `RECIPE`, how it is trained unless the user says otherwise. A parameter `training` is no
 setting: where it is False the graph is for evaluation, without dropout and with running statistics. Every model takes
-the setting `rewrite`, a rewrite of planner/rewrites that its graphs go through, or `none`. It does not know how a model
-is planned or run.
+the setting `rewrite`, a rewrite of planner/rewrites that its graphs go through, or `none`, and `frozen`, patterns of
+parameters that are not trained, joined by +. It does not know how a model is planned or run.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
@@ -28,7 +29,7 @@ from castile.launch.typed import settings, theirs
 from castile.planner import rewrite as rewrites
 from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.graph import Graph
-from castile.runtime.strict import convert, suggestion
+from castile.runtime.strict import convert, hint, suggestion
 
 # Says of a model's setting `rewrite` that its graph stays as it is.
 NO_REWRITE = "none"
@@ -75,6 +76,7 @@ class Model:
 
     text      the name with its settings, as the user wrote it
     rewrite   the rewrites, "" for none; None where the user leaves that open, which is none until one is chosen
+    frozen    patterns of parameters that are not trained
     telling   what a file tells that is worth knowing before it is trained, of its graph and settings
     storing   how a file has parameters that are otherwise here, of the same
     """
@@ -85,6 +87,7 @@ class Model:
     settings: Mapping[str, Any] = field(default_factory=dict)
     rewrite: str | None = None
     text: str = ""
+    frozen: tuple[str, ...] = ()
     telling: Callable[[Graph, Mapping[str, Any]], str] | None = None
     storing: Callable[[Graph, Mapping[str, Any]], Mapping[str, Stored]] | None = None
 
@@ -149,7 +152,21 @@ class Model:
             raise ValueError(f"model {self.name}: build() gave a graph of no nodes; its layers are methods of Graph")
         if wrong := _wrong(graph, batch):
             raise ValueError(f"model {self.name}: build() {wrong}")
+        self._freeze(graph, training)
         return rewrites.apply(self.rewrite, graph) if self.rewrite else graph
+
+    def _freeze(self, graph: Graph, training: bool) -> None:
+        """Raises ValueError for a pattern that no parameter has, and where all are frozen."""
+        names = [param.name for param in graph.params]
+        for pattern in self.frozen if training else ():
+            if not fnmatch.filter(names, pattern):
+                raise ValueError(f"model {self.name}: frozen={pattern}: {nothing_like(pattern, names)}")
+        graph.freeze(self.frozen)
+
+
+def nothing_like(pattern: str, names: Sequence[str]) -> str:
+    """That no parameter has such a name, in words, and which is near."""
+    return f"no parameter has a name like that{hint(pattern, list(names))}"
 
 
 def _wrong(graph: Graph, batch: int | None) -> str:
@@ -184,7 +201,8 @@ def is_file(name: str) -> bool:
 def parse(text: str) -> Model:
     """The model of NAME:key=value,..., FILE.py:key=value,... or another file that an importer reads, as FILE.onnx.
 
-    Every model takes rewrite=NAME, NAME+NAME or none.
+    Every model takes rewrite=NAME, NAME+NAME or none, and frozen=PATTERN or PATTERN+PATTERN, unless its function itself
+    does.
 
     Raises ValueError in one sentence for an unknown name or setting, and for a file that is no model.
     """
@@ -195,10 +213,12 @@ def parse(text: str) -> Model:
     elif rewrite is not None:
         rewrites.check(rewrite)
     module = found(name)
+    own = inspect.signature(module.build).parameters
+    frozen = tuple(filter(None, given.pop("frozen", "").split("+"))) if "frozen" not in own else ()
     values = settings.typed(module.build, given, f"model {name}", reserved=("batch", "dtype", "training"))
     recipe = _recipe(module, name)
     telling, storing = (module.remark, module.stored) if isinstance(module, Imported) else (None, None)
-    return Model(name, module.build, recipe, values, rewrite, text, telling, storing)
+    return Model(name, module.build, recipe, values, rewrite, text, frozen, telling, storing)
 
 
 def found(name: str) -> ModuleType | Imported:

@@ -7,6 +7,7 @@ It does not know what a step takes, nor why.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from castile.launch.reports import report
@@ -17,8 +18,8 @@ from castile.runtime.machine import Machine
 
 # Of a sample that is a sequence its positions are this axis of an input.
 POSITIONS = "s"
-# A training step is a forward pass and the gradients of inputs and of parameters, which cost as much each.
-PASSES = {"train": 3, "forward": 1}
+# In a training step the gradients of inputs and of parameters cost as much as the forward pass each.
+GRADIENTS = {"train": 2, "forward": 0}
 
 
 def facts(lowering: Lowering, seconds: float) -> dict[str, Any]:
@@ -36,11 +37,27 @@ def facts(lowering: Lowering, seconds: float) -> dict[str, Any]:
 def model_flops(lowering: Lowering) -> float:
     """The floating-point operations that a step needs, however it is cut: neither updates nor what is computed again.
 
-    Of a training step three times those of the forward pass; causal attention counts what it sees.
+    Of a training step three times those of the forward pass, but for gradients that frozen parameters spare; causal
+    attention counts what it sees.
     """
-    program = lowering.remade(microbatches=1, recompute=()).program(Strategy({}))
-    ahead = [step for step in program.steps if step.which == "F" and step.node.name in lowering.graph.nodes]
-    return PASSES[lowering.mode] * float(sum(step.node.op.flops("F", step.node.whole()) for step in ahead))
+    now, every = (_passes(lowering, graph) for graph in (lowering.graph, replace(lowering.graph, frozen=frozenset())))
+    needed = 0.0
+    for name in now["F"]:
+        node = lowering.graph.nodes[name]
+        kept, all_of_it = (sum(name in passes[which] for which in ("B", "W")) for passes in (now, every))
+        share = kept / all_of_it if all_of_it else 1.0
+        needed += (1 + GRADIENTS[lowering.mode] * share) * node.op.flops("F", node.whole())
+    return needed
+
+
+def _passes(lowering: Lowering, graph: Graph) -> dict[str, set[str]]:
+    """The nodes of the graph that are passed forward, for gradients of inputs and for those of parameters."""
+    program = lowering.remade(graph=graph, microbatches=1, recompute=()).program(Strategy({}))
+    found: dict[str, set[str]] = {"F": set(), "B": set(), "W": set()}
+    for step in program.steps:
+        if step.node.name in graph.nodes:
+            found[step.which].add(step.node.name)
+    return found
 
 
 def peak_rate(machine: Machine, dtype: str) -> float | None:

@@ -154,6 +154,7 @@ def begin(command: Any, undecayed: str) -> Begun:
         say.line(line)
     alike.check_data(job.comm, dataset)
     alike.check_file(job.comm, "--weights", command.weights)
+    alike.check_file(job.comm, "--schedule", rates.file(command.schedule))
     values = weights.load(command.weights, job.model, job.graph) if command.weights else None
     num_steps = command.steps or dataset.num_steps(job.graph.batch, command.epochs or 1)
     options = {name: getattr(command, name) for name in resume.OPTIONS} | {"steps": num_steps}

@@ -1,4 +1,5 @@
-"""Learning-rate schedules as data: `cosine:warmup=100,floor=0.1` is the function cosine of this file with settings.
+"""Learning-rate schedules as data: `cosine:warmup=100,floor=0.1` is the function cosine of this file with settings, and
+`mine.py:late=0.5` the function `share` of a Python file of the user's own.
 
 A schedule gives the share of the peak at a step of a run of known length: a pure function, so that a resumed run goes
 on as the unbroken one. It does not know optimizers, nor who asks.
@@ -10,10 +11,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import cos, pi, sqrt
+from math import cos, isfinite, pi, sqrt
 from typing import Any
 
-from castile.launch.typed import settings
+from castile.launch.typed import settings, theirs
 from castile.runtime.strict import suggestion
 
 
@@ -63,13 +64,17 @@ def available() -> tuple[str, ...]:
 def parse(text: str) -> Schedule:
     """The schedule of NAME or NAME:key=value,...: warmup and decay in steps, or below 1 as a share of the run.
 
-    Raises ValueError in one sentence for an unknown name or setting, and for a value that makes no sense.
+    Raises ValueError in one sentence for an unknown name or setting, for a value that makes no sense, and for a file
+    without such a function.
     """
     name, given = settings.split(text)
+    if file(text):
+        return _theirs(name, given)
     known = _functions()
     if name not in known:
         among = ", ".join(available())
-        raise ValueError(f"no schedule {name!r}{suggestion(name, list(known))}; there are {among}")
+        near = suggestion(name, list(known))
+        raise ValueError(f"no schedule {name!r}{near}; there are {among}, or name a Python file with share()")
     values = settings.typed(known[name], given, f"schedule {name}", reserved=("step", "num_steps"))
     for key, value in values.items():
         if value < 0:
@@ -79,6 +84,33 @@ def parse(text: str) -> Schedule:
         if key != "floor" and value > 1 and value != int(value):
             raise ValueError(f"schedule {name}: {key} should be whole steps or a share below 1, got {value:g}")
     return Schedule(name, known[name], values)
+
+
+def file(text: str) -> str:
+    """The Python file that a schedule is, "" where it is none."""
+    name, _ = settings.split(text)
+    return name if name.endswith(".py") else ""
+
+
+def _theirs(path: str, given: Mapping[str, str]) -> Schedule:
+    function = getattr(theirs.module(path, "schedule file"), "share", None)
+    if not callable(function):
+        raise ValueError(
+            f"schedule file {path} has no function share(step, num_steps), which gives the share of the peak that a "
+            "step has"
+        )
+    values = settings.typed(function, given, f"schedule {path}", reserved=("step", "num_steps"))
+    return Schedule(path, partial(_told, path, function), values)
+
+
+def _told(path: str, function: Callable[..., Any], step: int, num_steps: int, **given: Any) -> float:
+    """What the user's function says. Raises ValueError where it fails, or gives what no share can be."""
+    doing = f"schedule file {path}: share({step}, {num_steps})"
+    with theirs.running(path, doing):
+        found = float(function(step, num_steps, **given))
+    if not (isfinite(found) and found >= 0):
+        raise ValueError(f"{doing} gives {found:g}: a share of the peak is a finite number of at least 0")
+    return found
 
 
 def _functions() -> dict[str, Callable[..., Any]]:

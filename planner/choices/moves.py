@@ -176,7 +176,7 @@ class Moves:
             elif keeping in ("pieces", "accumulated", "fetched"):
                 pieces = self._pieces(name, configs[self.users[name]].procs)
                 configs[update_name(name)] = pieces
-                if keeping == "accumulated":
+                if keeping == "accumulated" and accumulate_name(name) in self.nodes:
                     configs[accumulate_name(name)] = self._apart(name, accumulate_name(name), pieces)
                 if keeping == "fetched":
                     configs[fetch_name(name)] = self._apart(name, fetch_name(name), used[update_name(name)])

@@ -36,7 +36,7 @@ def in_pieces(lowering: Lowering, configs: Mapping[str, Config]) -> dict[str, Co
             known[key] = _shared(update, home)
         if known[key] != home:
             found[name] = known[key]
-            if lowering.microbatches > 1 and fetch_name(param) in anew:
+            if lowering.microbatches > 1 and fetch_name(param) in anew and param not in lowering.graph.frozen:
                 found[accumulate_name(param)] = known[key]
     return found
 

@@ -33,7 +33,8 @@ def names(graph: Graph, updates: Updates) -> Names:
     optional = dict(state_updates(graph))
     for param in graph.params:
         optional[fetch_name(param.name)] = apart("fetch", param)
-        optional[accumulate_name(param.name)] = apart("accumulate", param)
+        if param.name not in graph.frozen:
+            optional[accumulate_name(param.name)] = apart("accumulate", param)
         optional[update_name(param.name)] = update(graph, updates, param)
     every = {node.name: node for node in (*optional.values(), *whole(graph, updates).values())}
     return Names(graph.nodes, every, frozenset(fetch_name(param.name) for param in graph.params))
@@ -46,12 +47,13 @@ def cast(graph: Graph, updates: Updates) -> frozenset[str]:
 
 def state_updates(graph: Graph) -> dict[str, Node]:
     """The node in whose layout each state lies: its update, or where nothing updates it one of the same axes."""
-    still = {s: graph.tensors[s] for s in graph.states if s not in graph.updates}
-    fetch = plain("fetch")
-    stay = {
-        s: Node(update_name(s), fetch, (s,), (s,), fetch.bind((tensor,), update_name(s))) for s, tensor in still.items()
-    }
-    return {**graph.updates, **stay}
+    return {**graph.updates, **{s: _still(graph.tensors[s]) for s in graph.states if s not in graph.updates}}
+
+
+def _still(tensor: Tensor) -> Node:
+    """What says where a tensor lies that no step changes."""
+    fetch, name = plain("fetch"), tensor.name
+    return Node(update_name(name), fetch, (name,), (name,), _fitted(fetch, (_like(tensor),)))
 
 
 def apart(kind: str, param: Tensor) -> Node:
@@ -62,7 +64,12 @@ def apart(kind: str, param: Tensor) -> Node:
 
 
 def update(graph: Graph, updates: Updates, param: Tensor) -> Node:
-    """The update of a parameter; where the loss is scaled it may be skipped, and counts the steps that are taken."""
+    """The update of a parameter; where the loss is scaled it may be skipped, and counts the steps that are taken.
+
+    Of one that is frozen it stands for where that lies, and is no step.
+    """
+    if param.name in graph.frozen:
+        return _still(param)
     op, scalars, alignment = _updating(updates.of(param.name), is_scaled(graph, updates), _like(param))
     state = [f"{param.name}/{label}" for label in op.results[1:]]
     inputs = (param.name, param.name + GRADIENT, *state, *scalars)
@@ -129,7 +136,7 @@ def whole(graph: Graph, updates: Updates) -> dict[str, Node]:
         renew = LossScale(updates.growth)
         name, carried = update_name(SCALE), (SCALE, STREAK, TAKEN)
         nodes[name] = Node(name, renew, (*carried, FACTOR), carried, _fitted(renew, (_NUMBER,) * 4))
-    for param in graph.params:
+    for param in graph.trained:
         gradient = _like(param)._replace(param=False)
         for kind, inputs, output, operands in (
             ("square_sum", (param.name + GRADIENT,), SQUARES, (gradient,)),

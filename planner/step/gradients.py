@@ -35,7 +35,7 @@ class Gradients:
         Raises ValueError in one sentence for an operator that lacks the body of a pass.
         """
         graph = self.draft.graph
-        learned = {t.name for t in graph.params}
+        learned = {t.name for t in graph.trained}
         for node in graph.nodes.values():
             if any(t in learned and node.op.has_gradient(i) for i, t in enumerate(node.inputs)):
                 learned.update(node.outputs[: node.op.flows])

@@ -197,9 +197,9 @@ def _renew_states(draft: Draft) -> None:
 
 
 def _updates(draft: Draft, gradients: set[str]) -> None:
-    """Clipping and updates of every parameter."""
+    """Clipping and updates of every parameter that is trained."""
     regions = {}
-    for param in draft.graph.params:
+    for param in draft.graph.trained:
         if param.name not in gradients:
             raise ValueError(f"parameter {param.name!r} has no influence on the loss {draft.graph.loss!r}")
         regions[param.name] = param.name + (ACCUMULATED if param.name in draft.summed else GRADIENT)
@@ -207,7 +207,7 @@ def _updates(draft: Draft, gradients: set[str]) -> None:
     together = beside.whole(draft.graph, draft.updates)
     if together:
         regions = _clip(draft, regions, together)
-    for param in draft.graph.params:
+    for param in draft.graph.trained:
         node = draft.renewals[param.name]
         inputs = [regions[param.name] if n == 1 else t for n, t in enumerate(node.inputs)]
         kept = draft.specs[param.name].dtype

@@ -23,7 +23,7 @@ from castile.launch.importers.onnx import notes, sampled, trained
 from castile.launch.importers.onnx.file import numbers, package, read
 from castile.launch.importers.onnx.network import Network
 from castile.launch.importers.onnx.values import Known, Whole, steps
-from castile.launch.models import Recipe
+from castile.launch.models import Recipe, nothing_like
 from castile.planner.graph import Graph
 from castile.planner.op import Tensor
 
@@ -157,7 +157,19 @@ class File:
         net.add(self.proto.graph.node, outputs)
         self._refuse(net)
         self._finish(net, loss, outputs)
+        self._freeze(net, frozen)
         return net
+
+    def _freeze(self, net: Network, patterns: Sequence[str]) -> None:
+        """Weights of such names that became parameters are not trained; others have become constants.
+
+        Raises ValueError for a pattern that no weight of the file has, and where all parameters are frozen.
+        """
+        names = [tensor.name for tensor in self.proto.graph.initializer]
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in (*names, *net.sources)):
+                raise ValueError(f"{self.who}: frozen={pattern}: {nothing_like(pattern, names)}")
+        net.graph.freeze([param.name for param in net.graph.params if net.frozen(net.sources[param.name].name)])
 
     def _called(self, names: str) -> list[str]:
         """What the inputs are called in castile: as the user says, with + between, or as in the file."""
