@@ -150,14 +150,16 @@ class CostModel:
         return dict(Counter(self.seconds(key).source for key in keys))
 
     def roofline(self, key: CostKey) -> float:
-        """Seconds by the machine alone: max(flops/rate, bytes/bandwidth) + overhead, or the cheapest way's."""
-        return _roofline(self.terms(key), key)
+        """Seconds by the machine alone: overhead and the longer of flops/rate and bytes/bandwidth, or both where a
+        processor does not do them at once; or the cheapest way's.
+        """
+        return sum(self.terms(key)) if key.link else _slowest(self._processors, key)[0]
 
     def terms(self, key: CostKey) -> Terms:
         """The roofline's terms, seconds: (overhead or latencies, flops over their rate, bytes over bandwidth)."""
         if key.link:
             return _way_terms(algorithms.cheapest(self.machine, key))
-        return _slowest(self._processors, key)
+        return _slowest(self._processors, key)[1]
 
     def _reference(self, key: CostKey) -> Priced:
         """The price on the kind of processor that was measured."""
@@ -170,9 +172,9 @@ class CostModel:
     def _on(self, key: CostKey, kind: int | None) -> Priced:
         """A kernel's price on a kind, from that on the kind that was measured."""
         price, kinds = self._reference(key), self.machine.kinds
-        there = _slowest(kinds if kind is None else (kinds[kind],), key)
+        there, _ = _slowest(kinds if kind is None else (kinds[kind],), key)
         here = self.roofline(key)
-        ratio = _roofline(there, key) / here if here else 1.0
+        ratio = there / here if here else 1.0
         source = price.source if ratio == 1 or price.source == "roofline" else "learned"
         return Priced(price.seconds * ratio, source)
 
@@ -300,21 +302,23 @@ def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 def _kernel_terms(processor: Processor, key: CostKey) -> Terms:
     traits = key.traits if processor.has_traits else ()
-    return (processor.task_overhead_seconds, key.flops / processor.flops_rate(key.dtype, key.name, traits),
+    rows = key.rows * processor.row_seconds if processor.row_seconds else 0.0
+    return (processor.task_overhead_seconds, key.flops / processor.flops_rate(key.dtype, key.name, traits) + rows,
             key.nbytes / processor.bytes_per_second)  # fmt: skip
 
 
-def _slowest(processors: Sequence[Processor], key: CostKey) -> Terms:
-    return max((_kernel_terms(p, key) for p in processors), key=lambda terms: _roofline(terms, key))
+def _slowest(processors: Sequence[Processor], key: CostKey) -> tuple[float, Terms]:
+    """The roofline of the processor on which it is longest, and its terms."""
+    return max(_roofline(p, _kernel_terms(p, key)) for p in processors)
 
 
 def _way_terms(way: Way) -> Terms:
     return (way.latency_seconds, 0.0, way.transfer_seconds)
 
 
-def _roofline(terms: Terms, key: CostKey) -> float:
-    fixed, flops, nbytes = terms
-    return fixed + (flops + nbytes if key.link else max(flops, nbytes))
+def _roofline(processor: Processor, terms: Terms) -> tuple[float, Terms]:
+    fixed, work, memory = terms
+    return fixed + (max(work, memory) if processor.overlaps else work + memory), terms
 
 
 def _raised(terms: Terms) -> Terms:

@@ -10,7 +10,7 @@ and computes nothing itself: its bodies call only the kernel vocabulary `k` that
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from importlib import import_module
@@ -133,6 +133,19 @@ class Op:
     def flops(self, which: str, part: Part) -> float:
         """Operations of a part's pass: those of the line's points; each gradient pass costs as much as forward."""
         return self.flops_per_point * prod(hi - lo for lo, hi in part.ranges.values())
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether `rows` may be more than 0."""
+        return type(self).rows is not Op.rows
+
+    def rows(self, x: Sequence[Any], y: Sequence[Any], extents: Mapping[str, int]) -> Any:
+        """How many rows of images a pass of a part brings to where windows slide over them, which takes a core longer
+        than the numbers in them say; 0 where arrays are gone through as they lie.
+
+        x, y   shapes of its first operand and first result   extents   of the whole's axes
+        """
+        return 0
 
     @property
     def name(self) -> str:

@@ -247,9 +247,8 @@ def divided(machine: Machine) -> Machine:
         rates = {field: getattr(p, field) for field in (*RATES, "bytes_per_second")}
         parts = {field: rate and rate / n for field, rate in rates.items()}
         peaks = tuple([(dtype, peak / n) for dtype, peak in p.peaks])
-        return msgspec.structs.replace(
-            p, memory_bytes=p.memory_bytes // n, reserved_bytes=p.reserved_bytes // n, peaks=peaks, **parts
-        )
+        sizes = {"memory_bytes": p.memory_bytes // n, "reserved_bytes": p.reserved_bytes // n}
+        return msgspec.structs.replace(p, row_seconds=p.row_seconds * n, peaks=peaks, **sizes, **parts)
 
     levels = tuple(msgspec.structs.replace(x, bytes_per_second=x.bytes_per_second / n) for x in machine.levels)
     return Machine(machine.name, tuple(map(share, machine.processors)), levels, machine.engines, machine.algorithms)

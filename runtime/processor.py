@@ -28,6 +28,8 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     It is what large products attain; attained says of kernels by name what share of it they do, where that is less. Of
     numbers of 16 bits unaligned says what share of that they do where rows do not begin where vectors do, and planar
     where the channels of images lie apart (`CostKey.traits`).
+    row_seconds is what a row of an image takes to be brought to where windows slide over it, beside the sums in these.
+    overlaps says whether kernels compute while they read and write, so that the longer of the two counts, and not both.
     peaks are what its data sheet promises, by dtype: steps are told to need a share of them, and nothing is priced.
     """
 
@@ -44,6 +46,8 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unaligned: tuple[tuple[str, float], ...] = ()
     planar: tuple[tuple[str, float], ...] = ()
     peaks: tuple[tuple[str, float], ...] = ()
+    row_seconds: float = 0.0
+    overlaps: bool = True
 
     def flops_rate(self, dtype: str, kernel: str = "", traits: Collection[str] = ()) -> float:
         """Floating point operations per second on operands of a dtype (a numpy name, or "bfloat16"), of a kernel, or of
@@ -79,9 +83,10 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{who}.{field} must be above 0 and finite, not {value}")
-        if not (math.isfinite(self.task_overhead_seconds) and self.task_overhead_seconds >= 0):
-            raise ValueError(f"{who}.task_overhead_seconds must be at least 0 and finite, not "
-                             f"{self.task_overhead_seconds}")  # fmt: skip
+        for field in ("task_overhead_seconds", "row_seconds"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{who}.{field} must be at least 0 and finite, not {value}")
         if self.memory_bytes < 1:
             raise ValueError(f"{who}.memory_bytes must be at least 1, not {self.memory_bytes}")
         if not 0 <= self.reserved_bytes < self.memory_bytes:

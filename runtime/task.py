@@ -148,6 +148,8 @@ BEGUN_TOGETHER = " at once"
 # What vectors of 16 bytes hold of numbers of 16 bits, and arrays of several rows as cost keys tell them: how long their
 # dims are, and which of them lie outside which; channels are the second dim of images.
 ALIGNED, ROWS, CHANNELS = 8, re.compile(r"(\d+(?:x\d+)+)(?:@(\d+))?"), 1
+# Behind the settings of a kernel with windows.
+ROWS_OF_IMAGES = ",rows="
 # Of the fields of a task graph.
 NUMBERS = ("cost", "lane_ptr", "lanes", "need_ptr", "needs", "use_ptr", "uses", "buffer_proc", "buffer_first")
 
@@ -201,6 +203,11 @@ class CostKey(msgspec.Struct, frozen=True, cache_hash=True):
         is_unaligned = any(int(dims.split("x")[int(order[-1:] or -1)]) % ALIGNED for dims, order in arrays)
         is_planar = not any(order.endswith(str(CHANNELS)) for _, order in arrays)
         return frozenset(["unaligned"] * is_unaligned + ["planar"] * is_planar)
+
+    @property
+    def rows(self) -> int:
+        """How many rows of images a kernel brings to where windows slide over them (`Op.rows`)."""
+        return int(self.shapes.rpartition(ROWS_OF_IMAGES)[2]) if ROWS_OF_IMAGES in self.shapes else 0
 
     def begun_with(self, others: Sequence[CostKey]) -> CostKey:
         """The key of this transfer and others that begin together with it: how many they are, and all their bytes."""

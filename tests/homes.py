@@ -10,7 +10,7 @@ import pytest
 
 from castile.launch.here import probe
 
-FIGURES = probe.Figures(5e10, 2.5e10, 1e10, 5e-6, 1e-5, 5e9)
+FIGURES = probe.Figures(5e10, 2.5e10, 1e10, 5e-6, 1e-8, 1e-5, 5e9)
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 

@@ -57,6 +57,21 @@ def test_what_attains_less_than_products_takes_longer_to_compute_and_as_long_to_
     assert price(reading).seconds == whole(reading).seconds
 
 
+def test_rows_of_images_take_what_a_core_needs_to_bring_them_there_beside_the_sums():
+    price = CostModel(Machine("m", (structs.replace(CPU, row_seconds=1e-3),), ())).seconds
+    sums, rows = "|stride=(1, 1)", "|stride=(1, 1),rows=2000"
+    for flops, nbytes, seconds in ((5 * 10**10, 1, 1 + 2.0), (1, 10**10, 2.0), (1, 5 * 10**10, 5.0)):
+        keys = [CostKey("conv2d.F", shapes, "float32", flops, nbytes) for shapes in (sums, rows)]
+        assert price(keys[1]).seconds == pytest.approx(seconds + 5e-6)
+        assert price(keys[0]) == CostModel(MACHINE).seconds(keys[0]) == CostModel(MACHINE).seconds(keys[1])
+
+
+def test_who_does_not_compute_while_it_reads_takes_both_one_after_the_other():
+    one_by_one = CostModel(Machine("m", (structs.replace(CPU, overlaps=False),), ())).seconds
+    assert one_by_one(sized(5 * 10**10, 3 * 10**10)) == (pytest.approx(1 + 3 + 5e-6), "roofline")
+    assert CostModel(MACHINE).seconds(sized(5 * 10**10, 3 * 10**10)) == (pytest.approx(3 + 5e-6), "roofline")
+
+
 def test_unequal_processors_are_priced_by_the_slowest():
     slow = Processor("old", 1e9, 1e10, 2**30)
     machine = Machine("m", (CPU, slow), MACHINE.levels)

@@ -12,7 +12,11 @@ from itertools import combinations
 import pytest
 
 from castile.planner.lowering.template import PartTemplate, Templates
-from castile.planner.op import available
+from castile.planner.op import Tensor, available
+from castile.planner.ops.conv1d import Conv1d
+from castile.planner.ops.conv2d import Conv2d
+from castile.planner.ops.conv_transpose2d import ConvTranspose2d
+from castile.planner.ops.max_pool2d import MaxPool2d
 from castile.planner.step.program import Port, Step
 from castile.runtime.task import CostKey
 from tests.op_cases import Case, cases_of
@@ -72,6 +76,33 @@ def test_tasks_of_one_key_read_and_write_the_same(name: str) -> None:
     for key in known:
         for n, _ in enumerate(key.shapes.partition("|")[0].split(";")):
             assert key.strided({n: (3, 5)}).dense == key
+
+
+SLID = [
+    # images; the operator; its weights; rows of them and of what is made of them, each as often as it is brought
+    ((2, 4, 8, 6), Conv2d(padding=(1, 1)), (4, 4, 3, 3), 2 * 4 * 8 + 2 * 4 * 8),
+    ((2, 4, 8, 6), Conv2d(stride=(2, 2), padding=(1, 1)), (6, 4, 3, 3), 2 * (2 * 4 * 8) + 2 * 6 * 4),
+    ((2, 4, 8, 6), Conv2d(padding=(1, 1), g=4), (4, 1, 3, 3), 2 * 4 * 8 + 2 * 4 * 8),
+    # images are matrices as they lie, of which a group's channels are no rows that follow each other
+    ((2, 4, 8, 6), Conv2d(), (6, 4, 1, 1), 0),
+    ((2, 4, 8, 6), Conv2d(g=2), (4, 2, 1, 1), 2 * 4 * 8 + 2 * 4 * 8),
+    ((2, 4, 8, 6), Conv2d(stride=(2, 2)), (6, 4, 1, 1), 2 * (2 * 4 * 8) + 2 * 6 * 4),
+    ((2, 4, 6), Conv1d(), (6, 4, 3), 2 * 4 + 2 * 6),
+    ((2, 4, 8, 6), ConvTranspose2d(stride=(2, 2)), (4, 3, 2, 2), 2 * (2 * 3 * 16) + 2 * 4 * 8),
+    ((2, 4, 8, 6), MaxPool2d(), None, 2 * 4 * 8 + 2 * 4 * 4),
+]
+
+
+@pytest.mark.parametrize(("x", "op", "w", "rows"), SLID)
+def test_rows_of_images_are_those_that_windows_slide_over_and_those_that_they_make(x, op, w, rows) -> None:
+    """In every pass, and of half of the samples half as many."""
+    shapes = [x] if w is None else [x, w]
+    axes = [tuple(f"{n}{d}" for d in range(len(shape))) for n, shape in enumerate(shapes)]
+    tensors = [Tensor(f"x{n}", shapes[n], "float32", of, param=n == 1) for n, of in enumerate(axes)]
+    for step in steps(Case(op, tuple(tensors), ())):
+        for parts in (1, 2):
+            each = Templates().get(step, {"b": parts}, lambda name: "float32").parts
+            assert {part.key.rows for part in each} == {rows // parts}
 
 
 def test_gradients_that_are_added_to_others_are_among_them() -> None:

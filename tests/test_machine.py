@@ -101,7 +101,7 @@ def test_file_of_unequal_processors(tmp_path):
         ("flops_per_second = 1e12", "flops_per_second = inf", ["flops_per_second", "finite"]),
         *(
             ("flops_per_second = 1e12", f"flops_per_second = 1e12\n{field} = {value}", [field, value])
-            for field in ("task_overhead_seconds", *RATES[1:])
+            for field in ("task_overhead_seconds", "row_seconds", *RATES[1:])
             for value in ("inf", "nan", "-1.0")
         ),
         ("flops_per_second = 1e12", "flops_per_second = -1.0", ["flops_per_second", "-1.0"]),
@@ -306,6 +306,9 @@ def test_shares_of_a_device_make_up_the_device(name: str) -> None:
             mine, theirs = getattr(part, field), getattr(one, field)
             if field == "peaks":
                 assert mine == tuple((dtype, pytest.approx(peak / n)) for dtype, peak in theirs)
+                continue
+            if field == "row_seconds":
+                assert mine == pytest.approx(theirs * n)
                 continue
             is_shared = field.endswith(("_bytes", "_per_second")) and theirs is not None
             assert mine == (pytest.approx(theirs / n, abs=1) if is_shared else theirs), field

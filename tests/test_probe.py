@@ -18,7 +18,7 @@ from tests.effort import examples
 from tests.mpi import mpirun
 from tests.threads import Ranks
 
-FIGURES = probe.Figures(1e11, 5e10, 2e10, 4e-6)
+FIGURES = probe.Figures(1e11, 5e10, 2e10, 4e-6, 1e-8)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,8 @@ def test_figures_enter_the_machine_and_links_stay_assumed_without_ranks(monkeypa
     assert machine.num_procs == 3 and machine.levels == assumed.levels and machine.engines == assumed.engines
     p = machine.processors[0]
     assert (p.flops_per_second, p.flops_rate("float64"), p.bytes_per_second) == (1e11, 5e10, 2e10)
-    assert p.task_overhead_seconds == 4e-6 and p.memory_bytes == assumed.processors[0].memory_bytes
+    assert (p.task_overhead_seconds, p.row_seconds) == (4e-6, 1e-8)
+    assert p.memory_bytes == assumed.processors[0].memory_bytes
     assert machine.fingerprint == assumed.fingerprint
 
 
@@ -91,17 +92,18 @@ def test_what_is_kept_is_known_until_it_is_forgotten(monkeypatch, tmp_path, caps
 def test_really_measures():
     figures = probe.measure(None, 2)
     rates = [figures.float32_flops_per_second, figures.float64_flops_per_second, figures.bytes_per_second]
-    assert all(1e6 < rate < 1e15 for rate in rates) and 0 < figures.task_overhead_seconds < 1
+    assert all(1e6 < rate < 1e15 for rate in rates) and 0 < figures.row_seconds < figures.task_overhead_seconds < 1
     assert figures.latency_seconds is None
 
 
 def test_rates_are_what_is_done_in_a_second(monkeypatch):
     """Of a product both operations a point, of an addition what is read and what is written."""
-    monkeypatch.setattr(probe, "_core_seconds", lambda work: work() is None or 0.25)
+    monkeypatch.setattr(probe, "_core_seconds", lambda work: (work(), 0.25)[1])
     figures = probe.measure(None, 1)
     assert figures.float32_flops_per_second == figures.float64_flops_per_second == 2 * probe.MATRIX**3 / 0.25
     assert figures.bytes_per_second == 2 * probe.STREAM_BYTES / 0.25
     assert figures.task_overhead_seconds == probe.CALLS_A_TASK * 0.25
+    assert figures.row_seconds == 0.25 / (probe.IMAGES_BYTES // (4 * probe.IMAGE))
 
 
 def test_as_many_work_at_once_as_would_in_a_step(monkeypatch):
@@ -188,13 +190,15 @@ def even(monkeypatch):
     for name in ("_matrix_rate", "_stream_rate"):
         monkeypatch.setattr(probe, name, lambda *_: 1e9)
     monkeypatch.setattr(probe, "_task_seconds", lambda: 1e-6)
+    monkeypatch.setattr(probe, "_row_seconds", lambda: 1e-8)
     monkeypatch.setattr(pings, "link", lambda *_: (1e-6, 1e9))
     monkeypatch.setattr(cores, "quota", lambda: inf)
 
 
 def assert_share(figures, share):
     rates = (figures.float32_flops_per_second, figures.float64_flops_per_second, figures.bytes_per_second)
-    assert rates == (share * 1e9,) * 3 and figures.task_overhead_seconds == 1e-6 / share
+    assert rates == (share * 1e9,) * 3
+    assert (figures.task_overhead_seconds, figures.row_seconds) == (1e-6 / share, 1e-8 / share)
 
 
 def bound(monkeypatch, affinities):

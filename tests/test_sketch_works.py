@@ -24,10 +24,10 @@ from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.lowering.template import Templates
 from castile.planner.op import PASSES, Part, available, find
+from castile.planner.sketch.largest import Largest
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.sketch.spaces import SpaceTable
-from castile.planner.sketch.works import Largest
 from castile.planner.strategy import Config, parts
 from castile.runtime import machine as machines
 from castile.runtime.machine import Machine
@@ -153,6 +153,9 @@ PRICED = [
     (ODD, 16, "h200:nodes=1", "bfloat16"),
     (f"{ODD},rewrite=classes_first", 16, "dgx-a100:nodes=1", "float16"),
     ("alexnet", 512, "h200:nodes=1", "bfloat16"),
+    # Cores bring rows of images to where windows slide over them.
+    ("alexnet", 16, "local:procs=4", "float32"),
+    ("resnext", 16, "local:procs=2", "float32"),
     ("alexnet:rewrite=channels_last", 512, "dgx-h100:nodes=1", "float16"),
 ]
 
@@ -209,6 +212,8 @@ def test_nodes_of_which_only_extents_differ_are_asked_about_together(model: str)
         for port in [(True, n) for n in range(len(node.inputs))] + [(False, n) for n in range(len(node.outputs))]:
             mine = np.broadcast_to(np.array(joined.size(*port)), joined.count)
             assert mine.tolist() == [n for one in every for n in np.broadcast_to(one.size(*port), one.count).tolist()]
+        rows = [np.broadcast_to(one.rows, one.count) for one in every]
+        assert np.broadcast_to(joined.rows, joined.count).tolist() == np.concatenate(rows).tolist()
         for which in PASSES:
             if node.op.has(which):
                 mine = np.broadcast_to(joined.flops(which), joined.count)

@@ -24,6 +24,11 @@ def simulator(place: Place) -> list[Figure]:
     return place.benchmark("simulator")
 
 
+def untaught(place: Place) -> list[Figure]:
+    """What is told of steps on one core of which nothing was measured, over what they take."""
+    return place.benchmark("untaught")
+
+
 def delta(place: Place) -> list[Figure]:
     """Timing again only what a change of a plan moves, against timing all of it."""
     return place.benchmark("delta")

@@ -91,6 +91,7 @@ def _processor(assumed: Processor, figures: Figures, memory_bytes: int) -> Proce
         float64_flops_per_second=figures.float64_flops_per_second,
         bytes_per_second=figures.bytes_per_second,
         task_overhead_seconds=figures.task_overhead_seconds,
+        row_seconds=figures.row_seconds,
         memory_bytes=memory_bytes,
     )
 

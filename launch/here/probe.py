@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import isfinite
 from pathlib import Path
+from statistics import median
 from typing import TypeVar
 
 import msgspec
@@ -37,8 +38,11 @@ MATRIX = 384
 STREAM_BYTES = 2**25
 # About what a message within a host takes, and how many bytes go in a second.
 GUESS = (2e-5, 4e9)
-# The executor's bookkeeping of a task costs about as much as this many kernel calls on next to no data.
-CALLS_A_TASK = 12
+# A task on next to no data, with the executor's bookkeeping, costs about as much as this many kernel calls: the median
+# of those of 24 networks' steps.
+CALLS_A_TASK = 7
+# Images of so many rows and columns, and so many bytes of them.
+IMAGE, IMAGES_BYTES = 16, 2**19
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,6 +52,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     float64_flops_per_second: float
     bytes_per_second: float
     task_overhead_seconds: float
+    row_seconds: float
     latency_seconds: float | None = None
     link_bytes_per_second: float | None = None
 
@@ -110,11 +115,12 @@ def measure(near: Communicator | None, procs: int) -> Figures:
     _meet(near)
     stream = _stream_rate(neighbours)
     _meet(near)
-    overhead = _task_seconds()
+    overhead, row = _task_seconds(), _row_seconds()
     latency, bandwidth = None, None
     if near is not None and near.size > 1:
         latency, bandwidth = pings.link(near, range(near.size), GUESS, near.size > ours)
-    return Figures(share * single, share * double, share * stream, overhead / share, latency, bandwidth)
+    rates = (share * single, share * double, share * stream)
+    return Figures(*rates, overhead / share, row / share, latency, bandwidth)
 
 
 def environment(kernels: str = "", active_ranks: int = 1) -> Environment:
@@ -218,6 +224,21 @@ def _task_seconds() -> float:
     return CALLS_A_TASK * _core_seconds(lambda: np.add(a, a, out=out))
 
 
+def _row_seconds() -> float:
+    """What a row of an image takes to be brought to where zeros lie around it, and these to be put there.
+
+    NumPy goes through short runs as compiled loops do.
+    """
+    held = np.empty((IMAGES_BYTES // (4 * IMAGE**2), IMAGE + 1, IMAGE + 1), np.float32)
+    images = np.ones((len(held), IMAGE, IMAGE), np.float32)
+
+    def work() -> None:
+        np.copyto(held[:, :IMAGE, :IMAGE], images)
+        held[:, :IMAGE, IMAGE:] = 0
+
+    return _core_seconds(work) / (len(images) * IMAGE)
+
+
 def _together(worker: Callable[[], float], neighbours: int) -> float:
     """The slowest of as many workers as there are neighbours, all at once."""
     with ThreadPoolExecutor(neighbours) as pool:
@@ -226,17 +247,23 @@ def _together(worker: Callable[[], float], neighbours: int) -> float:
 
 def _core_seconds(work: Callable[[], object]) -> float:
     """Seconds that the calling thread works on a call, waits for memory included and what other programs took of its
-    core not: a host that is busy for a moment has the same rates as an idle one.
+    core not: a host that is busy for a moment has the same rates as an idle one. The median of many runs of calls, as
+    some meet caches that others have filled.
 
     Where a call has threads of its own, their work is not added up: they work while the caller does, and the rate is
     that of all of them. What the caller sleeps until the last of them is done is not counted either.
     """
     work()
-    num_calls, begin, core_begin = 0, time.perf_counter(), time.thread_time()
-    while time.perf_counter() - begin < SAMPLE_SECONDS or num_calls < 3:
-        work()
-        num_calls += 1
-    return pings.positive((time.thread_time() - core_begin) / num_calls, "a kernel")
+    taken, at_once, begin = list[float](), 1, time.perf_counter()
+    while time.perf_counter() - begin < SAMPLE_SECONDS or len(taken) < 3:
+        core_begin = time.thread_time()
+        for _ in range(at_once):
+            work()
+        taken.append((time.thread_time() - core_begin) / at_once)
+        # so many calls that the clock's own take nothing of it
+        if at_once * taken[-1] < SAMPLE_SECONDS / 100:
+            at_once *= 2
+    return pings.positive(median(taken), "a kernel")
 
 
 def _meet(near: Communicator | None) -> None:

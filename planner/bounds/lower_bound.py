@@ -251,6 +251,7 @@ def _best(processors: Sequence[Processor]) -> Processor:
         flops_per_second=max(p.flops_per_second for p in processors),
         bytes_per_second=max(p.bytes_per_second for p in processors),
         memory_bytes=max(p.memory_bytes for p in processors),
+        overlaps=any(p.overlaps for p in processors),
         task_overhead_seconds=min(p.task_overhead_seconds for p in processors),
         float16_flops_per_second=max(p.flops_rate("float16") for p in processors),
         float64_flops_per_second=max(p.flops_rate("float64") for p in processors),

@@ -5,10 +5,11 @@ It does not know how a window lies on a dim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod, sqrt
 from typing import Any, ClassVar
 
+from castile.planner.families import windows
 from castile.planner.families.windows import Pair, Sliding
 from castile.planner.op import Init, Part, Tensor
 
@@ -35,6 +36,11 @@ class Convolution(Sliding):
         # the input's rows and columns are no points of their own: each output meets one window of them
         points = (hi - lo for axis, (lo, hi) in part.ranges.items() if axis not in self.seen)
         return self.flops_per_point * prod(points)
+
+    def rows(self, x: Sequence[Any], y: Sequence[Any], extents: Mapping[str, int]) -> Any:
+        is_product = self.g == 1 and {*self.sizes(extents), *self.stride} == {1}
+        # where a window is an element, and none is left out, images are matrices as they lie
+        return 0 if is_product else windows.rows(x, y, self.stride[-1])
 
     def how(self, at: Part) -> dict[str, object]:
         """What the kernels want to know of a part."""

@@ -6,7 +6,8 @@ It does not know what is computed inside a window.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from math import prod
+from typing import Any, ClassVar
 
 from castile.planner.axes import Alignment
 from castile.planner.op import Op, Part
@@ -65,6 +66,11 @@ def _above(number: int) -> int:
     return (number + abs(number)) // 2
 
 
+def rows(x: Sequence[Any], y: Sequence[Any], stride: int) -> Any:
+    """Rows of images x and of images y where windows on x make y, `stride` columns apart: each of x becomes so many."""
+    return stride * prod(x[:-1]) + prod(y[:-1])
+
+
 class Sliding(Op):
     """Base of operators whose windows slide over the last dims of their first operand, one result a window.
 
@@ -108,6 +114,9 @@ class Sliding(Op):
         found = [n for _, ends in self.windows(at) for n in ends]
         top, bottom, left, right = [0] * (4 - len(found)) + found
         return top, bottom, left, right
+
+    def rows(self, x: Sequence[Any], y: Sequence[Any], extents: Mapping[str, int]) -> Any:
+        return rows(x, y, 1)
 
     def apart(self, operand: int, a: Alignment) -> tuple[str, ...] | None:
         axes = a.operands[operand].axes

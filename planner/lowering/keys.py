@@ -12,7 +12,7 @@ from castile.planner.axes import Operand
 from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.op import Part
 from castile.planner.step.program import Step, bearing
-from castile.runtime.task import CostKey
+from castile.runtime.task import ROWS_OF_IMAGES, CostKey
 
 
 class Asked:
@@ -26,6 +26,7 @@ class Asked:
         signs = ["+" * (port.role == "onto") for port in (*step.inputs, *step.outputs)]
         self._told = list(zip(signs, map(_laid, bearing(step)), map(itemsize, dtypes)))
         self._looked_up = looked_up(step)
+        self._rows = op.rows if op.has_rows else None
 
     def key(self, arrays: Sequence[tuple[int, tuple[int, ...]]], flops: float, part: Part) -> CostKey:
         """The cost of a part that touches arrays of these shapes at ports of these numbers."""
@@ -35,7 +36,9 @@ class Asked:
             told.append(sign + "x".join(map(str, shape)) + laid)
             touched = part.touches(self._looked_up[n]) if n in self._looked_up else prod(shape)
             nbytes += int(touched) * size
-        return CostKey(self._name, f"{';'.join(told)}|{self._settings}", self._dtype, round(flops), nbytes)
+        rows = self._rows and self._rows(part.reads(0).shape, part.writes(0).shape, part.alignment.extents)
+        settings = f"{self._settings}{ROWS_OF_IMAGES}{rows}" if rows else self._settings
+        return CostKey(self._name, f"{';'.join(told)}|{settings}", self._dtype, round(flops), nbytes)
 
 
 def looked_up(step: Step) -> dict[int, int]:

@@ -5,10 +5,12 @@ Each element of x is spread over a window of y, times w. Split rows of y read th
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any
 
 from castile.planner.families.convolution import check_groups, parameters
-from castile.planner.families.windows import Pair, pair, reach
+from castile.planner.families.windows import Pair, pair, reach, rows
 from castile.planner.op import Op, Part, Tensor, op
 from castile.runtime.region import Box
 
@@ -65,6 +67,9 @@ class ConvTranspose2d(Op):
             return box
         (rows, _), (columns, _) = (self._span(part, n) for n in range(2))
         return Box((*box.lo[:2], rows[0], columns[0]), (*box.hi[:2], rows[1], columns[1]))
+
+    def rows(self, x: Sequence[Any], y: Sequence[Any], extents: Mapping[str, int]) -> Any:
+        return rows(y, x, self.stride[1])
 
     def flops(self, which: str, part: Part) -> float:
         # each element of x meets each tap once; parts of y have a share of them

@@ -27,10 +27,11 @@ from castile.planner.sketch import changes, classes, loops, prices, sweep
 from castile.planner.sketch.arrays import RECORDS, Links, Prices, Worth
 from castile.planner.sketch.choices import choices_of
 from castile.planner.sketch.draft import Draft
+from castile.planner.sketch.largest import Largest
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.room import classes_for, log_for, room_for, uses_of
 from castile.planner.sketch.spaces import SpaceTable
-from castile.planner.sketch.works import Largest, Works
+from castile.planner.sketch.works import Works
 from castile.planner.step.program import Program
 from castile.planner.strategy import Config
 from castile.runtime.compiled import assembled, can_compile, is_kept

@@ -1,0 +1,158 @@
+"""The largest part of a node under each of many splits: what it touches, and how much it has to do.
+
+It does not know steps of a program, nor prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import chain
+from math import prod
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from castile.planner.graph import Node
+from castile.planner.lowering.many import Cut, asked
+from castile.planner.op import Op, Part
+from castile.planner.sketch.layouts import seen
+
+
+class Largest:
+    """The largest part of a node under each of many splits, or under one; what its passes have in common.
+
+    Of several nodes that differ in extents only, one after the other.
+    count   how many splits
+    """
+
+    def __init__(self, nodes: Sequence[Node], cut: Cut, counts: Sequence[int]) -> None:
+        self.node, self.cut, self.count = nodes[0], cut, sum(counts)
+        self._nodes, self._counts = nodes, counts
+        self._sizes: dict[object, Any] = {}
+        self._flops: dict[str, Any] = {}
+
+    @classmethod
+    def joined(cls, every: Sequence[Largest]) -> Largest:
+        """Those of nodes that differ in extents only."""
+        axes = dict.fromkeys(axis for one in every for axis in one.cut)
+        each = {axis: [np.broadcast_to(one.cut.get(axis, 1), one.count) for one in every] for axis in axes}
+        cut = {axis: np.concatenate(of) for axis, of in each.items()}
+        return every[0] if len(every) == 1 else cls([one.node for one in every], cut, [one.count for one in every])
+
+    @cached_property
+    def part(self) -> Part:
+        """It, or one for all of them."""
+        part = _largest(self.node if len(self._nodes) == 1 else _joined(self._nodes, self._counts), self.cut)
+        return _at_end(part) if self._is_last else part
+
+    @cached_property
+    def _is_last(self) -> bool:
+        """Whether a part at the end has more to do than one as long at the beginning: of causal scores the last has."""
+        if type(self.node.op).flops is Op.flops:
+            return False
+        if len(self._nodes) > 1:
+            return any(one._is_last for one in self._each)
+        first = _largest(self.node, self.cut)
+        return bool(np.any(self._operations("F", _at_end(first)) > self._operations("F", first)))
+
+    @cached_property
+    def _each(self) -> list[Largest]:
+        """Those of each node by itself."""
+        ends = np.cumsum(self._counts)[:-1]
+        parts = [dict(zip(self.cut, row)) for row in zip(*(np.split(of, ends) for of in self.cut.values()))]
+        rows = zip(self._nodes, parts or [{} for _ in self._nodes], self._counts, strict=True)
+        return [Largest([node], cut, [count]) for node, cut, count in rows]
+
+    def _of_each(self, found: Sequence[Any]) -> np.ndarray:
+        """What is found for each node, for all of its splits or for each, as an entry for each split of all."""
+        return np.concatenate([np.broadcast_to(one, count) for one, count in zip(found, self._counts, strict=True)])
+
+    def like(self, nodes: Sequence[Node], cut: Cut) -> Largest:
+        """As many of other nodes."""
+        return Largest(nodes, cut, self._counts)
+
+    def shape(self, is_operand: bool, index: int) -> tuple[Any, ...]:
+        """The lengths of what it touches of an operand or result, or an array of each."""
+        box = asked(lambda: self.part.reads(index) if is_operand else self.part.writes(index))
+        return self._by_axis(index) if box is None else box.shape
+
+    def size(self, is_operand: bool, index: int) -> Any:
+        """How many elements these are."""
+        key: object = (is_operand, index)
+        if not is_operand or self.node.op.follows(index):
+            # Many ports of a node have the same dims, as all of an update.
+            a = self.node.alignment
+            key = (a.operands if is_operand else a.results)[index].dims
+        if key not in self._sizes:
+            self._sizes[key] = prod(self.shape(is_operand, index))
+        return self._sizes[key]
+
+    def touches(self, index: int) -> Any:
+        """How many of an operand's elements passes read, of which they need not read all."""
+        return self.part.touches(index)
+
+    def flops(self, which: str) -> Any:
+        """The operations of a pass."""
+        which = "" if type(self.node.op).flops is Op.flops else which
+        if which not in self._flops:
+            self._flops[which] = self._operations(which, self.part)
+        return self._flops[which]
+
+    @cached_property
+    def rows(self) -> Any:
+        """The rows of images that a pass of it brings to where windows slide over them."""
+        if not self.node.op.has_rows:
+            return 0
+        if len(self._nodes) > 1:
+            return self._of_each([one.rows for one in self._each])
+        return self.node.op.rows(self.shape(True, 0), self.shape(False, 0), self.node.alignment.extents)
+
+    def _operations(self, which: str, part: Part) -> Any:
+        """Those of a part of each split."""
+        op, ranges = self.node.op, part.ranges
+        found = asked(lambda: op.flops(which, part))
+        if found is not None:
+            return found
+        if len(self._nodes) > 1:
+            return self._of_each([one.flops(which) for one in self._each])
+        ends = np.broadcast_arrays(np.empty(self.count), *chain.from_iterable(ranges.values()))[1:]
+        parts = (dict(zip(ranges, zip(row[::2], row[1::2]))) for row in np.array(ends).T.tolist())
+        return np.array([op.flops(which, Part(op, self.node.alignment, of)) for of in parts])
+
+    def _by_axis(self, index: int) -> tuple[Any, ...]:
+        """The shape of an operand, where each axis cuts it by itself."""
+        if len(self._nodes) > 1:
+            return tuple(map(self._of_each, zip(*[one.shape(True, index) for one in self._each], strict=True)))
+        degrees = {axis: tuple(sorted({*degree.tolist()} - {1})) for axis, degree in self.cut.items()}
+        cuts = tuple([(axis, of) for axis, of in degrees.items() if of])
+        whole, by_axis = seen(self.node, index, cuts)
+        shape: list[Any] = list(whole.shape)
+        for (axis, of), blocks in zip(cuts, by_axis, strict=True):
+            firsts = np.cumsum([1, *of[:-1]])
+            for d, (lo, hi) in blocks.items():
+                lengths = np.full(of[-1] + 1, shape[d])
+                lengths[list(of)] = (hi - lo)[firsts]
+                shape[d] = lengths[self.cut[axis]]
+        return tuple(shape)
+
+
+def _joined(nodes: Sequence[Node], counts: Sequence[int]) -> Node:
+    """A node whose extents are those of others, for so many splits of each."""
+    a = nodes[0].alignment
+    extents: Any = {axis: np.repeat([node.alignment.extents[axis] for node in nodes], counts) for axis in a.axes}
+    return msgspec.structs.replace(nodes[0], alignment=replace(a, extents=extents))
+
+
+def _largest(node: Node, cut: Cut) -> Part:
+    """The first part of a node under a split, or under each of many, which is as long as any."""
+    a = node.alignment
+    return Part(node.op, a, {axis: (0, -(-n // cut.get(axis, 1))) for axis, n in a.extents.items()})
+
+
+def _at_end(part: Part) -> Part:
+    """One as long, or as many, at the end of every axis."""
+    extents = part.alignment.extents
+    return Part(part.op, part.alignment, {x: (extents[x] - hi, extents[x]) for x, (_, hi) in part.ranges.items()})
