@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from castile.planner.simulation import agenda, serving
+from castile.planner.simulation import serving
 from castile.planner.simulation.serving import Served, Tasks
 from castile.runtime.compiled import can_compile, compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
@@ -70,15 +70,12 @@ def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], fo
     if form == "numba" and not can_compile():
         raise ValueError("simulator form 'numba' needs numba, which is not installed; choose 'auto' or 'plain'")
     assert len(durations) == len(graph.cost_keys) and len(engines) == NUM_LANES
-    follow, serve = serving.BODIES if form == "plain" else serving.compiled_bodies()
-    tasks, num_tasks, num_engines = flattened(graph, durations, engines), graph.num_tasks, served_by(graph, engines)
-    served = serving.to_serve(tasks, num_engines, follow)
-    num_served = serve(
-        tasks, int(served.busy.max(initial=0)), agenda.room(num_tasks), np.empty(num_tasks, np.int32),
-        np.zeros(num_engines, np.int64), served.start, served.end, served.queue, served.queue_ptr[:-1].copy(),
-        served.place,
-    )  # fmt: skip
-    assert num_served == num_tasks, "the task graph has a cycle"
+    follow = serving.follow if form == "plain" else serving.compiled_bodies()[0]
+    tasks = flattened(graph, durations, engines)
+    served = serving.to_serve(tasks, served_by(graph, engines), follow)
+    left = serving.all_left(tasks, served)
+    serving.serve_ready(tasks, served, left, form)
+    assert (left.queue_end == served.queue_ptr[1:]).all(), "the task graph has a cycle"
     return told(graph, served, form)
 
 
@@ -137,7 +134,7 @@ def _book(  # type: ignore[no-untyped-def]
     """What comes and goes: bytes that live through the step, and what the task at place i of the engines' queues brings
     and takes away: delta[2 * i] and -delta[2 * i + 1] bytes, booked on its first slot of that processor.
     """
-    persistent, delta = np.zeros(num_procs, np.int64), np.zeros(2 * len(lanes), np.int64)
+    persistent, delta = np.zeros(num_procs, np.int64), np.zeros(2 * len(lanes) + 2, np.int64)
     last, last_end = np.full(len(buffer_proc), -1, np.int32), np.zeros(len(buffer_proc), np.int64)
     for t in range(len(end)):
         done = end[t]

@@ -9,7 +9,7 @@ import numpy as np
 from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.folding import Folded
-from castile.planner.evaluation.seen import Seen
+from castile.planner.evaluation.seen import Seen, Written
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds
@@ -146,5 +146,5 @@ def all_seen(tasks: TaskGraph, simulated: Simulated) -> Seen:
     every, procs = np.arange(tasks.num_tasks), np.arange(tasks.num_procs)
     folded = Folded(tasks, procs, procs, every, every, np.ones_like(every), tuple)
     lowering = Lowering(Graph("none", "float64"), machine(tasks.num_procs))
-    number = np.full(tasks.num_tasks, -1)
-    return Seen(Strategy({}), lowering, folded, number, tasks, simulated, folded.count, simulated.peak_bytes)
+    written = Written(lowering, folded, np.full(tasks.num_tasks, -1))
+    return Seen(Strategy({}), written, tasks, simulated, folded.count, simulated.peak_bytes)

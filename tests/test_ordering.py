@@ -24,7 +24,7 @@ from castile.planner.simulation import ordering
 from castile.planner.simulation.ordering import Slower, chained, listed, longest, simulated
 from castile.planner.simulation.repeats import numbers
 from castile.planner.strategy import ORDERS, READY, Strategy
-from castile.runtime.task import NUM_LANES, Lane, TaskGraph
+from castile.runtime.task import NUM_LANES, Lane
 from castile.runtime.timeline import PICOSECONDS
 from tests import named_plans
 from tests.answers import answer
@@ -34,11 +34,6 @@ from tests.strategies import in_buckets, in_groups, machines, problems
 from tests.test_folding import MOMENTUM, assert_same, marred, numbered, one_block
 
 OTHERS = tuple(order for order in ORDERS if order != READY)
-
-
-def in_chains(graph: TaskGraph, lane: np.ndarray, start: np.ndarray) -> TaskGraph:
-    need_ptr, needs = chained(graph, lane, start)
-    return replace(graph, need_ptr=need_ptr, needs=needs)
 
 
 @pytest.mark.parametrize("form", ["auto", "plain"])
@@ -61,7 +56,7 @@ def test_chained_kernels_run_as_they_were_listed(form: str, data: st.DataObject)
         if last > 1:
             with pytest.raises(Slower):
                 listed(graph, durations, engines, urgency, (last - 2) / PICOSECONDS)
-    chained_so, found = simulate(in_chains(graph, lane, start), durations, engines), told(graph, served)
+    chained_so, found = simulate(chained(graph, lane, start), durations, engines), told(graph, served)
     assert chained_so.timeline.start.tolist() == start.tolist()
     for name in ("persistent_bytes", "peak_bytes", "busy_seconds"):
         assert getattr(found, name).tolist() == getattr(chained_so, name).tolist()
@@ -79,7 +74,7 @@ def test_of_what_is_ready_the_most_urgent_begins() -> None:
         start = served.start
         assert lane.tolist() == [0, 0, 0, 1] and start.tolist() == expected
         before, after = (soon, late) if urgency[soon] > urgency[late] else (late, soon)
-        found = in_chains(graph, lane, start)
+        found = chained(graph, lane, start)
         assert found.needs_of(after).tolist() == sorted([first, before])
         assert found.needs_of(before).tolist() == [first] and not len(found.needs_of(other))
 
@@ -136,7 +131,7 @@ def test_any_block_of_tasks_folds_exactly(order: str, data: st.DataObject) -> No
     pairs = (graph, durations), (folded.graph, lasts)
     urgencies = [-of.order if order == "program" else longest(of, d, np.full(of.num_tasks, -1)) for of, d in pairs]
     each = [(of, *listed(of, d, engines, u)) for (of, d), u in zip(pairs, urgencies, strict=True)]
-    chains = [in_chains(of, lane, served.start) for of, lane, served in each]
+    chains = [chained(of, lane, served.start) for of, lane, served in each]
     assert_same(folded, *(simulate(of, d, engines) for of, (_, d) in zip(chains, pairs, strict=True)))
 
 

@@ -18,18 +18,18 @@ import numpy as np
 from castile.planner.cost import CostModel
 from castile.planner.costs import snapshot as snapshots
 from castile.planner.costs.snapshot import Snapshot
+from castile.planner.evaluation.busy import Busy
 from castile.planner.evaluation.evaluated import Evaluated
 from castile.planner.evaluation.few import FEW
-from castile.planner.evaluation.folding import Folded, Folding, expand, timed
+from castile.planner.evaluation.folding import Folded, Folding
 from castile.planner.evaluation.moved import moved_bytes
-from castile.planner.evaluation.seen import Seen
+from castile.planner.evaluation.seen import Seen, Written, simulated, simulated_in_window
 from castile.planner.evaluation.unrolled import Unrolled, unrolled
 from castile.planner.lower import Lowering
 from castile.planner.lowering.stages import num_stages
 from castile.planner.simulate import Simulated
-from castile.planner.simulation import ordering, repeats
+from castile.planner.simulation import repeats
 from castile.planner.simulation.ordering import Slower
-from castile.planner.step.program import Program, Step
 from castile.planner.strategy import PATH, READY, Config, Strategy
 from castile.runtime import memory
 from castile.runtime.memory import Packing
@@ -90,8 +90,7 @@ class Evaluator:
         self._refused: dict[Key, TooManyTransfers] = {}
         self._small: dict[Key, bool] = {}
         self._packed: dict[Key, tuple[int, ...]] = {}
-        self._work: dict[tuple[str, Config], np.ndarray] = {}
-        self._steps: dict[str, list[Step]] = {}
+        self._busy = Busy(lowering, cost)
         self._short: dict[int, tuple[Lowering, Folding]] = {}
         self._enough: dict[Key, int] = {}
         self._slower: dict[Key, float] = {}
@@ -110,8 +109,8 @@ class Evaluator:
         other = copy(self)
         other.objective, other._best, other._packed = objective, None, {}
         if lowering is not None:
-            other.lowering, other._known, other._refused, other._small, other._work = lowering, {}, {}, {}, {}
-            other._steps, other._short, other._enough, other._slower, other._unrolled = {}, {}, {}, {}, None
+            other.lowering, other._busy, other._known, other._refused = lowering, Busy(lowering, self.cost), {}, {}
+            other._small, other._short, other._enough, other._slower, other._unrolled = {}, {}, {}, {}, None
         if (objective == "latency") > (other.lowering.mode == "forward"):
             raise ValueError("objective 'latency' is that of a forward pass: it takes a lowering of mode 'forward'")
         if most_bytes is not None:
@@ -158,10 +157,16 @@ class Evaluator:
         return seen.tasks, seen.count
 
     def see(self, strategy: Strategy) -> Seen:
-        """A plan's step to be looked at: all of it; of a large machine, or in too many microbatches, that through which
-        the plan is evaluated. Raises ValueError as `evaluate` does.
+        """A plan's step to be looked at, as `drawn`. Raises ValueError where that is only a part of it."""
+        if (seen := self.drawn(strategy)).left:
+            raise TooManyTransfers(MANY.format(int(seen.count.sum())))
+        return seen
+
+    def drawn(self, strategy: Strategy) -> Seen:
+        """A plan's step: all of it; of a large machine, or in too many microbatches, that through which the plan is
+        evaluated, or its first and last microbatches where others cannot be written out. Raises as `evaluate` does.
         """
-        seen = self._see(strategy, self._key(strategy))
+        seen = self._written_out(strategy)
         return seen if seen.is_all or seen.is_long or len(seen.role) >= LARGE else self._seen_all(strategy)
 
     def evaluate(self, strategy: Strategy) -> Evaluated:
@@ -215,7 +220,7 @@ class Evaluator:
         count, _, order, ahead, again, configs = key
         alike, *plainer = ((count, 0, o, n, again, configs) for o, n in ((order, ahead), (READY, ahead), (READY, 0)))
         least = self._enough.get(alike) or max(self._least(strategy), *(self._enough.get(one, 0) for one in plainer))
-        for shown in repeats.shown(count, least, lambda: self._can_be_all(strategy)):
+        for shown in repeats.shown(count, least, lambda: self._can_be(self._window(strategy), strategy)):
             seen, more = self._seen_through(shown, strategy, most)
             if more:
                 shown += more
@@ -228,10 +233,13 @@ class Evaluator:
             self._best = self._best[0], key, seen
         return seen
 
-    def _can_be_all(self, strategy: Strategy) -> bool:
-        """Whether all microbatches of a plan can be written out."""
-        num_tasks = self._folded(self._shortened(strategy, FEW)[1], strategy).graph.num_tasks
-        return num_tasks // FEW * self._count(strategy) <= MOST_TASKS
+    def _num_tasks(self, shown: int, strategy: Strategy) -> int:
+        """About how many tasks there are of so many microbatches."""
+        return self._folded(self._shortened(strategy, FEW)[1], strategy).graph.num_tasks // FEW * shown
+
+    def _can_be(self, shown: int, strategy: Strategy) -> bool:
+        """Whether so many microbatches can be written out."""
+        return self._num_tasks(shown, strategy) <= MOST_TASKS
 
     def _least(self, strategy: Strategy) -> int:
         """In how many microbatches a plan is looked at first."""
@@ -248,46 +256,55 @@ class Evaluator:
         """The plan simulated with so many microbatches written out, None where these do not say what all take; and how
         many more would, 0 where that is not known either.
         """
-        lowering, folded, number = self._known_written(shown, strategy) or self._written(shown, strategy)
-        seen, count = self._simulated(lowering, strategy, folded, number, most), self._count(strategy)
+        count = self._count(strategy)
         if shown == count:
-            return seen, 0
-        cycle = repeats.cycle(folded.graph, number, seen.simulated)
+            return self._in_window(strategy, most) or self._whole(strategy, most), 0
+        seen = simulated(self._written(shown, strategy), strategy, self.cost, most)
+        cycle = repeats.cycle(seen.folded.graph, seen.number, seen.simulated)
         if cycle is None:
             return None, 0
         times, rest = divmod(count - shown, cycle.microbatches)
         if rest:
             return None, rest
-        peak = seen.peak_bytes + self._lasting(lowering, strategy, count - shown)
-        each = seen.count * repeats.times(count, shown)[number]
-        return replace(seen, peak_bytes=peak, count=each, cycle=cycle, times=times), 0
+        each = seen.count * repeats.times(count, shown)[seen.number]
+        return self._with_lasting(replace(seen, count=each, cycle=cycle, times=times), count - shown), 0
 
-    def _known_written(self, shown: int, strategy: Strategy) -> tuple[Lowering, Folded, np.ndarray] | None:
-        """The same as `_written` where the plan that is kept is as it is but for its order."""
-        best = None if self._best is None else self._best[2]
-        if best is None or best.num_microbatches != shown or _unordered(best.strategy) != _unordered(strategy):
-            return None
-        return best.lowering, best.folded, best.number
+    def _window(self, strategy: Strategy) -> int:
+        """How many microbatches are written out where all are simulated: all, or a part of no more than half."""
+        window = 2 * (num_stages(strategy, self.lowering.graph.nodes) + strategy.ahead) + FILLING
+        return window if 2 * window <= self._count(strategy) else self._count(strategy)
 
-    def _written(self, shown: int, strategy: Strategy) -> tuple[Lowering, Folded, np.ndarray]:
-        """The tasks of so many microbatches, of which each is, and what lowered those of which they are copies."""
+    def _in_window(self, strategy: Strategy, most: float) -> Seen | None:
+        """The plan with all its microbatches simulated through a window of them; None where that is not possible."""
+        left = self._count(strategy) - self._window(strategy)
+        written = self._written(self._window(strategy), strategy) if left else None
+        seen = written and simulated_in_window(written, strategy, self.cost, left, most)
+        return seen and self._with_lasting(seen, left)
+
+    def _whole(self, strategy: Strategy, most: float = inf) -> Seen:
+        """The same with all of them written out."""
+        return simulated(self._written(self._count(strategy), strategy), strategy, self.cost, most)
+
+    def _written(self, shown: int, strategy: Strategy) -> Written:
+        """The tasks of so many microbatches; of the plan that is kept where it is the same but for its order."""
+        best, plain = self._best and self._best[2], _unordered(strategy)
+        if best is not None and best.num_microbatches == shown and _unordered(best.strategy) == plain:
+            return best.written
         if shown > FEW:
             lowering, folding = self._shortened(strategy, FEW)
-            plain = _unordered(strategy)
-            # Orders are tried one after the other.
             if self._unrolled is None or self._unrolled[:2] != (plain, shown):
                 program, folded = lowering.program(strategy), self._folded(folding, strategy)
-                if (num_tasks := folded.graph.num_tasks // FEW * shown) > MOST_TASKS:
+                if (num_tasks := self._num_tasks(shown, strategy)) > MOST_TASKS:
                     raise TooManyTransfers(MANY.format(num_tasks))
                 known = self._unrolled and self._unrolled[2]
                 known = known if known is not None and known.is_like(folded) else None
                 self._unrolled = None
                 self._unrolled = plain, shown, unrolled(folded, program, strategy.ahead, shown, known)
             if (found := self._unrolled[2]) is not None:
-                return lowering, found.folded, found.number
+                return Written(lowering, found.folded, found.number, found.alike)
         lowering, folding = self._shortened(strategy, shown)
         folded = self._folded(folding, strategy)
-        return lowering, folded, repeats.numbers(lowering.program(strategy), folded.graph)
+        return Written(lowering, folded, repeats.numbers(lowering.program(strategy), folded.graph))
 
     def _folded(self, folding: Folding, strategy: Strategy) -> Folded:
         """What a plan is simulated through: one processor of each role where there are many."""
@@ -298,20 +315,20 @@ class Evaluator:
             self._small.setdefault(self._key(plain), folded.graph.num_tasks <= MOST_SMALL)
         return folded
 
-    def _simulated(
-        self, lowering: Lowering, strategy: Strategy, folded: Folded, number: np.ndarray, most: float = inf
-    ) -> Seen:
-        """The plan with its tasks in order, as far as they are written out; number: of which microbatch each is."""
-        engines, priced = lowering.machine.engines, timed(folded, self.cost)
-        tasks, simulated = ordering.simulated(number, folded.graph, priced, engines, strategy.order, most)
-        peak = expand(folded, simulated).peak_bytes
-        return Seen(strategy, lowering, folded, number, tasks, simulated, folded.count, peak)
+    def _written_out(self, strategy: Strategy) -> Seen:
+        """A plan that is simulated through a window with all its microbatches written out, where they can be."""
+        seen = self._see(strategy, self._key(strategy))
+        return self._whole(strategy) if seen.left and self._can_be(self._count(strategy), strategy) else seen
 
     def _seen_all(self, strategy: Strategy) -> Seen:
         """The plan with all tasks of all processors written out."""
         folded = Folding(self.lowering).whole(_unordered(strategy))
         number = repeats.numbers(self.lowering.program(strategy), folded.graph)
-        return self._simulated(self.lowering, strategy, folded, number)
+        return simulated(Written(self.lowering, folded, number), strategy, self.cost)
+
+    def _with_lasting(self, seen: Seen, left: int) -> Seen:
+        """With what so many microbatches hold all step long which are not written out."""
+        return replace(seen, peak_bytes=seen.peak_bytes + self._lasting(seen.lowering, seen.strategy, left))
 
     def _lasting(self, lowering: Lowering, strategy: Strategy, left: int, alignment: int = 1) -> np.ndarray:
         """int64[P]: bytes that so many microbatches hold all step long which are not written out."""
@@ -342,39 +359,22 @@ class Evaluator:
 
     def _packable(self, strategy: Strategy) -> Seen:
         """A plan with all its microbatches; of a large machine, or where they are too many, with those few seen."""
-        seen = self._see(strategy, self._key(strategy))
+        seen = self._written_out(strategy)
         return seen if not seen.is_short or seen.is_long or len(seen.role) >= LARGE else self._seen_all(strategy)
 
     def _packing(self, seen: Seen, capacities: np.ndarray | float = np.inf) -> Packing:
         """Where all lies in the arenas of those processors that were seen, as far as these have room."""
-        more = np.zeros(len(seen.folded.representative), np.int64)
+        reps, more = seen.folded.representative, np.zeros(seen.tasks.num_procs, np.int64)
         if seen.is_short:
             left = self._count(seen.strategy) - seen.num_microbatches
-            more += self._lasting(seen.lowering, seen.strategy, left, memory.ALIGNMENT)[seen.folded.representative]
+            more += self._lasting(seen.lowering, seen.strategy, left, memory.ALIGNMENT)[reps]
         packing = memory.arenas(seen.tasks, seen.simulated.timeline, capacities - more)
-        return replace(packing, peak_bytes=packing.peak_bytes + more)
+        # What lives between those that are written out of a window lies where it is not seen.
+        return replace(packing, peak_bytes=np.maximum(packing.peak_bytes + more, seen.peak_bytes[reps]))
 
     def work(self, name: str, config: Config) -> np.ndarray:
         """int64[P]: picoseconds for which a node's kernels keep each processor busy; transfers are not counted."""
-        if (name, config) not in self._work:
-            # What one microbatch computes all do.
-            program = self.lowering.shortened(2).program(self.lowering.plan({}))
-            machine, procs = self.lowering.machine, np.array(config.procs)
-            total = np.zeros(machine.num_procs, np.int64)
-            for step in self._of_node(program).get(name, ()):
-                keys, of_part = self.lowering.templates.get(step, config.split, program.dtypes.__getitem__).does.keys
-                lasts = np.stack([self.cost.picoseconds(keys, kind) for kind in range(len(machine.kinds))])
-                each = lasts[machine.kind_of[procs], np.repeat(of_part, config.replicas)]
-                np.add.at(total, procs, step.micro.times * each)
-            self._work[name, config] = total
-        return self._work[name, config]
-
-    def _of_node(self, program: Program) -> dict[str, list[Step]]:
-        """The steps of a program by the names of their nodes."""
-        if not self._steps:
-            for step in program.steps:
-                self._steps.setdefault(step.node.name, []).append(step)
-        return self._steps
+        return self._busy.picoseconds(name, config)
 
     def bound(self, configs: Configs) -> float:
         """The energy below which no plan with these nodes laid out so can be, whatever the other nodes' Configs are.

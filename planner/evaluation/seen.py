@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
-from castile.planner.evaluation.folding import Folded
+from castile.planner.cost import CostModel
+from castile.planner.evaluation.folding import Folded, expand, timed
 from castile.planner.lower import Lowering
 from castile.planner.simulate import Simulated
-from castile.planner.simulation import repeats
+from castile.planner.simulation import ordering, repeats
 from castile.planner.simulation.repeats import Cycle
+from castile.planner.simulation.window import Alike
 from castile.planner.strategy import Strategy
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
@@ -23,30 +27,56 @@ from castile.runtime.timeline import PICOSECONDS, Timeline
 MOST_WRITTEN = 2**17
 
 
+class Written(NamedTuple):
+    """The tasks of a plan with some of its microbatches written out.
+
+    lowering    by which they were made, or those of which they are copies
+    folded      which processors their C stand for, and what they were before any came together
+    number[T]   of which microbatch each task is, as `repeats.numbers` says
+    alike       which are of microbatches that are alike; None where that is not known
+    """
+
+    lowering: Lowering
+    folded: Folded
+    number: np.ndarray
+    alike: Alike | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Seen:
     """A plan that was simulated: T tasks of C processors, and when they would run.
 
-    lowering    by which the tasks were made: of as many microbatches as are written out
-    folded      which processors the C stand for, and what the tasks were before any came together
-    number[T]   of which microbatch each task is, as `repeats.numbers` says
+    written     what they were made of
     tasks       with the prices of their own kinds of processors, in the plan's order
     simulated   of what is written out
     count[T]    for how many tasks of the whole step each stands
     peak_bytes  of each of the machine's processors
     cycle       what is gone through `times` times more than is written out, None where all is
+    left        how many microbatches were simulated that are not written out, as `window.simulated` does
     """
 
     strategy: Strategy
-    lowering: Lowering
-    folded: Folded
-    number: np.ndarray
+    written: Written
     tasks: TaskGraph
     simulated: Simulated
     count: np.ndarray
     peak_bytes: np.ndarray
     cycle: Cycle | None = None
     times: int = 0
+    left: int = 0
+
+    @property
+    def lowering(self) -> Lowering:
+        """As `written` says, and so the next two."""
+        return self.written.lowering
+
+    @property
+    def folded(self) -> Folded:
+        return self.written.folded
+
+    @property
+    def number(self) -> np.ndarray:
+        return self.written.number
 
     @property
     def is_all(self) -> bool:
@@ -56,7 +86,7 @@ class Seen:
     @property
     def is_short(self) -> bool:
         """Whether not all microbatches are written out."""
-        return self.cycle is not None
+        return self.cycle is not None or self.left > 0
 
     @property
     def is_long(self) -> bool:
@@ -77,7 +107,8 @@ class Seen:
     @property
     def num_microbatches(self) -> int:
         """How many are written out."""
-        return self.strategy.microbatches - (self.times * self.cycle.microbatches if self.cycle else 0)
+        left = self.times * self.cycle.microbatches if self.cycle else self.left
+        return self.strategy.microbatches - left
 
     @property
     def role(self) -> np.ndarray:
@@ -98,3 +129,27 @@ class Seen:
         total = np.zeros(self.tasks.num_procs, np.int64)
         np.add.at(total, proc[computes], self.timeline.durations()[owner[computes]])
         return total / PICOSECONDS
+
+
+def simulated(written: Written, strategy: Strategy, cost: CostModel, most: float = inf) -> Seen:
+    """A plan with its tasks in order, as far as they are written out. Raises Slower as `ordering.simulated` does."""
+    folded, engines = written.folded, written.lowering.machine.engines
+    tasks, found = ordering.simulated(written.number, folded.graph, timed(folded, cost), engines, strategy.order, most)
+    return Seen(strategy, written, tasks, found, folded.count, expand(folded, found).peak_bytes)
+
+
+def simulated_in_window(
+    written: Written, strategy: Strategy, cost: CostModel, more: int, most: float = inf
+) -> Seen | None:
+    """The same with so many more microbatches, but for what these hold all step long; None where those that are written
+    out cannot stand for them.
+    """
+    folded, engines, alike = written.folded, written.lowering.machine.engines, written.alike
+    priced = timed(folded, cost)
+    found = alike and ordering.simulated_in_window(
+        written.number, folded.graph, priced, engines, strategy.order, most, alike, more
+    )
+    if alike is None or found is None:
+        return None
+    peak = expand(folded, found[1]).peak_bytes
+    return Seen(strategy, written, *found, folded.count * alike.times(more), peak, left=more)

@@ -18,7 +18,8 @@ from castile.planner.evaluation.few import EACH, FEW, Few, Relation, Waits
 from castile.planner.evaluation.folding import Folded
 from castile.planner.lowering.rows import Lazy, pointer, runs
 from castile.planner.lowering.stages import Turns, turns
-from castile.planner.simulation import repeats
+from castile.planner.simulation import repeats, window
+from castile.planner.simulation.window import Alike
 from castile.planner.step.program import Program
 from castile.runtime.compiled import compiled
 from castile.runtime.task import Buffer, Task, TaskGraph
@@ -34,11 +35,13 @@ class Unrolled:
     """The folded graph of a step with more microbatches written out, and of which each task is, as `repeats.numbers`
     says it.
 
-    many   what of it is the same whatever waits for what
+    alike   which tasks are of microbatches that are alike; None where one holds what lives on beyond it
+    many    what of it is the same whatever waits for what
     """
 
     folded: Folded
     number: np.ndarray
+    alike: Alike | None
     many: _Many
 
     def is_like(self, few: Folded) -> bool:
@@ -63,7 +66,7 @@ def unrolled(
     many = known.many if known is not None and known.many.more == shown - FEW else _Many(few, shown - FEW)
     need_ptr, needs = many.needs(waits)
     graph = replace(many.folded.graph, need_ptr=need_ptr, needs=needs)
-    return Unrolled(replace(many.folded, graph=graph), many.number, many)
+    return Unrolled(replace(many.folded, graph=graph), many.number, many.alike(waits), many)
 
 
 class _Places:
@@ -140,6 +143,18 @@ class _Many:
         """need_ptr and needs of the graph in which all copies wait so."""
         turns = np.concatenate(self._turns(waits.turns), axis=1)
         return self._spread(waits.needs, self._task, self._task, turns)
+
+    def alike(self, waits: Waits) -> Alike | None:
+        """Which tasks are of the one that is repeated, and of its copies; None where any of it lives on beyond it."""
+        of, needs, uses = self.few.of_task, waits.needs, self.few.uses
+        transient = self.few.graph.buffer_first[uses.other] >= 0
+        if (transient & (uses.of_one < 0) & (uses.of_other == EACH)).any():
+            return None
+        kinds = window.LAST, window.ALIKE, window.FIRST
+        part = np.select([of > EACH, of == EACH, of >= 0], kinds, window.NONE).astype(np.int8)
+        part[needs.one[(needs.of_one < 0) & (needs.of_other == EACH)]] = window.ALL
+        source, reach = self._task.source, int(waits.turns.begun[:, 3].max(initial=1))
+        return Alike(part[source], self._task.copy, self._task.length[source], self.more + 1, reach)
 
     def _order(self) -> np.ndarray:
         """As in a graph of so many: behind as many more slots of the program."""

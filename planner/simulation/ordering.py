@@ -16,13 +16,17 @@ import numpy as np
 
 from castile.planner.lowering.rows import compressed, pointer
 from castile.planner.simulate import LONGEST, Simulated, flattened, served_by, simulate, told
-from castile.planner.simulation import agenda, repeats, serving
+from castile.planner.simulation import agenda, repeats, serving, window
 from castile.planner.simulation.agenda import NEVER, opened, put, rise, sink, take, without_arrays
-from castile.planner.simulation.serving import Served, beginning, occupy, release
+from castile.planner.simulation.serving import Left, Served, Tasks, beginning, occupy, release
+from castile.planner.simulation.window import Alike
 from castile.planner.strategy import PATH, READY
 from castile.runtime.compiled import compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS
+
+# What serving gives instead of a time where a step takes too long.
+TOO_LATE = -2
 
 
 class Slower(Exception):
@@ -45,30 +49,41 @@ def simulated(
     """
     if order == READY:
         return tasks, simulate(*priced, engines)
-    tasks, served = _in_order(number, tasks, priced, engines, order, most)
+    lane, served = listed(*priced, engines, _urgency(number, tasks, priced, order), most)
     # a simulation of the graph that is chained so would serve it so
-    return tasks, told(priced[0], served)
+    return chained(tasks, lane, served.start), told(priced[0], served)
+
+
+def simulated_in_window(
+    number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str,
+    most: float, alike: Alike, more: int,
+) -> tuple[TaskGraph, Simulated] | None:  # fmt: skip
+    """The same of a step with so many microbatches more; None where that is not possible, as `window.simulated` says.
+
+    alike   which tasks are of microbatches that are alike
+    """
+    if order == READY:
+        found = window.simulated(*priced, engines, alike, more, serving.serve_ready)
+        return None if found is None else (tasks, found)
+    flat = flattened(*priced, engines)
+    listing = Listing(flat, _urgency(number, tasks, priced, order), most)
+    found = window.simulated(*priced, engines, alike, more, listing)
+    return None if found is None else (chained(tasks, listing.lane, found.timeline.start), found)
 
 
 def ordered(
     number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str
 ) -> TaskGraph:
     """The same graph alone."""
-    return tasks if order == READY else _in_order(number, tasks, priced, engines, order, inf)[0]
+    return simulated(number, tasks, priced, engines, order)[0]
 
 
-def _in_order(
-    number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str,
-    most: float,
-) -> tuple[TaskGraph, Served]:  # fmt: skip
-    urgency = longest(*priced, number) if order == PATH else -tasks.order
-    lane, served = listed(*priced, engines, urgency, most)
-    need_ptr, needs = chained(tasks, lane, served.start)
-    return replace(tasks, need_ptr=need_ptr, needs=needs), served
+def _urgency(number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], order: str) -> np.ndarray:
+    return longest(*priced, number) if order == PATH else -tasks.order
 
 
-def chained(tasks: TaskGraph, lane: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """need_ptr and needs of the graph in which kernels also wait for those that start before them, each on its lane."""
+def chained(tasks: TaskGraph, lane: np.ndarray, start: np.ndarray) -> TaskGraph:
+    """The graph in which kernels also wait for those that start before them, each on its lane."""
     kernels = np.flatnonzero(lane >= 0)
     kernels = kernels[np.lexsort((start[kernels], lane[kernels]))]
     one_lane = lane[kernels[1:]] == lane[kernels[:-1]]
@@ -77,7 +92,7 @@ def chained(tasks: TaskGraph, lane: np.ndarray, start: np.ndarray) -> tuple[np.n
     begin = np.zeros(tasks.num_tasks + 1, np.int32)
     found = np.empty(len(tasks.needs) + len(kernels), np.int32)
     size = compiled(_joined)(tasks.need_ptr, tasks.needs, before, begin, found)
-    return begin, found[:size]
+    return replace(tasks, need_ptr=begin, needs=found[:size])
 
 
 def listed(
@@ -88,25 +103,42 @@ def listed(
 
     All else is served as it gets ready, as by `simulate`. Raises Slower once one ends after so many seconds.
     """
-    flat, num_tasks, num_procs = flattened(tasks, durations, engines), tasks.num_tasks, tasks.num_procs
-    num_engines = served_by(tasks, engines)
-    served = serving.to_serve(flat, num_engines, serving.compiled_bodies()[0])
-    proc, which = np.divmod(tasks.lanes[tasks.lane_ptr[:-1]], NUM_LANES)
-    is_kernel = (np.diff(tasks.lane_ptr) == 1) & (which == Lane.COMPUTE)
-    lane = np.where(is_kernel, proc, -1)
-    # as seconds are told, which may be a picosecond off
-    latest = LONGEST if most == inf else int(most * PICOSECONDS) + 1
-    room, (when, what) = agenda.room(num_tasks + num_procs), np.zeros((2, num_tasks + num_procs), np.int64)
-    is_all = _compiled_starts()(
-        latest, int(served.busy.max(initial=0)), flat, lane, -urgency, room, np.empty(num_tasks, np.int32),
-        np.zeros(num_engines, np.int64), np.full(num_procs, latest), np.zeros(num_procs, np.int64),
-        pointer(np.bincount(proc[is_kernel], minlength=num_procs)), np.empty(num_tasks, np.int64),
-        np.full(num_procs, -1, np.int64), when, what, served.start, served.end,
-        served.queue, served.queue_ptr[:-1].copy(), served.place,
-    )  # fmt: skip
-    if not is_all:
-        raise Slower
-    return lane, served
+    flat = flattened(tasks, durations, engines)
+    served = serving.to_serve(flat, served_by(tasks, engines), serving.compiled_bodies()[0])
+    listing = Listing(flat, urgency, most)
+    listing(flat, served, serving.all_left(flat, served))
+    return listing.lane, served
+
+
+class Listing:
+    """Serves tasks as `serving.serve_ready` does, but kernels as `listed` does.
+
+    lane    int64[T]: the compute lane of each kernel, -1 of what occupies another or several
+    rest    int64[P]: picoseconds of the kernels of each lane that come besides those of the tasks
+    """
+
+    def __init__(self, tasks: Tasks, urgency: np.ndarray, most: float = inf) -> None:
+        proc, which = np.divmod(tasks.lanes[tasks.lane_ptr[:-1]].astype(np.int64), NUM_LANES)
+        is_kernel = (np.diff(tasks.lane_ptr) == 1) & (which == Lane.COMPUTE)
+        self.lane, num_procs = np.where(is_kernel, proc, -1), len(tasks.engine) // NUM_LANES
+        # as seconds are told, which may be a picosecond off
+        self._latest = LONGEST if most == inf else int(most * PICOSECONDS) + 1
+        self._priority, self._begin = -urgency, pointer(np.bincount(proc[is_kernel], minlength=num_procs))
+        self._until, self.rest = np.zeros((2, num_procs), np.int64)
+
+    def __call__(self, tasks: Tasks, served: Served, left: Left) -> int:
+        """Raises Slower as `listed` does."""
+        num_tasks, num_procs = len(self.lane), len(self.rest)
+        room, (when, what) = agenda.room(num_tasks + num_procs), np.zeros((2, num_tasks + num_procs), np.int64)
+        until: int = _compiled_starts()(
+            self._latest, int(served.busy.max(initial=0)), tasks, self.lane, self._priority, room, *left[:3],
+            self._latest - self._until - self.rest, self._until, self._begin, np.empty(num_tasks, np.int64),
+            np.empty(num_procs, np.int64), when, what, served.start, served.end, served.queue, left.queue_end,
+            served.place,
+        )  # fmt: skip
+        if until == TOO_LATE:
+            raise Slower
+        return until
 
 
 def longest(tasks: TaskGraph, durations: np.ndarray, number: np.ndarray) -> np.ndarray:
@@ -169,16 +201,16 @@ def _longest(by_group, group, lasts, follow_ptr, follows):  # type: ignore[no-un
 
 
 def _starts(  # type: ignore[no-untyped-def]
-    latest, longest, tasks, lane, priority, agenda, waits, free, spare, until, begin, waiting, held, when, what, start,
-    end, queue, queue_end, place,
+    latest, longest, tasks, lane, priority, agenda, base, waits, free, spare, until, begin, waiting, held, when, what,
+    start, end, queue, queue_end, place,
 ):  # fmt: skip
-    """Serves all tasks, as `serving.serve` does; whether none ends after the latest time, else only some are served.
+    """Serves tasks, as `serving.serve` does; TOO_LATE where one ends after the latest time, then only some are served.
 
     At any time first kernels come to their lanes, then lanes that have none choose one, and it and all else that is
     ready is served in its order: so what is chosen is as ready then as it is behind the kernel before it.
 
     longest   any time of a step will do
-    spare     for how long each lane may have no kernel before one surely ends too late; at first the latest time
+    spare     for how long each lane may have no kernel before one surely ends too late, but for its kernels here
     until     when it was done with the last one
     held      how many kernels wait for each lane, -1 while it has none
     waiting   these, a heap from waiting[begin[lane]] on
@@ -189,8 +221,8 @@ def _starts(  # type: ignore[no-untyped-def]
     """
     first, last, chain, row, heap, fresh = agenda
     order, num_tasks, num_lanes = tasks.order, len(lane), len(held)
-    num_fresh = _at_first(tasks, lane, waits, spare, when, what, fresh)
-    left, head, stop, bucket, base, width = 0, 0, 0, 0, 0, 0
+    num_fresh = _at_first(tasks, lane, base, waits, spare, until, held, when, what, start, fresh)
+    left, head, stop, bucket, width = 0, 0, 0, 0, 0
     while longest >> width > len(first):
         width += 1
     while True:
@@ -205,10 +237,15 @@ def _starts(  # type: ignore[no-untyped-def]
         if head == stop and left == 0:
             num_fresh, bucket, base, width = opened(bucket, base, width, first, chain, fresh, when)
             if num_fresh == 0:
-                return True
+                return -1
             continue
         t, head, left = take(left, head, stop, row, heap, when, what)
         num_fresh = 0
+        if t < num_tasks and order[t] < 0:
+            for other in range(num_tasks):
+                if waits[other] >= 0 and end[other] == NEVER:
+                    start[other] = when[other]
+            return when[t]
         if t >= num_tasks:
             q = t - num_tasks
             held[q] -= 1
@@ -228,7 +265,7 @@ def _starts(  # type: ignore[no-untyped-def]
             start[t] = beginning(tasks, t, when[t], free)
             done = start[t] + max(tasks.durations[tasks.cost[t]], 1)
             if done > latest:
-                return False
+                return TOO_LATE
             end[t] = done
             occupy(tasks, t, done, free, queue, queue_end, place)
             if lane[t] >= 0:
@@ -236,22 +273,34 @@ def _starts(  # type: ignore[no-untyped-def]
                 spare[q] -= start[t] - until[q]
                 until[q] = done
                 if spare[q] < 0:
-                    return False
+                    return TOO_LATE
                 when[num_tasks + q], what[num_tasks + q] = done, q - num_lanes
                 fresh[0], num_fresh = num_tasks + q, 1
             num_fresh = release(tasks, t, done, when, waits, fresh, num_fresh)
 
 
-def _at_first(tasks, lane, waits, spare, when, what, fresh):  # type: ignore[no-untyped-def]
-    """How each task begins, and what all kernels of a lane take off what it has to spare; how many wait for nothing."""
+def _at_first(  # type: ignore[no-untyped-def]
+    tasks, lane, base, waits, spare, until, held, when, what, start, fresh
+):  # fmt: skip
+    """How each task begins, what all kernels of a lane take off what it has to spare, and which lanes will choose; how
+    many wait for nothing.
+    """
     num_fresh = 0
     for t in range(len(lane)):
-        when[t], what[t], waits[t] = 0, tasks.order[t], tasks.need_ptr[t + 1] - tasks.need_ptr[t]
+        if waits[t] < 0:
+            continue
+        when[t], what[t] = start[t], tasks.order[t]
         if lane[t] >= 0:
             what[t] -= NEVER
             spare[lane[t]] -= max(tasks.durations[tasks.cost[t]], 1)
         if waits[t] == 0:
             fresh[num_fresh] = t
+            num_fresh += 1
+    for q in range(len(held)):
+        held[q] = -1
+        if until[q] >= base:
+            held[q], when[len(lane) + q], what[len(lane) + q] = 0, until[q], q - len(held)
+            fresh[num_fresh] = len(lane) + q
             num_fresh += 1
     return num_fresh
 

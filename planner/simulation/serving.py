@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from castile.planner.simulation.agenda import opened, put, take, without_arrays
+from castile.planner.simulation.agenda import room as room_for
 
 
 class Tasks(NamedTuple):
@@ -54,9 +55,42 @@ def to_serve(tasks: Tasks, num_engines: int, follow: Callable[..., Any]) -> Serv
     busy, queue_ptr = np.zeros(len(tasks.engine), np.int64), np.zeros(num_engines + 1, np.int32)
     follow(tasks, busy, queue_ptr[1:])
     np.cumsum(queue_ptr, out=queue_ptr)
-    start, end = np.empty((2, len(tasks.order)), np.int64)
+    start, end = np.zeros(len(tasks.order), np.int64), np.empty(len(tasks.order), np.int64)
     queue, place = np.empty((2, len(tasks.lanes)), np.uint32)
     return Served(start, end, queue, queue_ptr, place, busy)
+
+
+class Left(NamedTuple):
+    """What is left to be served from some time on.
+
+    base        that time
+    waits       int32[T], for how many that are left each task waits, -1 of those that are done
+    free        int64[E], when each engine is done with what it has served
+    queue_end   uint32[E], where the next that it serves comes to stand
+    """
+
+    base: int
+    waits: np.ndarray
+    free: np.ndarray
+    queue_end: np.ndarray
+
+
+def all_left(tasks: Tasks, served: Served) -> Left:
+    """Before anything is served."""
+    begin = served.queue_ptr[:-1]
+    return Left(0, np.diff(tasks.need_ptr.view(np.int32)), np.zeros(len(begin), np.int64), begin.copy())
+
+
+def serve_ready(tasks: Tasks, served: Served, left: Left, form: str = "auto") -> int:
+    """Serves what is left as it gets ready, up to a task whose order is below 0; gives when that is ready, -1 where all
+    is served. Of what is not served `served.start` says since when it is ready as far as is known.
+    """
+    through = serve if form == "plain" else compiled_bodies()[1]
+    room, length = room_for(len(tasks.order)), int(served.busy.max(initial=0))
+    until: int = through(
+        tasks, length, room, *left[:3], served.start, served.end, served.queue, left.queue_end, served.place
+    )
+    return until
 
 
 def follow(tasks, busy, count):  # type: ignore[no-untyped-def]
@@ -79,22 +113,23 @@ def follow(tasks, busy, count):  # type: ignore[no-untyped-def]
             follow_ptr[tasks.needs[k] + 1] += 1
 
 
-def serve(tasks, longest, agenda, waits, free, start, end, queue, queue_end, place):  # type: ignore[no-untyped-def]
-    """Serves all tasks: when each starts and ends; gives how many.
+def serve(tasks, longest, agenda, base, waits, free, start, end, queue, queue_end, place):  # type: ignore[no-untyped-def]
+    """What `serve_ready` does.
+
+    base, waits, free, queue_end   of what is `Left`
+    start                          until a task is served when it is ready, as far as is known
 
     The tasks of each engine stand in its part of the queue as they are served, up to queue_end[engine], which at first
     is where that part begins; place[k] is where slot (task, lane) number k stands. Any time of a step will do as
     `longest`; the nearer to all of it, the sooner this ends.
     """
     first, last, chain, row, heap, fresh = agenda
-    num_fresh, num_served = 0, 0
-    # Until a task is served, start holds its ready time.
+    num_fresh = 0
     for t in range(len(tasks.order)):
-        start[t], waits[t] = 0, tasks.need_ptr[t + 1] - tasks.need_ptr[t]
         if waits[t] == 0:
             fresh[num_fresh] = t
             num_fresh += 1
-    size, head, stop, bucket, base, width = 0, 0, 0, 0, 0, 0
+    size, head, stop, bucket, width = 0, 0, 0, 0, 0
     while longest >> width > len(first):
         width += 1
     while True:
@@ -104,14 +139,16 @@ def serve(tasks, longest, agenda, waits, free, start, end, queue, queue_end, pla
         if head == stop and size == 0:
             num_fresh, bucket, base, width = opened(bucket, base, width, first, chain, fresh, start)
             if num_fresh == 0:
-                return num_served
+                return -1
             continue
         task, head, size = take(size, head, stop, row, heap, start, tasks.order)
+        if tasks.order[task] < 0:
+            return start[task]
         begin = beginning(tasks, task, start[task], free)
         done = begin + max(tasks.durations[tasks.cost[task]], 1)
         occupy(tasks, task, done, free, queue, queue_end, place)
         start[task], end[task] = begin, done
-        num_served, num_fresh = num_served + 1, release(tasks, task, done, start, waits, fresh, 0)
+        num_fresh = release(tasks, task, done, start, waits, fresh, 0)
 
 
 def beginning(tasks, task, ready, free):  # type: ignore[no-untyped-def]

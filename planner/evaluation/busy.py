@@ -1,0 +1,50 @@
+"""Busy: for how long the kernels of a node keep processors at work, whatever else a plan does.
+
+It does not know when they run, nor what transfers take.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from castile.planner.cost import CostModel
+from castile.planner.lower import Lowering
+from castile.planner.step.program import Program, Step
+from castile.planner.strategy import Config
+
+
+class Busy:
+    """What is known of the nodes of one lowering at such prices, each with each Config looked at once."""
+
+    def __init__(self, lowering: Lowering, cost: CostModel) -> None:
+        self._lowering, self._cost = lowering, cost
+        self._known: dict[tuple[str, Config], np.ndarray] = {}
+
+    def picoseconds(self, name: str, config: Config) -> np.ndarray:
+        """int64[P]: for how long a node's kernels keep each processor busy."""
+        if (name, config) not in self._known:
+            machine, procs = self._lowering.machine, np.array(config.procs)
+            total = np.zeros(machine.num_procs, np.int64)
+            for step in self._steps.get(name, ()):
+                template = self._lowering.templates.get(step, config.split, self._program.dtypes.__getitem__)
+                keys, of_part = template.does.keys
+                lasts = np.stack([self._cost.picoseconds(keys, kind) for kind in range(len(machine.kinds))])
+                each = lasts[machine.kind_of[procs], np.repeat(of_part, config.replicas)]
+                np.add.at(total, procs, step.micro.times * each)
+            self._known[name, config] = total
+        return self._known[name, config]
+
+    @cached_property
+    def _program(self) -> Program:
+        # What one microbatch computes all do.
+        return self._lowering.shortened(2).program(self._lowering.plan({}))
+
+    @cached_property
+    def _steps(self) -> dict[str, list[Step]]:
+        """The steps of a program by the names of their nodes."""
+        found: dict[str, list[Step]] = {}
+        for step in self._program.steps:
+            found.setdefault(step.node.name, []).append(step)
+        return found
