@@ -321,15 +321,15 @@ class Lowering:
         return self._kinds[id(program)]
 
     def _step_instances(self, program: Program, numbers: Mapping[str, int]) -> list[StepInstance]:
-        known, kinds = self._steps, self.kinds(program)
-        keys = list(zip(repeat(id(program)), count(), map(numbers.__getitem__, kinds.nodes)))
-        for key in keys:
-            if key not in known:
+        known, kinds, found = self._steps, self.kinds(program), list[StepInstance]()
+        for key in zip(repeat(id(program)), count(), map(numbers.__getitem__, kinds.nodes)):
+            if (instance := known.get(key)) is None:
                 _, slot, number = key
                 step = program.steps[slot]
                 template = self._step_template(program, step, (kinds.step[slot], number))
-                known[key] = StepInstance(step, template, self._configs[number])
-        return list(map(known.__getitem__, keys))
+                instance = known[key] = StepInstance(step, template, self._configs[number])
+            found.append(instance)
+        return found
 
     def _step_template(self, program: Program, step: Step, alike: tuple[int, int]) -> StepTemplate:
         """The template of a step, given its kind and the number of its Config."""
@@ -343,22 +343,22 @@ class Lowering:
         self, program: Program, configs: dict[str, Config], numbers: dict[str, int], steps: Sequence[StepInstance],
         most: float,
     ) -> list[FlowInstance]:  # fmt: skip
-        kinds, known, templates = self.kinds(program), self._flows, self._flow_kinds
-        keys = list(zip(repeat(id(program)), count(), [of_users(numbers) for of_users in kinds.of_users]))
+        kinds, known, templates, found = self.kinds(program), self._flows, self._flow_kinds, list[FlowInstance]()
         counted, left = set[Version](), most
-        for key in keys:
-            if key not in known:
+        for key in zip(repeat(id(program)), count(), [of_users(numbers) for of_users in kinds.of_users]):
+            if (instance := known.get(key)) is None:
                 _, number, chosen = key
                 flow, slots, alike = program.flows[number], program.slots[number], (kinds.flow[number], chosen)
-                if alike not in templates:
-                    templates[alike] = self._flow_template(flow, slots, configs, steps, left)
-                known[key] = FlowInstance(flow, templates[alike], slots)
-            if most < inf and (version := known[key].version) not in counted:
+                if (template := templates.get(alike)) is None:
+                    template = templates[alike] = self._flow_template(flow, slots, configs, steps, left)
+                instance = known[key] = FlowInstance(flow, template, slots)
+            found.append(instance)
+            if most < inf and (version := instance.version) not in counted:
                 counted.add(version)
                 left -= len(version.patterns)
                 if left < 0:
                     raise TooManyTransfers
-        return list(map(known.__getitem__, keys))
+        return found
 
     def _flow_template(
         self, flow: Flow, slots: Sequence[int], configs: dict[str, Config], steps: Sequence[StepInstance], most: float

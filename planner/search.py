@@ -284,9 +284,8 @@ def search(
     module = find(name, lowering)
     limits = budget_of(name, lowering, budget).begun()
     known = known_plans(lowering, seeds, cost, pins)
-    base = {
-        DATA_PARALLEL: known.get(DATA_PARALLEL) or known_plans(lowering, [DATA_PARALLEL], cost, pins)[DATA_PARALLEL]
-    }
+    parallel = known.get(DATA_PARALLEL) or known_plans(lowering, [DATA_PARALLEL], cost, pins)[DATA_PARALLEL]
+    base = {DATA_PARALLEL: parallel}
     given = {n: _met(plan, pins) for n, plan in (start or {}).items()}
     plans = known | given or base
     # What is asked for by name is evaluated whatever a sketch says of it.
@@ -395,6 +394,7 @@ def _met(plan: Strategy, pins: Pins | None) -> Strategy:
 
 
 def same(lowering: Lowering, known: Mapping[str, Evaluated], best: Evaluated) -> str:
-    """The known plan with the same Configs, defaults written out."""
+    """The known plan with the same Configs, defaults written out where what it says by itself is the same."""
     configs = lowering.configs(best.strategy)
-    return next((name for name, seed in known.items() if lowering.configs(seed.strategy) == configs), "")
+    alike = {n: seed.strategy for n, seed in known.items() if seed.strategy.configs.items() <= configs.items()}
+    return next((name for name, plan in alike.items() if lowering.configs(plan) == configs), "")

@@ -102,7 +102,7 @@ def _from_all(sources: Sequence[Source], reads: Sequence[Read]) -> list[Wanted]:
 
 
 def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> None:
-    special = special_of(component) or _sum_for_some(t, component)
+    special = special_of(t, component) or _sum_for_some(t, component)
     if special and special.form in t.forms and is_cheaper(t, special, component):
         _collective_for(t, special, copies)
         return
@@ -124,7 +124,7 @@ def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) ->
     first, others = _made_first(component, {m.proc for m in members}, len(boxes) > 1)
     if not others or (len(boxes) > 1 and {c.box for c in first} != boxes):
         return False
-    special = special_of(first) if len(boxes) > 1 or len(first) == len(members) else sum_of_all(t, component[0])
+    special = special_of(t, first) if len(boxes) > 1 or len(first) == len(members) else sum_of_all(t, component[0])
     if special is None or special.form not in t.forms:
         return False
     everything = tuple(source for m in members for source in m.sources)
@@ -203,7 +203,7 @@ def _some_by_some(t: Transfer, component: list[Wanted], copies: dict[Read, int])
     for groups in (_by_box(component), _by_place(component)):
         if len(groups) < 2:
             continue
-        each = [(some, special_of(some) or _sum_for_some(t, some)) for some in groups]
+        each = [(some, special_of(t, some) or _sum_for_some(t, some)) for some in groups]
         found = [special for _, special in each if special and special.form in t.forms]
         if not found:
             continue
@@ -270,7 +270,7 @@ def _summed_whole(t: Transfer, component: list[Wanted], copies: dict[Read, int])
     if (volume := sum([box.volume for box in frames])) * len(members) > MOST_MORE * sum(given):
         return False
     givers = [tuple([m._replace(box=box) for m in members]) for box in frames]
-    found = [special_of([Wanted(c.proc, c.box, of) for c in some]) for some, of in zip(rounds, givers, strict=True)]
+    found = [special_of(t, [Wanted(c.proc, c.box, of) for c in some]) for some, of in zip(rounds, givers, strict=True)]
     each = [special for special in found if special and special.form == "reduce_scatter"]
     took = sum(form_seconds(t, special) for special in each) + 2 * volume * t.itemsize / t.links.copy_bytes_per_second
     if len(each) < len(rounds) or took > general_seconds(t, component):

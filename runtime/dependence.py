@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 
@@ -62,13 +61,6 @@ def scan(touches: Iterable[Touch], made: Sequence[int] = ()) -> np.ndarray:
     edges = np.sort(np.array(before, dtype=np.int64) * num_tasks + after)
     edges = edges[np.diff(edges, prepend=-1) > 0]
     return np.stack(np.divmod(edges, max(1, num_tasks)), axis=1)
-
-
-class Contribution(NamedTuple):
-    """What one part of a task launch produces of a version: a box, alike on each of `procs` (slots)."""
-
-    box: Box
-    procs: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +141,7 @@ class Version:
 
 
 def version(
-    contributions: Sequence[Contribution],
+    contributions: Sequence[Source],
     readers: Sequence[tuple[int, Box]],
     dtype: str,
     links: Links,
@@ -161,8 +153,9 @@ def version(
 ) -> Version:
     """Analyse one version of a region. Raises TooManyTransfers where it takes more than `most`.
 
-    contributions   in program order, one port for each of their processors; boxes that coincide on the same processors
-                    are summed into one instance, those that overlap are summed on the way to their readers
+    contributions   what parts of launches produce, in program order, one port for each of their processors; boxes that
+                    coincide on the same processors are summed into one instance, those that overlap are summed on the
+                    way to their readers
     readers         (processor, box) in program order
     carried         the contributions are instances that are there already: no producer ports
     overwritten     after the readers, each contribution is written anew, in place: overwriter ports
@@ -170,11 +163,11 @@ def version(
     """
     sources: dict[Source, int] = {}
     ports, adds = list[tuple[int, int]](), list[bool]()
-    for c in contributions:
-        known, source = len(sources), Source(c.box, c.procs)
+    for source in contributions:
+        known = len(sources)
         number = sources.setdefault(source, known)
-        ports += [(number, proc) for proc in c.procs]
-        adds += [number < known] * len(c.procs)
+        ports += [(number, proc) for proc in source.procs]
+        adds += [number < known] * len(source.procs)
     t = collectives.plan(list(sources), readers, dtype, links, forms, twins, most)
     num_sources = sum(len(source.procs) for source in t.sources)
     # what was there before begins with no port

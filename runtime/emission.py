@@ -126,5 +126,6 @@ def _landed(
 def _room(t: Transfer, group: Sequence[int], elements: Sequence[int]) -> Views:
     """Room for what all the others send each member, so many elements each."""
     boxes = {count: whole(((len(group) - 1) * count,)) for count in set(elements)}
-    each = [(boxes[count], proc) for count, proc in zip(elements, group, strict=True)]
-    return tuple([View(t.add("staging", box, proc), box) if box.volume else None for box, proc in each])
+    rooms = {count: box if box.volume else None for count, box in boxes.items()}
+    each = zip(map(rooms.__getitem__, elements), group, strict=True)
+    return tuple([None if box is None else View(t.add("staging", box, proc), box) for box, proc in each])

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from castile.runtime.machine import Level
 from castile.runtime.region import Box, Overlaps, bounding, disjoint
-from castile.runtime.transfer import Term, Transfer, Wanted, terms_of
+from castile.runtime.transfer import Term, Transfer, Wanted
 
 SPECIAL_FORMS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 # A sum is made among all who contribute to it where at most so many times as many contribute as want a piece of it.
@@ -41,7 +41,7 @@ class Special(NamedTuple):
         return max(m.box.volume for m in self.members) if self.form == "all_to_all" else self.around.volume
 
 
-def special_of(component: list[Wanted]) -> Special | None:
+def special_of(t: Transfer, component: list[Wanted]) -> Special | None:
     """The special form that a component has, if it has one."""
     by_proc = {c.proc: c for c in component}
     asking: dict[int, list[Wanted]] = {}
@@ -53,7 +53,7 @@ def special_of(component: list[Wanted]) -> Special | None:
         return None
     if len(keys) != 1 and not (procs.issuperset(by_proc) and len(procs) <= MOST_GIVING * len(by_proc)):
         return None
-    members = _contributed(list(asking.values()))
+    members = _contributed(t, list(asking.values()))
     around = bounding({c.box for c in component})
     if len(members) == 1:
         alike = len(component) > 1 and {c.box for c in component} == {members[0].box} and members[0].proc not in by_proc
@@ -61,7 +61,7 @@ def special_of(component: list[Wanted]) -> Special | None:
     if len(asking) > 1 and not _take_all(component, members):
         return None
     copies = tuple([by_proc.get(m.proc) for m in members])
-    summed, gathered = ({each.box for each in of} == {around} for of in (members, component))
+    summed, gathered = (all([each.box == around for each in of]) for of in (members, component))
     if len(component) < len(members) and (gathered or not summed):
         return None
     if not (summed or tile([m.box for m in members], around)):
@@ -73,13 +73,13 @@ def special_of(component: list[Wanted]) -> Special | None:
     return Special("all_gather" if gathered else "all_to_all", members, copies, around)
 
 
-def _contributed(asking: Sequence[Sequence[Wanted]]) -> tuple[Term, ...]:
+def _contributed(t: Transfer, asking: Sequence[Sequence[Wanted]]) -> tuple[Term, ...]:
     """Each member with the box around all that it contributes; copies that have the same members come together."""
     boxes: dict[tuple[tuple[int, ...], int], list[Box]] = {}
     for copies in asking:
         around = bounding({copy.box for copy in copies})
         # each of them overlaps each member, so the box around what they have in common is this one
-        terms = terms_of(copies[0].members, around)
+        terms = t.given(copies[0].members, around)
         if len(asking) == 1:
             return tuple(sorted(terms))
         for sources, proc, box in terms:

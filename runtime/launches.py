@@ -13,11 +13,12 @@ from math import prod
 import numpy as np
 
 from castile.runtime import dependence, transfer
-from castile.runtime.dependence import Contribution, Version
+from castile.runtime.dependence import Version
 from castile.runtime.epochs import Access, Epoch, Home, Launch, Port, epochs
 from castile.runtime.machine import Machine
 from castile.runtime.region import Box, Region, intersect, whole
 from castile.runtime.task import Arg, Body, Buffer, Call, CostKey, Kind, Task, TaskGraph, Use, View
+from castile.runtime.transfer import Source
 
 ALIGNMENT = 64
 HOST = -1
@@ -142,7 +143,7 @@ class _Draft:
         for proc in [p for _, procs in made for p in procs] + [proc for proc, _, _ in reads]:
             slots.setdefault(proc, len(slots))
         readers, twins = [(slots[proc], box) for proc, box, _ in reads], [port for _, _, port in reads]
-        contributions = [Contribution(box, tuple(slots[p] for p in procs)) for box, procs in made]
+        contributions = [Source(box, tuple(slots[p] for p in procs)) for box, procs in made]
         links = dependence.links(self.machine, tuple(slots))
         version = dependence.filled(readers, twins) if role == "input" else dependence.version(
             contributions, readers, epoch.region.dtype, links, bool(role), over is not None, twins=twins

@@ -179,10 +179,17 @@ class Transfer:
 
     def terms(self, copy: Wanted) -> list[Term]:
         """What each member contributes to a copy."""
+        return self.given(copy.members, copy.box)
+
+    def given(self, members: tuple[Term, ...], box: Box) -> list[Term]:
+        """What each of some members contributes to a box, of those that do."""
         # many copies have the same members and box; members are kept, so that no others take their number
-        key = id(copy.members), copy.box
+        key = id(members), box
         if key not in self.contributed:
-            self.contributed[key] = copy.members, terms_of(copy.members, copy.box)
+            common = {of: intersect(of, box) for of in {m.box for m in members}}
+            rows = [(m, common[m.box]) for m in members]
+            terms = [m if m.box == own else Term(m.sources, m.proc, own) for m, own in rows if own is not None]
+            self.contributed[key] = members, terms
         return self.contributed[key][1]
 
     def around(self, copy: Wanted) -> Box:
@@ -206,13 +213,6 @@ class Term(NamedTuple):
     sources: tuple[int, ...]
     proc: int
     box: Box
-
-
-def terms_of(members: Sequence[Term], box: Box) -> list[Term]:
-    """What each of these contributes to a box, of those that do."""
-    common = {of: intersect(of, box) for of in {m.box for m in members}}
-    rows = [(m, common[m.box]) for m in members]
-    return [m if m.box == own else Term(m.sources, m.proc, own) for m, own in rows if own is not None]
 
 
 class Wanted(msgspec.Struct, frozen=True, eq=False):
@@ -288,10 +288,10 @@ def packed(t: Transfer, term: Term, unbroken: bool) -> View:
     zeros around it.
     """
     sources, proc, box = term
-    if len(sources) == 1 and (sources[0], proc) in t.instances:
+    if len(sources) == 1 and (there := t.instances.get((sources[0], proc))) is not None:
         held = t.sources[sources[0]].box
         if box == held or (contains(held, box) and (not unbroken or contiguous(box, held))):
-            return View(t.instances[sources[0], proc], box)
+            return View(there, box)
     if term not in t.packs:
         target = View(t.add("staging", box, proc), box)
         parts = [(i, intersect(t.sources[i].box, box)) for i in sources]

@@ -6,11 +6,12 @@ from hypothesis import strategies as st
 
 from castile.planner.cost import CostModel
 from castile.planner.costs.algorithms import cheapest
-from castile.runtime.dependence import Contribution, links, version
+from castile.runtime.dependence import links, version
 from castile.runtime.levels import Level
 from castile.runtime.machine import ALGORITHMS, Machine, Processor, parse
 from castile.runtime.region import Box
 from castile.runtime.task import CostKey, Kind
+from castile.runtime.transfer import Source
 from tests.effort import examples
 from tests.test_algorithms import FORMS, GROUPED, clusters
 
@@ -63,7 +64,7 @@ def test_moves_of_one_version_leave_by_a_port_in_the_time_of_all_their_bytes(eac
     machine, procs = nodes_of(each + 1), data.draw(st.permutations(range(each)))
     boxes = [Box((k * length,), ((k + 1) * length,)) for k in range(each)]
     known = links(machine, (*procs, *(p + each + 1 for p in procs)))
-    made, read = [Contribution(box, (k,)) for k, box in enumerate(boxes)], [(each + k, b) for k, b in enumerate(boxes)]
+    made, read = [Source(box, (k,)) for k, box in enumerate(boxes)], [(each + k, b) for k, b in enumerate(boxes)]
     patterns = version(made, read, "float32", known).patterns
     assert [p.kind for p in patterns] == [Kind.MOVE] * each
     for pattern in patterns:

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.runtime.dependence import Contribution, complete, everywhere, filled, in_place, links, scan, version
+from castile.runtime.dependence import complete, everywhere, filled, in_place, links, scan, version
 from castile.runtime.machine import local, parse, presets
 from castile.runtime.region import Box, contains, whole
+from castile.runtime.transfer import Source
 from tests import transfers
 from tests.effort import examples
 from tests.transfers import situations
@@ -40,8 +41,7 @@ def test_edges_are_those_of_all_conflicting_pairs(touches) -> None:
 
 def analysed(situation, **how):
     sources, reads, _ = situation
-    contributions = [Contribution(s.box, s.procs) for s in sources]
-    return version(contributions, reads, "float64", transfers.links(), **how)
+    return version(sources, reads, "float64", transfers.links(), **how)
 
 
 @settings(max_examples=100)
@@ -49,7 +49,7 @@ def analysed(situation, **how):
 def test_what_is_read_where_it_is_made_needs_no_analysis(layout, num_readers, carried: bool, overwritten: bool) -> None:
     apart = list(dict(layout).items())
     held = [(proc, box) for box, procs in apart for proc in procs]
-    contributions = [Contribution(box, procs) for box, procs in apart]
+    contributions = [Source(box, procs) for box, procs in apart]
     known = transfers.links()
     found = in_place(held, num_readers, carried, overwritten)
     analysed = version(contributions, held * num_readers, "float64", known, carried, overwritten)
@@ -136,7 +136,7 @@ def test_those_that_only_write_are_ordered_as_any_other(made: list[int], data) -
 
 def test_contributions_to_one_box_share_it_and_those_that_overlap_are_added_on_the_way() -> None:
     rows, half = Box((0,), (4,)), Box((2,), (4,))
-    made = [Contribution(rows, (0,)), Contribution(rows, (0,)), Contribution(half, (0,))]
+    made = [Source(rows, (0,)), Source(rows, (0,)), Source(half, (0,))]
     v = version(made, [(0, rows)], "float64", links(local(1), (0,)))
     assert v.made.tolist() == [0, 0, 1] and v.adds.tolist() == [False, True, False]
     assert {p.procs for p in v.patterns} == {(0,)} and v.patterns[-1].name == "fold"

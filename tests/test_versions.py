@@ -14,9 +14,10 @@ from msgspec.structs import replace
 from castile.planner.lowering.versions import Placed, Versions
 from castile.planner.step.program import Flow
 from castile.planner.strategy import Config
-from castile.runtime.dependence import Contribution, Version, filled, links, version
+from castile.runtime.dependence import Version, filled, links, version
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.region import Box, blocks, intersect, whole
+from castile.runtime.transfer import Source
 from tests import strategies as drawn
 from tests import transfers
 from tests.effort import examples
@@ -113,7 +114,7 @@ def plain(flow: Flow, made: Sequence[Layout], read: Sequence[Layout], procs: Seq
         return filled(readers, twins)
     steps = [[port for _, port in ports] for _, ports in groupby(flow.producers, itemgetter(0))] or [[0]]
     parts = [part for ports in steps for of in zip_longest(*(by_part(made[port]) for port in ports)) for part in of]
-    contributions = [Contribution(box, tuple(slot[p] for p in every)) for box, every in filter(None, parts)]
+    contributions = [Source(box, tuple(slot[p] for p in every)) for box, every in filter(None, parts)]
     carried = flow.role == "carried"
     return version(contributions, readers, flow.dtype, links(on, procs), carried, bool(flow.overwriters), twins=twins)
 

@@ -19,7 +19,6 @@ from castile.planner.evaluation.colours import distinct, mixed, sums
 from castile.planner.lower import KEPT
 from castile.planner.lowering.instances import HOST, NONE, FlowInstance, FlowTemplate, StepInstance
 from castile.planner.lowering.rows import pointer
-from castile.planner.strategy import Config
 from castile.runtime.task import NUM_LANES, CostKey, Kind
 
 
@@ -104,9 +103,10 @@ class Shapes:
         self._engines = np.asarray(engines)
         self._known: dict[StepInstance | FlowInstance, Block] = {}
         self._made: dict[Hashable, Shape] = {}
-        self._wirings: dict[Hashable, _Wiring] = {}
-        # By Config the tasks of a step, their lanes, and how many come before each there.
-        self._placed: dict[Config, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        # each with what keeps the identity of its ports its own
+        self._wirings: dict[Hashable, tuple[FlowTemplate, _Wiring]] = {}
+        # By their processors the tasks of a step, their lanes, and how many come before each there.
+        self._placed: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._digests: dict[int, tuple[np.ndarray, bytes]] = {}
 
     def of(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> list[Block]:
@@ -131,10 +131,10 @@ class Shapes:
         return found + list(map(known.__getitem__, flows))
 
     def _step(self, step: StepInstance) -> Shape:
-        if step.config not in self._placed:
+        if (procs := step.config.procs) not in self._placed:
             tasks = np.arange(step.num_tasks)
-            self._placed[step.config] = tasks, step.lanes, self._nth(tasks, step.lanes)
-        (every, lane, nth), count = self._placed[step.config], step.num_tasks
+            self._placed[procs] = tasks, step.lanes, self._nth(tasks, step.lanes)
+        (every, lane, nth), count = self._placed[procs], step.num_tasks
         numbers: dict[int, int] = {}
         of_works = np.array([numbers.setdefault(id(w.recording), len(numbers)) for w in step.template.does.each])
         recordings = of_works[step.template.does.number]
@@ -145,24 +145,21 @@ class Shapes:
         )  # fmt: skip
 
     def _block(self, flow: FlowInstance, steps: Sequence[Block]) -> Block:
-        shapes = [steps[slot].shape for slot in flow.slots]
         # A version and its processors say all of the transfers and buffers, shapes and ports all of what touches them.
-        key = (flow.template, tuple([s.number for s in shapes]))
+        key = flow.template, tuple([steps[slot].shape.number for slot in flow.slots])
         if key not in self._made:
-            self._made[key] = self._flow(flow, shapes)
+            self._made[key] = self._flow(flow, [steps[slot].shape for slot in flow.slots])
         return Block(self._made[key], flow.slots)
 
     def _flow(self, flow: FlowInstance, steps: Sequence[Shape]) -> Shape:
         template, version = flow.template, flow.version
-        arrays = (
-            template.port_step, template.port_task, template.port_number, version.edges, version.touched, *flow.lanes,
-            *[s.lane for s in steps],
-        )  # fmt: skip
-        digests = map(self._digest, arrays)
-        like = (flow.num_tasks, template.reading.start, template.reading.stop, _only_lies(template), *digests)
+        # ports that are alike are one object, and so are lanes of steps on the same processors
+        same = map(id, (template.port_step, *[s.lane for s in steps]))
+        digests = map(self._digest, (version.edges, version.touched, *flow.lanes))
+        like = (flow.num_tasks, template.reading.start, template.reading.stop, _only_lies(template), *same, *digests)
         if like not in self._wirings:
-            self._wirings[like] = self._wired(flow, steps)
-        wiring = self._wirings[like]
+            self._wirings[like] = template, self._wired(flow, steps)
+        wiring = self._wirings[like][1]
         ported, adding, strided, adds = self._marks(template, steps, wiring)
         return Shape(
             flow, len(self._made), flow.num_tasks, wiring.rel, wiring.task, version.kinds.astype(np.int64),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from castile.planner.axes import Alignment
 from castile.planner.graph import Graph, Node
 
 
@@ -17,8 +18,9 @@ def experts(graph: Graph) -> dict[str, str]:
     found: dict[str, str] = {}
     # Of what flows between such nodes the dim of the groups.
     apart: dict[str, int] = {}
-    for node in graph.nodes.values():
-        axis = _of_matrices(node) or _arriving(node, apart)
+    matrices = {a: axis for a in {node.alignment for node in graph.nodes.values()} if (axis := _of_matrices(a))}
+    for node in graph.nodes.values() if matrices else ():
+        axis = matrices.get(node.alignment) or _arriving(node, apart)
         if axis:
             found[node.name] = axis
             for tensor, operand in zip(node.outputs, node.alignment.results, strict=True):
@@ -26,23 +28,23 @@ def experts(graph: Graph) -> dict[str, str]:
     return found
 
 
-def _of_matrices(node: Node) -> str:
+def _of_matrices(a: Alignment) -> str:
     """The axis along which parameters are one matrix after the other, each multiplied with what is its own; else ""."""
-    params = [o for o in node.alignment.operands if o.param]
-    made = {axis for result in node.alignment.results for axis in result.axes} if params else set()
+    params = [o for o in a.operands if o.param]
+    made = {axis for result in a.results for axis in result.axes} if params else set()
     if all(made.issuperset(o.axes) for o in params):
         return ""
-    return next((axis for axis in node.alignment.axes if _is_everywhere(node, axis)), "")
+    return next((axis for axis in a.axes if _is_everywhere(a, axis)), "")
 
 
 def _arriving(node: Node, apart: Mapping[str, int]) -> str:
     """The axis along which what arrives is of one group after the other, and stays so; else ""."""
     rows = zip(node.inputs, node.alignment.operands, strict=True)
     axes = {o.dims[apart[tensor]][0] for tensor, o in rows if tensor in apart and o.dims[apart[tensor]]}
-    return next((axis for axis in axes if _is_everywhere(node, axis)), "")
+    return next((axis for axis in axes if _is_everywhere(node.alignment, axis)), "")
 
 
-def _is_everywhere(node: Node, axis: str) -> bool:
+def _is_everywhere(a: Alignment, axis: str) -> bool:
     """Whether all operands and results have a dim of this axis, which may be cut."""
-    every = (*node.alignment.operands, *node.alignment.results)
-    return axis not in node.alignment.frozen and all((axis,) in operand.dims for operand in every)
+    every = (*a.operands, *a.results)
+    return axis not in a.frozen and all((axis,) in operand.dims for operand in every)

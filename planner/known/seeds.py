@@ -10,8 +10,8 @@ from functools import cache, partial
 from math import prod
 
 import msgspec
-import numpy as np
 
+from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.choices import shares
 from castile.planner.choices.pins import Pins
 from castile.planner.cost import CostModel
@@ -283,8 +283,8 @@ def _param_bytes(lowering: Lowering) -> tuple[int, int]:
         size, kept = prod(param.shape), lowering.updates.kept(param.dtype)
         copies = sum(o.dims == operands[0].dims for o in operands) if lowering.mode == "train" else 1
         share = AHEAD if fetch_name(param.name) in anew else 1
-        once += round(share * size * np.dtype(param.dtype).itemsize)
-        several += size * np.dtype(kept).itemsize * copies
+        once += round(share * size * itemsize(param.dtype))
+        several += size * itemsize(kept) * copies
     return once, several
 
 

@@ -98,13 +98,14 @@ class Layout:
         that read in strides.
         """
         cost = np.append(self._of_steps[0], self._of_flows[1])
-        strided, numbers = [NONE], [NONE]
-        for slot, rows in self._in_strides.items():
-            tasks, keys = self.steps[slot].template.strided(self.steps[slot].config.replicas, rows)
-            strided.append(self.step_base[slot] + tasks)
-            numbers.append(self._catalogue.keys.numbered(keys))
-        every = np.concatenate([cost, *numbers])
-        cost[np.concatenate(strided)] = np.concatenate(numbers)
+        steps = map(self.steps.__getitem__, self._in_strides)
+        each = [s.template.strided(s.config.replicas, rows) for s, rows in zip(steps, self._in_strides.values())]
+        begin = self.step_base[np.fromiter(self._in_strides, np.int64, len(each))]
+        counts = np.array([len(tasks) for tasks, _ in each], np.int64)
+        strided = np.repeat(begin, counts) + np.concatenate([NONE, *(tasks for tasks, _ in each)])
+        numbers = np.concatenate([NONE, *(self._catalogue.keys.numbered(keys) for _, keys in each)])
+        every = np.append(cost, numbers)
+        cost[strided] = numbers
         # backwards, so that of those with one key the first stays
         first = np.full(len(self._catalogue.keys.each), -1)
         first[every[::-1]] = np.arange(len(every))[::-1]

@@ -100,6 +100,9 @@ class Turns:
         return np.append(self.pairs, _pairs(task, self.last[number - most, proc]), axis=0)
 
 
+NO_TURNS = Turns(np.zeros((0, 4), np.int64), np.zeros((0, 0), np.int64), np.zeros((0, 2), np.int64))
+
+
 def _pairs(tasks: np.ndarray, before: np.ndarray) -> np.ndarray:
     """int64[n, 2]: those that wait for one, and for which."""
     return np.stack([tasks, before], axis=1)[before >= 0]
@@ -160,6 +163,8 @@ def turns(rows: Rows, ahead: int = 0) -> Turns:
     Parallelism", ICLR 2024).
     """
     cut = np.fromiter(map(_COUNT, rows.steps), np.int64, len(rows.steps)) > 1
+    if not cut.any():
+        return NO_TURNS
     every = list(compress(rows.steps, cut))
     forward, kind = _forward(every), _numbers()
     stage = stages(step.config.procs for step in forward)

@@ -20,7 +20,7 @@ from castile.planner.graph import Node
 from castile.planner.lowering.grid import Grid, Layout, joint
 from castile.planner.lowering.keys import Asked
 from castile.planner.lowering.recordings import Recorder, place_counts
-from castile.planner.lowering.watched import Shared
+from castile.planner.lowering.watched import Shared, Watched
 from castile.planner.op import Op, Part
 from castile.planner.step.program import WHOLE_BATCH, Micro, Step, bearing
 from castile.runtime.region import Box
@@ -353,9 +353,9 @@ class _Common:
 
     def _recorded(self, given: Shapes, part: Part) -> tuple[Recording, Bodies]:
         """What a part records, with the bodies made of it: one for all that look where they are and do the same."""
-        specs = tuple(map(Spec, given, self.dtypes))
-        recording = self._recorder.recorded(part, specs)
-        return self._alike.setdefault((specs, recording.told), (recording, {}))
+        recording = self._recorder.recorded(part, tuple(map(Spec, given, self.dtypes)))
+        looked = isinstance(part.ranges, Watched) and part.ranges.seen
+        return self._alike.setdefault((given, recording.told), (recording, {})) if looked else (recording, {})
 
     def _made(
         self, recording: Recording, bodies: Bodies, shapes: tuple[tuple[int, ...], ...], flops: float, part: Part

@@ -18,10 +18,10 @@ import numpy as np
 
 from castile.planner.step.program import Flow
 from castile.planner.strategy import Config
-from castile.runtime.dependence import Contribution, Version, everywhere, filled, in_place, links, version
+from castile.runtime.dependence import Version, everywhere, filled, in_place, links, version
 from castile.runtime.machine import Machine
 from castile.runtime.region import Box, disjoint, whole
-from castile.runtime.transfer import Links
+from castile.runtime.transfer import Links, Source
 
 Procs = tuple[int, ...]
 
@@ -52,6 +52,8 @@ class Versions:
         self._known: dict[Hashable, tuple[Version, tuple[int, ...]]] = {}
         self._placed: dict[tuple[int, Config], Placed] = {}
         self._boxes: dict[tuple[Box | None, ...], int] = {}
+        # by identity, each with what keeps its identity its own: many ask with the same ones
+        self._numbers: dict[int, tuple[tuple[Box | None, ...], int]] = {}
         self._apart: dict[int, bool] = {}
         self._tasks: dict[tuple[bool, ...], np.ndarray] = {}
         self._slots: dict[tuple[Procs, ...], tuple[Procs, tuple[Procs, ...]]] = {}
@@ -62,7 +64,9 @@ class Versions:
 
         are_apart   whether it is known that all parts have a box and no two overlap
         """
-        number = self._boxes.setdefault(boxes, len(self._boxes))
+        if id(boxes) not in self._numbers:
+            self._numbers[id(boxes)] = boxes, self._boxes.setdefault(boxes, len(self._boxes))
+        number = self._numbers[id(boxes)][1]
         if are_apart:
             self._apart[number] = True
         key = number, config
@@ -182,7 +186,7 @@ def _lie_alike(one: Placed, other: Placed) -> bool:
 
 def _contributions(
     made: Sequence[Placed], together: Sequence[int], slots: Sequence[tuple[int, ...]]
-) -> list[Contribution]:
+) -> list[Source]:
     """In program order: a step that makes the region through several ports (so many together) does so part by part."""
     contributions, ports = [], zip(made, slots)
     for count in together:
@@ -193,11 +197,11 @@ def _contributions(
     return contributions
 
 
-def _parts(placed: Placed, slots: tuple[int, ...]) -> list[tuple[int, Contribution]]:
+def _parts(placed: Placed, slots: tuple[int, ...]) -> list[tuple[int, Source]]:
     """The number of each part that touches it, with its box and the slots of its replicas."""
     r = placed.config.replicas
     each = [(n, box) for n, box in enumerate(placed.boxes) if box is not None]
-    return [(n, Contribution(box, slots[k * r : (k + 1) * r])) for k, (n, box) in enumerate(each)]
+    return [(n, Source(box, slots[k * r : (k + 1) * r])) for k, (n, box) in enumerate(each)]
 
 
 def _are_replicas(placed: Sequence[Placed]) -> bool:

@@ -231,12 +231,12 @@ def _starts(
 
     In the sketch's order, which is known before they are simulated: chains that were begun then are those asked for.
     """
-    found: dict[frozenset[tuple[str, Config]], _Start] = {}
+    found: list[_Start] = []
     for name in sorted(plans, key=lambda name: energy[name]):
         configs = sieve.configs[name]
         kept = {node: config for node, config in plans[name].configs.items() if node not in configs}
-        key = frozenset(configs.items())
-        if key not in found or (name in fitting and not kept):
+        at = next((n for n, start in enumerate(found) if start.configs == configs), len(found))
+        if at == len(found) or (name in fitting and not kept):
             is_cut, size = name in sieve.in_pieces, plans[name].bucket_bytes
-            found[key] = _Start(configs, sieve.energy[name], kept, is_cut, size)
-    return sorted(list(found.values())[:MOST_STARTS], key=lambda start: start.energy)
+            found[at : at + 1] = [_Start(configs, sieve.energy[name], kept, is_cut, size)]
+    return sorted(found[:MOST_STARTS], key=lambda start: start.energy)

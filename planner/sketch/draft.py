@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.bounds.additive import Additive
 from castile.planner.graph import Node
 from castile.planner.lowering.rows import numbered, pointer
@@ -104,7 +105,7 @@ class Draft:
         which = np.append(np.arange(len(reads.slot)), sent)
         reader = np.append(place[reads.slot], ahead[reads.slot[sent]])
         reads, flow = reads.of(which[np.lexsort((which, reader))]), np.unique(ends.flow)
-        sizes = [np.dtype(self._program.flows[n].dtype).itemsize for n in flow.tolist()]
+        sizes = [itemsize(self._program.flows[n].dtype) for n in flow.tolist()]
         rows, num_rows = _rows(owner, mine, kinds, num_splits[self._spaces])
         program = Program(
             owner, rows, pointer(np.bincount(reader, minlength=len(owner))), np.searchsorted(flow, reads.flow),

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.bounds.additive import Additive
 from castile.planner.choices.space import Placement, Space
 from castile.planner.cost import CostModel
@@ -294,7 +295,7 @@ class Sketch:
         """Price what the host does, which is to have what it reads lie where it reads it: the number of its Config."""
         outputs = [flow for flow in program.flows if flow.role == "output"]
         self.prices.seconds[self.program.row[self._own(len(self.names))]] = 0.0
-        self._nbytes[:, -1] = sum(prod(flow.shape) * np.dtype(flow.dtype).itemsize for flow in outputs)
+        self._nbytes[:, -1] = sum(prod(flow.shape) * itemsize(flow.dtype) for flow in outputs)
         self.prices.known[-1] = True
         return [int(self.table.first[-2])]
 

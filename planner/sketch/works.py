@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from castile.planner.bodies.vocabulary import Spec
+from castile.planner.bodies.vocabulary import Spec, itemsize
 from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
@@ -48,6 +48,8 @@ class Works:
 
     def __init__(self, lowering: Lowering, cost: CostModel, program: Program, step_kinds: Sequence[int]) -> None:
         self._lowering, self._cost, self._program, self._step_kinds = lowering, cost, program, step_kinds
+        # By kind of steps, and by what these have in common that differ in the length of axes.
+        self._touching: dict[int, tuple[bool, ...]] = {}
         self._known: dict[object, tuple[bool, ...]] = {}
         self._anew, self._numbers = {*lowering.recompute}, dict[str, int]()
         self._settings: dict[object, int] = {}
@@ -89,7 +91,7 @@ class Works:
         again = {port.region for step in steps if step.again for port in step.outputs}
         if not again:
             return again
-        sizes = {flow.region: prod(flow.shape) * np.dtype(flow.dtype).itemsize for flow in self._program.flows}
+        sizes = {flow.region: prod(flow.shape) * itemsize(flow.dtype) for flow in self._program.flows}
         last = {p.region: s.slot for s in steps if s.which != "F" or s.again for p in s.inputs if p.role in ("x", "y")}
         kept = again | self._program.params
         done = sorted((slot, sizes[of]) for of, slot in last.items() if of not in kept)
@@ -158,7 +160,7 @@ class Works:
         """The bytes that a pass reads and writes; dtypes: those of all its ports."""
         tables, ports = looked_up(step), (*step.inputs, *step.outputs)
         sizes = [
-            (of.touches(port.index) if n in tables else of.size(port.of_operand, port.index)) * np.dtype(dtype).itemsize
+            (of.touches(port.index) if n in tables else of.size(port.of_operand, port.index)) * itemsize(dtype)
             for n, (port, dtype, touched) in enumerate(zip(ports, dtypes, self._touched(step), strict=True))
             if touched
         ]
@@ -186,7 +188,14 @@ class Works:
         return np.array([self._cost.picoseconds([key], kind) for kind in kinds]).T / PICOSECONDS
 
     def _touched(self, step: Step) -> tuple[bool, ...]:
-        """Which of its ports a pass touches, inputs then outputs: operators say so whatever the length of axes is."""
+        """Which of its ports a pass touches, inputs then outputs."""
+        kind = self._step_kinds[step.slot]
+        if kind not in self._touching:
+            self._touching[kind] = self._found_touched(step)
+        return self._touching[kind]
+
+    def _found_touched(self, step: Step) -> tuple[bool, ...]:
+        """The same, found once for all lengths of axes: operators touch the same whatever these are."""
         dtypes = self._program.dtypes
         ports = tuple([(p.role, p.index, dtypes[p.region]) for p in (*step.inputs, *step.outputs)])
         key = self._alike(step.node), step.which, ports
@@ -230,20 +239,20 @@ class Works:
             (1, of.size(*port), (node.inputs if port[0] else node.outputs)[port[1]])
             for port in self.keeps.get(node.name, ())
         ]
-        kept = sum(size * np.dtype(tensors[name].dtype).itemsize for _, size, name in lying)
+        kept = sum(size * itemsize(tensors[name].dtype) for _, size, name in lying)
         if count > 1:
             given = [n for n, name in enumerate(node.inputs) if self._reader.get(name) == node.name]
             lying += [(count - 1, of.size(True, n), node.inputs[n]) for n in given]
-        total = in_pieces = sum(times * size * np.dtype(tensors[name].dtype).itemsize for times, size, name in lying)
+        total = in_pieces = sum(times * size * itemsize(tensors[name].dtype) for times, size, name in lying)
         for step in steps:
             param = param_of(step.node.name, self._program)
             if not param or not step.node.name.endswith("/update"):
                 continue
             index = node.inputs.index(param)
             size = of.size(True, index)
-            nbytes = size * np.dtype(dtypes[param]).itemsize
+            nbytes = size * itemsize(dtypes[param])
             is_cast = param + FETCHED in dtypes
-            cast = size * np.dtype(dtypes[param + FETCHED]).itemsize if is_cast else 0
+            cast = size * itemsize(dtypes[param + FETCHED]) if is_cast else 0
             borne = node.alignment.operands[index].axes
             alike = prod(degree for axis, degree in of.cut.items() if axis not in borne)
             like = sum(o.dims == step.node.alignment.operands[0].dims for o in step.node.alignment.operands)
@@ -259,7 +268,7 @@ class Works:
             is_alone = count > 1 and is_cast
             in_pieces = in_pieces + nbytes * np.minimum(like, (not is_alone) + like / alike) + (cast if is_alone else 0)
             if count > 1:
-                in_pieces = in_pieces + size * np.dtype(dtypes[param + GRADIENT]).itemsize * (1 - 1 / alike)
+                in_pieces = in_pieces + size * itemsize(dtypes[param + GRADIENT]) * (1 - 1 / alike)
         return kept, total, in_pieces
 
 

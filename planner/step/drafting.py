@@ -111,7 +111,7 @@ class Draft:
         """
         key = role, node.name, micro, again
         if key not in self._ports:
-            tensors = {"x": node.inputs, "y": node.outputs, "dy": node.outputs[: node.op.flows]}[role]
+            tensors = node.inputs if role == "x" else node.outputs[: node.op.flows if role == "dy" else None]
             rows = enumerate(tensors)
             self._ports[key] = tuple([self.port(role, n, t, micro, again=t in again) for n, t in rows])
         return self._ports[key]

@@ -42,19 +42,17 @@ class Dropped:
         self._place = {name: n for n, name in enumerate(graph.nodes)}
         self._maker = {t: node for name, node in graph.nodes.items() if name in names for t in node.outputs}
         self.fetched = {p.name: apart("fetch", p) for p in graph.params if fetch_name(p.name) in names}
+        self._tensors = frozenset([*self._maker, *self.fetched])
 
     def taken(self, node: Node) -> frozenset[str]:
         """Of what a node takes that which is dropped."""
-        return frozenset([t for t in node.inputs if self._is_dropped(t)])
+        return self._tensors.intersection(node.inputs)
 
     def read(self, node: Node, which: str) -> frozenset[str]:
         """Of what a gradient pass reads that which is dropped."""
-        if not any(map(self._is_dropped, (*node.inputs, *node.outputs))):
+        if self._tensors.isdisjoint((*node.inputs, *node.outputs)):
             return frozenset()
-        return frozenset([t for t in self._reads.of(node, which) if self._is_dropped(t)])
-
-    def _is_dropped(self, tensor: str) -> bool:
-        return tensor in self._maker or tensor in self.fetched
+        return self._tensors.intersection(self._reads.of(node, which))
 
     def nodes(self, tensors: Iterable[str]) -> list[Node]:
         """Those of the graph that are computed for some of these, in its order."""
