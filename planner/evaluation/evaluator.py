@@ -44,13 +44,13 @@ FOLDED_FROM, LARGE = 16, 64
 
 # Pipelines were seen to go on as before once all stages are busy and about so many microbatches more have come.
 FILLING = 16
-# Those whose kernels come in order of PATH, or that begin microbatches ahead, were seldom seen to: of these so many
-# times as many are written out at once.
+# Those in order of PATH, or that begin microbatches ahead, were seldom seen to: so many times as many are written out.
 IRREGULAR = 4
 
 # Plans of more tasks take ten seconds each; of microbatches that are copied at most so many are made: three gigabytes.
 MOST_SMALL, MOST_TASKS = 2**21, 5 * 2**20
 MANY = "of its {} tasks no few say what all take: lay processors out alike, or use fewer microbatches"
+LONG = "of its {} tasks not all can be looked at: use fewer microbatches; plan --trace draws the first and the last"
 
 # A plan is taken instead of another where it is better by so much: else measuring would choose between equal ones.
 WORTH = 1e-3
@@ -159,7 +159,7 @@ class Evaluator:
     def see(self, strategy: Strategy) -> Seen:
         """A plan's step to be looked at, as `drawn`. Raises ValueError where that is only a part of it."""
         if (seen := self.drawn(strategy)).left:
-            raise TooManyTransfers(MANY.format(int(seen.count.sum())))
+            raise TooManyTransfers(LONG.format(int(seen.count.sum())))
         return seen
 
     def drawn(self, strategy: Strategy) -> Seen:
