@@ -18,7 +18,7 @@ from castile.planner.lowering.rows import compressed, pointer
 from castile.planner.simulate import LONGEST, Simulated, flattened, served_by, simulate, told
 from castile.planner.simulation import agenda, repeats, serving, window
 from castile.planner.simulation.agenda import NEVER, opened, put, rise, sink, take, without_arrays
-from castile.planner.simulation.serving import Left, Served, Tasks, beginning, occupy, release
+from castile.planner.simulation.serving import STOP, Left, Served, Tasks, beginning, occupy, release
 from castile.planner.simulation.window import Alike
 from castile.planner.strategy import PATH, READY
 from castile.runtime.compiled import compiled
@@ -241,7 +241,7 @@ def _starts(  # type: ignore[no-untyped-def]
             continue
         t, head, left = take(left, head, stop, row, heap, when, what)
         num_fresh = 0
-        if t < num_tasks and order[t] < 0:
+        if t < num_tasks and order[t] == STOP:
             for other in range(num_tasks):
                 if waits[other] >= 0 and end[other] == NEVER:
                     start[other] = when[other]
@@ -289,7 +289,8 @@ def _at_first(  # type: ignore[no-untyped-def]
     for t in range(len(lane)):
         if waits[t] < 0:
             continue
-        when[t], what[t] = start[t], tasks.order[t]
+        # Before a task that is a STOP kernels come and lanes choose.
+        when[t], what[t] = start[t], max(tasks.order[t], -1)
         if lane[t] >= 0:
             what[t] -= NEVER
             spare[lane[t]] -= max(tasks.durations[tasks.cost[t]], 1)

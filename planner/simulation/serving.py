@@ -14,6 +14,9 @@ import numpy as np
 from castile.planner.simulation.agenda import opened, put, take, without_arrays
 from castile.planner.simulation.agenda import room as room_for
 
+# The order of a task before which serving stops.
+STOP = np.iinfo(np.int64).min
+
 
 class Tasks(NamedTuple):
     """A task graph in flat arrays, as in `TaskGraph`; engine[lane] serves a lane, durations[cost] are picoseconds.
@@ -82,7 +85,7 @@ def all_left(tasks: Tasks, served: Served) -> Left:
 
 
 def serve_ready(tasks: Tasks, served: Served, left: Left, form: str = "auto") -> int:
-    """Serves what is left as it gets ready, up to a task whose order is below 0; gives when that is ready, -1 where all
+    """Serves what is left as it gets ready, up to a task whose order is STOP; gives when that is ready, -1 where all
     is served. Of what is not served `served.start` says since when it is ready as far as is known.
     """
     through = serve if form == "plain" else compiled_bodies()[1]
@@ -142,7 +145,7 @@ def serve(tasks, longest, agenda, base, waits, free, start, end, queue, queue_en
                 return -1
             continue
         task, head, size = take(size, head, stop, row, heap, start, tasks.order)
-        if tasks.order[task] < 0:
+        if tasks.order[task] == STOP:
             return start[task]
         begin = beginning(tasks, task, start[task], free)
         done = begin + max(tasks.durations[tasks.cost[task]], 1)

@@ -16,7 +16,7 @@ import numpy as np
 from castile.planner.simulate import Simulated, flattened, served_by, told
 from castile.planner.simulation import serving
 from castile.planner.simulation.agenda import NEVER
-from castile.planner.simulation.serving import Left, Served, Tasks
+from castile.planner.simulation.serving import STOP, Left, Served, Tasks
 from castile.runtime.compiled import compiled
 from castile.runtime.task import TaskGraph
 
@@ -66,7 +66,7 @@ def simulated(
     served.end.fill(NEVER)
     served.place.fill(len(flat.lanes))
     # What others would compete with that are not written out is not served: the last one that is alike begins first.
-    short = flat._replace(order=np.where((alike.part > ALIKE) | alike.is_last, -1, flat.order))
+    short = flat._replace(order=np.where((alike.part > ALIKE) | alike.is_last, STOP, flat.order))
     left, peak = serving.all_left(flat, served), np.zeros(tasks.num_procs, np.int64)
     while more:
         until = serve(short, served, left)
