@@ -74,8 +74,11 @@ def simulated_in_window(
 def ordered(
     number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str
 ) -> TaskGraph:
-    """The same graph alone."""
-    return simulated(number, tasks, priced, engines, order)[0]
+    """The same graph alone, which nobody simulates for that where it stays as it is."""
+    if order == READY:
+        return tasks
+    lane, served = listed(*priced, engines, _urgency(number, tasks, priced, order))
+    return chained(tasks, lane, served.start)
 
 
 def _urgency(number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], order: str) -> np.ndarray:
@@ -242,9 +245,7 @@ def _starts(  # type: ignore[no-untyped-def]
         t, head, left = take(left, head, stop, row, heap, when, what)
         num_fresh = 0
         if t < num_tasks and order[t] == STOP:
-            for other in range(num_tasks):
-                if waits[other] >= 0 and end[other] == NEVER:
-                    start[other] = when[other]
+            _stopped(waits, end, when, start)
             return when[t]
         if t >= num_tasks:
             q = t - num_tasks
@@ -306,6 +307,13 @@ def _at_first(  # type: ignore[no-untyped-def]
     return num_fresh
 
 
+def _stopped(waits, end, when, start):  # type: ignore[no-untyped-def]
+    """Since when what is left is ready, as far as is known."""
+    for t in range(len(end)):
+        if waits[t] >= 0 and end[t] == NEVER:
+            start[t] = when[t]
+
+
 def _joined(need_ptr, needs, before, begin, found):  # type: ignore[no-untyped-def]
     """Each row of needs with one more where there is one, each once and in order; gives how many they are in all."""
     size = 0
@@ -329,4 +337,4 @@ def _joined(need_ptr, needs, before, begin, found):  # type: ignore[no-untyped-d
 @cache
 def _compiled_starts() -> Callable[..., Any]:
     """The same compiled, where numba is installed."""
-    return without_arrays((_starts,), (*serving.PARTS, _at_first))[0]
+    return without_arrays((_starts,), (*serving.PARTS, _at_first, _stopped))[0]
