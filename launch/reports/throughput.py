@@ -40,10 +40,13 @@ def model_flops(lowering: Lowering) -> float:
     Of a training step three times those of the forward pass, but for gradients that frozen parameters spare; causal
     attention counts what it sees.
     """
-    now, every = (_passes(lowering, graph) for graph in (lowering.graph, replace(lowering.graph, frozen=frozenset())))
+    graph = lowering.graph
+    now = every = _passes(lowering, graph)
+    if graph.frozen:
+        every = _passes(lowering, replace(graph, frozen=frozenset()))
     needed = 0.0
     for name in now["F"]:
-        node = lowering.graph.nodes[name]
+        node = graph.nodes[name]
         kept, all_of_it = (sum(name in passes[which] for which in ("B", "W")) for passes in (now, every))
         share = kept / all_of_it if all_of_it else 1.0
         needed += (1 + GRADIENTS[lowering.mode] * share) * node.op.flops("F", node.whole())
