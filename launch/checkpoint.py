@@ -33,9 +33,10 @@ class Checkpoint:
     """List checkpoints, check every byte of them, or export their parameters: ls, verify or export."""
 
     action: Annotated[Literal["ls", "verify", "export"], tyro.conf.Positional]
-    """ls: which there are; verify: whether all bytes are those that were written; export: parameters into one file."""
+    """ls: list them; verify: check every byte against what was written; export: write the parameters into one file."""
     path: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-    """The folder of checkpoints that `castile train --checkpoint` names, of which export takes the latest, or one."""
+    """The folder of checkpoints that `castile train --checkpoint` names, of which export takes the latest; or one
+    checkpoint."""
     out: options.File = ""
     """With export: the safetensors file to write, each tensor whole and under the parameter's name."""
     state: bool = False

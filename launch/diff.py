@@ -43,10 +43,10 @@ class Diff:
     a: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
     """A plan's file (JSON)."""
     b: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
-    """The plan's file that is compared with it."""
+    """The plan file to compare it with."""
     machine: Annotated[str, tyro.conf.arg(metavar="MACHINE", help_behavior_hint="")] = ""
-    """Simulate both on this machine (dgx-h100:nodes=2), by the same prices, and tell what is part of fused nodes; else
-    their files' predictions are told."""
+    """Simulate both on this machine (dgx-h100:nodes=2), by the same prices, and say what was fused into which node;
+    without it, the predictions in their files are shown."""
     forward: bool = False
     """With --machine: only the forward pass of a step, as for plans that were found with `--objective latency`."""
     batch: options.Count = None

@@ -46,21 +46,21 @@ class Explain:
     plan: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
     """The plan's file (JSON), as `castile plan --out` and `castile train` write it."""
     op: Annotated[str, tyro.conf.arg(metavar="NODE", help_behavior_hint="")] = ""
-    """A node, what was made part of one, or an update such as fc.weight/update: tell of it alone, and of its next best
-    layouts, all else equal."""
+    """A node, one that was fused into another, or an update such as fc.weight/update: explain it alone, with its next
+    best layouts, all else equal."""
     why_not: Annotated[str, tyro.conf.arg(metavar="SEED", help_behavior_hint="")] = ""
-    """A known plan such as data_parallel: tell what makes it slower, or faster, than this one."""
+    """A known plan such as data_parallel: explain what makes it slower, or faster, than this one."""
     machine: options.MachineOrOwn = ""
-    """The machine that the plan was made for, where its file does not say it or it has another name here: local,
+    """The machine that the plan was made for, where its file does not name it or it has another name here: local,
     local:procs=4, a preset such as dgx-h100:nodes=2, a TOML file."""
     model: Annotated[str, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = ""
-    """The model, where the plan's file does not say it."""
+    """The model, where the plan's file does not name it."""
     forward: bool = False
     """Only the forward pass of a step, as for plans that were found with `--objective latency`."""
     batch: options.Count = None
     """Samples a step; by default as many as the plan's file says, or the model's own."""
     profile: options.File = ""
-    """A profile database with measurements of this machine; without one the machine's figures are the prices."""
+    """A profile database with measurements of this machine; without one, prices come from the machine's figures."""
     budget: options.BudgetOrOwn = ""
     """With --op or --why-not: how many other plans to simulate for each, 100 by default, or for how long (10s)."""
     picture: options.File = ""

@@ -48,8 +48,8 @@ class Launch:
     hostfile: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """A file with one host a line, `NAME slots=COUNT`; without it all ranks run here."""
     restarts: Annotated[int, tyro.conf.arg(metavar="N")] = 0
-    """Where a rank, a host or the network fails, start the same command again, without hosts that are lost; after so
-    many times without a newer checkpoint in between give up."""
+    """Where a rank, a host or the network fails, start the same command again, without hosts that are lost; give up
+    after so many restarts without a newer checkpoint."""
     dry_run: bool = False
     """Print the command line and the variables it needs, and start nothing."""
     json: bool = False

@@ -28,11 +28,11 @@ class List:
     """List what there is by name: models, machines, data sets, optimizers, schedules, searches and known plans."""
 
     kind: Kind = ""
-    """Of which to say what each is: models, machines, data, optimizers, schedules, searches or plans; without it the
-    names of all."""
+    """What to list with a line for each: models, machines, data, optimizers, schedules, searches or plans; without it,
+    the names of all."""
     name: Name = ""
-    """One of that kind, of which to say more: its settings with their defaults, and of a model, which may have
-    settings (gpt:size=124m) or be a file, how many parameters it has."""
+    """One of that kind, to describe: its settings with their defaults, and for a model, which may have settings
+    (gpt:size=124m) or be a file, its number of parameters."""
     json: bool = False
     """Print one JSON object."""
 

@@ -55,56 +55,57 @@ class Plan:
     """A model's name with settings (convnet, gpt:layers=4,width=128), a Python file with build(), or an ONNX
     file."""
     machine: Machines = ()
-    """What to plan for: local (by default), local:procs=4, a preset such as dgx-h100:nodes=2, or a TOML file; given
-    several times a plan is looked for on each, and a table compares them."""
+    """The machine to plan for: local (by default), local:procs=4, a preset such as dgx-h100:nodes=2, or a TOML file;
+    given several times, castile plans for each, and a table compares them."""
     search: options.Search = "mcmc"
-    """The search that looks for a plan: mcmc, another of planner/searches, or a known plan's name (data_parallel)."""
+    """The search algorithm: mcmc, another of planner/searches, or the name of a known plan (data_parallel)."""
     objective: Objective = "time"
-    """What to make small: time (of a training step), latency (of a forward pass), memory (of the fullest processor, in
-    as many microbatches and with as much computed again as help, unless these are said)."""
+    """What to minimise: time (of a training step), latency (of a forward pass), memory (of the fullest processor, with
+    as many microbatches and as much recomputation as help, unless these are given)."""
     front: bool = False
-    """Also look for plans that need less memory and more time, in more microbatches and with more computed again too,
-    and tell all that none other beats in both."""
+    """Also search for plans that take less memory and more time, with more microbatches and more recomputation too, and
+    list all that no other beats in both."""
     pin: Pin = ()
-    """What nodes must have, by name or pattern: 'h.*.attn: {h: 8}', 'head: {b: 4, procs: 0-3}'; give it as often."""
+    """What nodes must have, by name or pattern: 'h.*.attn: {h: 8}', 'head: {b: 4, procs: 0-3}'; may be given several
+    times."""
     without: Procs = ""
-    """Processors that are to do nothing (3,5 or 0-3,8); what the host reads, as the loss, is still sent to 0."""
+    """Processors to leave idle (3,5 or 0-3,8); what the host reads, such as the loss, is still sent to 0."""
     seeds: Seeds = ""
     """The known plans to start from (data_parallel,megatron); all by default."""
     from_: From = ""
-    """Start from the plan of this file too; what is found is never behind it, unless a pin changes it."""
+    """Also start from the plan in this file; the plan found is never worse, unless a pin changes it."""
     budget: options.BudgetOrOwn = ""
-    """How long it looks: a number of proposals (5000), of each search where several are made (in microbatches, on fewer
-    processors, for a front), or a time (10s), of all together; the search's own by default."""
+    """How long to search: a number of proposals (5000), for each search where several are made (with microbatches, on
+    fewer processors, for a front), or a time (10s) for all of them together; by default the search's own."""
     processes: options.Number = 1
-    """In how many processes a search may walk side by side (--search tempering); what it finds is the same."""
+    """How many processes a search may use side by side (--search tempering); the plan found is the same."""
     seed: options.Number = 0
     """Fixes the search: the same seed and number of proposals give the same plan."""
     batch: options.Count = None
     """Samples a step; the model's own by default."""
     accumulate: options.Count = None
-    """Cut each batch into so many pieces in time, one after another; by default one, or as many as let a plan fit."""
+    """Cut each batch into so many microbatches, one after another; by default one, or as many as let a plan fit."""
     recompute: options.RecomputeOrOwn = ""
-    """Results that are computed again for gradients, for less memory: selective (what is cheap), 40% (what takes least
-    until so much is kept), full (nearly all), parameters (gathered for each pass), names with wildcards, several with
-    commas, or none; by default as little as lets a plan fit."""
+    """What is computed again for gradients, to save memory: selective (what is cheap), 40% (what takes least until so
+    much is kept), full (nearly everything), parameters (gathered for each pass), names with wildcards, several
+    separated by commas, or none; by default as little as lets a plan fit."""
     dtype: options.Dtype = "float32"
-    """What is computed with: float32, float64, bfloat16 or float16."""
+    """The dtype of the computation: float32, float64, bfloat16 or float16."""
     optimizer: options.Optimizer = ""
-    """How parameters will be updated, which takes memory: a name with settings, sgd:momentum=0.9 or adamw:beta2=0.95;
-    that of the plan of --from or the model's own by default."""
+    """The optimizer that training will use, whose state takes memory: a name with settings, sgd:momentum=0.9 or
+    adamw:beta2=0.95; by default that of the plan of --from, or the model's own."""
     clip: options.Norm = None
-    """Gradients will be scaled to this norm where they are longer; as with --from or the model's own by default, 0 for
+    """Gradients longer than this norm will be scaled down to it; by default as with --from, or the model's own; 0 for
     never."""
     profile: options.File = ""
-    """A profile database with measurements of this machine; without one the machine's figures are the prices."""
+    """A profile database with measurements of this machine; without one, prices come from the machine's figures."""
     out: options.File = ""
-    """Write the plan to this file (JSON); with --front those of the front beside it, numbered from the fastest. This
-    and other files are numbered too where several machines are given, in their order."""
+    """Write the plan to this file (JSON); with --front, those of the front beside it, numbered from the fastest. With
+    several machines this and other files are numbered too, in their order."""
     trace: options.File = ""
     """Write a Chrome trace of the simulated step to this file (open it in Perfetto)."""
     picture: options.File = ""
-    """Draw which processor has which part of each node, as SVG; with --front instead what its plans take and need."""
+    """Draw which processor has which part of each node, as SVG; with --front, time and memory of its plans."""
     json: bool = False
     """Print one JSON object."""
 

@@ -53,16 +53,16 @@ class Predict:
     """Predict with a trained network: its outputs for each sample, and how right they are where labels are known."""
 
     model: options.Model
-    """The network that was trained, its name and settings, a Python or an ONNX file; or the run file of its training,
-    which stands beside checkpoints and metrics (resolved.toml) and says its data, seed, dtype and checkpoints too."""
+    """The network that was trained: its name and settings, a Python or an ONNX file; or the run file of its training,
+    which lies beside checkpoints and metrics (resolved.toml) and names its data, seed, dtype and checkpoints too."""
     checkpoint: options.Folder = ""
     """Its parameters: the latest checkpoint in this folder, or this one (DIR/step-00000120)."""
     weights: options.File = ""
-    """Or the parameters of this safetensors file, under their own or their model's standard names, or of
-    an ONNX file."""
+    """Or the parameters in this safetensors file, under castile's or their model's standard names, or in an ONNX
+    file."""
     data: options.Data = ""
-    """Of what to predict, as `castile train` takes it, such as numpy:held_out=new.npz; labels need not be there. By
-    default what it was trained on, or the model's own data set."""
+    """What to predict, as `castile train` takes it, such as numpy:held_out=new.npz; labels are not needed. By default
+    what it was trained on, or the model's own data set."""
     samples: options.Which = "held_out"
     """Which samples of the data: those held out, those to train on, or all of them."""
     seed: options.Count = None
@@ -70,20 +70,21 @@ class Predict:
     batch: options.Count = None
     """Samples at a time; by default as in training, or the model's own number."""
     dtype: options.DtypeOrOwn = ""
-    """What is computed with: float32, float64, bfloat16 or float16; by default what parameters are kept in."""
+    """The dtype of the computation: float32, float64, bfloat16 or float16; by default that of the parameters."""
     machine: options.Machine = "local"
     """Where to run: this host, with a processor for each rank; virtual:procs=2 for one GPU as two processors of one
     rank; or a TOML file that describes it."""
     plan: options.File = ""
-    """The plan of this file, as `castile train --out` writes it; without one the plan that the checkpoint was trained
-    with, or where that does not fit a known one that does."""
+    """Use the plan in this file, as `castile train --out` writes it; without one, the plan that the checkpoint was
+    trained with, or where that does not fit a known one that does."""
     search: options.SearchOrOwn = ""
-    """Look for the fastest plan of a forward pass instead, as simulated: mcmc, dynamic, or data_parallel to have it."""
+    """Search for the fastest plan of a forward pass instead, as simulated: mcmc, dynamic, or a known plan such as
+    data_parallel."""
     budget: options.BudgetOrOwn = ""
-    """With --search: how long it looks, a number of proposals (5000), 500 by default, or a time (10s)."""
+    """With --search: how long to search, a number of proposals (5000), 500 by default, or a time (10s)."""
     out: options.File = ""
-    """Write the outputs to this file, in the order of the data: .npz, an array for each output, and `data/row`, which
-    row of the data each sample is; .npy, where there is one output; .csv, a line for each sample."""
+    """Write the outputs to this file, in the order of the data: .npz, an array for each output, and `data/row`, the row
+    of the data that each sample is; .npy, where there is one output; .csv, a line for each sample."""
     profile: options.File = ""
     """The profile database with measured prices; by default ~/.local/share/castile/profile.db."""
     json: bool = False

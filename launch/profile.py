@@ -52,20 +52,21 @@ class Profile:
     """Its name and settings (convnet, mlp, gpt:layers=4,width=128), a Python file with a function build(), or an
     ONNX file."""
     machine: options.Machine = "local"
-    """What to measure: this host, with a processor for each rank; or a TOML file that describes it. Of GPUs that are
-    not here (h200, dgx-h100) it is told from kernels compiled for them what each kind of task would take."""
+    """What to measure: this host, with a processor for each rank; or a TOML file that describes it. For GPUs that are
+    not here (h200, dgx-h100), times are estimated from kernels compiled for them."""
     plan: options.File = ""
-    """The plan file whose tasks are measured; without one, those of the well-known plans (data parallel and others)."""
+    """Measure the tasks of the plan in this file; without one, those of the known plans (data parallel and others)."""
     all: bool = False
-    """Measure all kinds of tasks that a search may ask for: those of every split of every node."""
+    """Measure every kind of task that a search may ask for: those of every split of every node."""
     op: options.Patterns = ""
-    """Only tasks of the nodes with such names, wildcards and several with commas (conv*,fc1), and no transfers."""
+    """Only tasks of the nodes with these names, with wildcards, several separated by commas (conv*,fc1), and no
+    transfers."""
     links: bool = False
-    """Measure every form of transfer too, over growing groups of ranks and from few bytes to many."""
+    """Also measure every form of transfer, over growing groups of ranks and from few bytes to many."""
     batch: options.Count = None
     """Samples a step; the model's own by default."""
     dtype: options.Dtype = "float32"
-    """What is computed with: float32, float64, bfloat16 or float16."""
+    """The dtype of the computation: float32, float64, bfloat16 or float16."""
     profile: options.File = ""
     """The profile database to add to; by default ~/.local/share/castile/profile.db."""
     again: bool = False

@@ -50,18 +50,18 @@ class Simulate:
     """Predict what a step of a plan takes: time by kind of work, waiting, memory and its owners."""
 
     what: options.ModelOrPlan
-    """A plan file (x.json), or a model (convnet, gpt:layers=4): data parallel, unless --plan says how."""
+    """A plan file (x.json), or a model (convnet, gpt:layers=4): data parallel, unless --plan is given."""
     machine: options.MachineOrOwn = ""
     """Where the step would run: local, local:procs=4, a preset such as dgx-h100:nodes=2, or a TOML file; by default
     the machine that the plan's file names, or local."""
     plan: options.File = ""
-    """The plan file of the model."""
+    """The model's plan file."""
     forward: bool = False
     """Only the forward pass of a step, as for plans that were found with `--objective latency`."""
     batch: options.Count = None
     """Samples a step; by default as many as the plan's file says, or the model's own."""
     profile: options.File = ""
-    """A profile database with measurements of this machine; without one the machine's figures are the prices."""
+    """A profile database with measurements of this machine; without one, prices come from the machine's figures."""
     trace: options.File = ""
     """Write a Chrome trace of the simulated step to this file (open it in Perfetto)."""
     picture: options.File = ""
@@ -265,12 +265,12 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     out.say(f"{throughput.words(facts)}, {report.rate(facts['flops_per_second'])} on each processor\n")
     out.say_table(report.kind_table(facts["kinds"]))
     if sum(kind["share"] for kind in facts["kinds"]) > 1 + ROUNDING:
-        out.say("shares are of all processors' time, and add to more than all of it: transfers go on beside kernels")
+        out.say("shares are of all processors' time; they add up to more, as transfers overlap with kernels")
     out.say("")
     out.say_table(report.proc_table(facts["procs"]))
     fullest = max(facts["procs"], key=lambda row: row["peak_bytes"])
     owners = ", ".join(f"{owner['name']} ({memory.written(owner['size_bytes'])})" for owner in fullest["largest"])
     sizes = {words: fullest["held"][f"{kind}_bytes"] for kind, words in HELD.items()}
     kinds = ", ".join(f"{words} {memory.written(nbytes)}" for words, nbytes in sizes.items() if nbytes)
-    out.say(f"\nwhen processor {fullest['proc']} is fullest it holds {owners}\nall in all: {kinds}")
+    out.say(f"\nwhen processor {fullest['proc']} is fullest it holds {owners}\nin all: {kinds}")
     out.say_files(facts)

@@ -46,17 +46,17 @@ class Train:
 
     model: options.Model
     """Its name and settings (convnet, gpt:layers=4,width=128), a Python file with build(), or an ONNX file; or a run
-    file (run.toml), which says this and any of the options below by name. The command line goes before the file."""
+    file (run.toml), which sets this and any of the options below by name. The command line overrides the file."""
     machine: options.Machine = "local"
     """Where to train: this host, with a processor for each rank; virtual:procs=2 for one GPU as two processors of one
     rank; or a TOML file that describes it."""
     plan: options.File = ""
-    """Train with the plan of this file, as --out writes it; without one a plan is searched for."""
+    """Train with the plan in this file, as --out writes it; without one, castile searches for a plan."""
     search: options.SearchOrOwn = ""
-    """The search that looks for a plan: mcmc, exhaustive (small cases), or data_parallel to have just that; mcmc by
-    default."""
+    """The search algorithm: mcmc, exhaustive (small cases), or a known plan such as data_parallel, and just that; mcmc
+    by default."""
     budget: options.BudgetOrOwn = ""
-    """How long it looks: a number of proposals (5000), which repeats exactly, or a time (10s); 500 by default."""
+    """How long to search: a number of proposals (5000), which repeats exactly, or a time (10s); 500 by default."""
     seed: options.Number = 0
     """Fixes the initial parameters, which samples are held out, their order, and the search."""
     data: options.Data = ""
@@ -67,50 +67,51 @@ class Train:
     epochs: options.Count = None
     """Passes over the training samples, to the last whole batch; the model's own by default."""
     steps: options.Count = None
-    """Train so many steps in all, instead of whole passes over the samples."""
+    """Train for so many steps in all, instead of whole passes over the samples."""
     optimizer: options.Optimizer = ""
-    """How parameters are updated: a name with settings, sgd:momentum=0.9 or adamw:beta2=0.95,decay=0.1; the model's own
-    by default."""
+    """The optimizer, a name with settings: sgd:momentum=0.9 or adamw:beta2=0.95,decay=0.1; the model's own by
+    default."""
     lr: options.Rate = None
     """Learning rate, the schedule's peak; the model's own by default."""
     schedule: options.Schedule = ""
-    """How the rate goes: constant, linear, cosine or wsd, with settings: cosine:warmup=100,floor=0.1 (a share of the
-    peak), wsd:warmup=0.05,decay=0.2; lengths in steps, or below 1 as a share of the run; or a Python file with share().
-    The model's own by default."""
+    """The learning-rate schedule: constant, linear, cosine or wsd, with settings: cosine:warmup=100,floor=0.1 (a share
+    of the peak), wsd:warmup=0.05,decay=0.2; lengths in steps, or below 1 as a share of the run; or a Python file with
+    share(). The model's own by default."""
     clip: options.Norm = None
-    """Scale the gradient to this norm where it is longer; the model's own by default, 0 for never."""
+    """Scale gradients longer than this norm down to it; the model's own by default, 0 for never."""
     undecayed: options.Patterns = ""
     """Parameters without weight decay: names with wildcards, separated by commas (*.bias,*norm*); the model's own by
     default."""
     accumulate: options.Count = None
-    """Cut each batch into so many pieces in time, one after another, whose gradients are summed, for less memory; by
+    """Cut each batch into so many microbatches, one after another, whose gradients are summed, to save memory; by
     default one, or as many as let a plan fit."""
     recompute: options.RecomputeOrOwn = ""
-    """Results computed again for gradients: selective (what is cheap), 40% (what takes least until so much is kept),
-    full (nearly all), parameters (gathered for each pass), names with wildcards, several with commas, or none; by
-    default as little as lets a plan fit."""
+    """What is computed again for gradients, to save memory: selective (what is cheap), 40% (what takes least until so
+    much is kept), full (nearly everything), parameters (gathered for each pass), names with wildcards, several
+    separated by commas, or none; by default as little as lets a plan fit."""
     dtype: options.Dtype = "float32"
-    """What is computed with: float32, float64, bfloat16 or float16; with the last two parameters, sums of gradients and
-    optimizer state stay float32."""
+    """The dtype of the computation: float32, float64, bfloat16 or float16; with the last two, parameters, sums of
+    gradients and optimizer state stay float32."""
     weights: options.File = ""
-    """Begin with the parameters of this safetensors file, under own or their model's standard names, or ONNX file."""
+    """Start from the parameters in this safetensors file, under castile's or their model's standard names, or in an
+    ONNX file."""
     evaluate_every: options.Count = None
-    """Evaluate on the held-out samples after so many steps each; without it at the end."""
+    """Evaluate on the held-out samples every so many steps; without it, at the end."""
     checkpoint: options.Folder = ""
     """Save the training in this folder: at the end, and when SIGTERM or SIGUSR1 asks to stop, which then ends the job
     with status 0."""
     checkpoint_every: options.Count = None
-    """Save after so many steps each, too."""
+    """Also save every so many steps."""
     keep: options.Count = None
-    """How many checkpoints stay; 2 by default."""
+    """How many checkpoints to keep; 2 by default."""
     resume: bool = False
-    """Go on from the latest checkpoint in the folder of --checkpoint; where there is none yet, begin."""
+    """Continue from the latest checkpoint in the folder of --checkpoint; where there is none yet, begin."""
     metrics: options.File = ""
     """Write a line of JSON for each step, evaluation and checkpoint to this file (.jsonl); when resumed, add to it."""
     tensorboard: options.Folder = ""
     """Write the same as TensorBoard's event files into this folder."""
     out: options.File = ""
-    """Write the plan that was trained with to this file (JSON)."""
+    """Write the plan that was used to this file (JSON)."""
     trace: options.File = ""
     """Write a Chrome trace of one step, simulated and measured, to this file (open it in Perfetto)."""
     picture: options.File = ""
@@ -118,7 +119,7 @@ class Train:
     profile: options.File = ""
     """The profile database to learn from and into; by default ~/.local/share/castile/profile.db."""
     print: bool = False
-    """Print the run with all that is left open filled in, as a run file, and stop."""
+    """Print the run as a run file, with every default filled in, and stop."""
     json: bool = False
     """Print one JSON object."""
 

@@ -54,15 +54,15 @@ class Validate:
     machine: options.Machine = "local"
     """Where to run: this host, with a processor for each rank; or a TOML file that describes it."""
     plans: options.Number = 16
-    """How many plans to measure; every other one is learned from."""
+    """How many plans to measure; castile learns from every other one."""
     batch: options.Count = None
     """Samples a step; by default so many that a data-parallel step takes at least 22 ms."""
     accumulate: options.Count = None
-    """Cut each batch into so many pieces in time, one after another; then pipelines are among the plans."""
+    """Cut each batch into so many microbatches, one after another; then pipelines are among the plans."""
     recompute: options.RecomputeOrOwn = ""
-    """Results that are computed again for gradients: selective (what is cheap), 40% (what takes least until so much is
-    kept), full (nearly all), parameters (gathered for each pass), names with wildcards, or several with commas; none by
-    default."""
+    """What is computed again for gradients: selective (what is cheap), 40% (what takes least until so much is kept),
+    full (nearly everything), parameters (gathered for each pass), names with wildcards, or several separated by commas;
+    none by default."""
     rounds: options.Number = ROUNDS
     """How many steps of each plan are timed; the plans take turns."""
     seed: options.Number = 0

@@ -85,7 +85,7 @@ def _usage(name: str) -> str:
 
 def _default(option: Option) -> str:
     if option.default is MISSING:
-        return "has to be given"
+        return "required"
     return "" if option.is_open else f"`{option.default}`"
 
 

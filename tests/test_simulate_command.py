@@ -102,7 +102,7 @@ def test_memory_is_told_by_what_it_holds(search, more, held, kept, tmp_path, cap
     assert main(["simulate", path]) == 0
     told = max(facts["procs"], key=lambda row: row["peak_bytes"])["held"]
     out = capsys.readouterr().out
-    assert f"\nall in all: parameters {memory_of(told['parameters_bytes'])}, their gradients " in out
+    assert f"\nin all: parameters {memory_of(told['parameters_bytes'])}, their gradients " in out
     assert all(memory_of(nbytes) in out for nbytes in told.values() if nbytes)
 
 
@@ -163,7 +163,7 @@ def test_shares_that_add_to_more_than_all_time_say_why(capsys):
         shares = [row["share"] for row in answer(capsys, *words)["kinds"]]
         assert (sum(shares) > 1.001) == is_more
         assert main(words) == 0
-        assert ("add to more than all of it: transfers go on beside kernels" in capsys.readouterr().out) == is_more
+        assert ("add up to more, as transfers overlap with kernels" in capsys.readouterr().out) == is_more
 
 
 def test_a_name_of_the_zoo_is_a_model_whatever_files_lie_here(tmp_path, monkeypatch, capsys):

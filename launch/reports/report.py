@@ -25,8 +25,8 @@ from castile.runtime.memory import written
 PLAN_LINES, PLAN_WIDTH = 10, 100
 AGAIN, GATHERED = "computed again for gradients: ", "gathered for each pass: "
 MOST_PROCS, RUNS_WIDTH = 8, 24
-# What comes first by an order.
-FIRST = {PROGRAM: "what comes first in the program", PATH: "what the longest chain of tasks begins with"}
+# Which of several kernels that are ready goes first by an order.
+FIRST = {PROGRAM: "the first in the program", PATH: "the one with the longest chain of tasks behind it"}
 # No table is as wide, in columns of text.
 TABLE_WIDTH = 1000
 
@@ -73,7 +73,7 @@ def _further(strategy: Strategy) -> list[str]:
         joined = f"collectives in buckets of at most {written(strategy.bucket_bytes)}, updates together"
         lines.append("updates together" if len(used) == 1 else joined)
     if strategy.order != READY:
-        lines.append(f"of kernels that are ready first {FIRST[strategy.order]}")
+        lines.append(f"of several ready kernels, {FIRST[strategy.order]} goes first")
     if _begins_ahead(strategy):
         more = "1 microbatch" if strategy.ahead == 1 else f"{strategy.ahead} microbatches"
         lines.append(f"{more} begun ahead, beyond those that fill the pipeline")
@@ -189,7 +189,7 @@ def without(facts: Mapping[str, Any]) -> str:
     """
     told, (order, ahead) = list[str](), (facts["order"], facts["ahead"])
     if order is not None:
-        told.append(f"{milliseconds(order['step_seconds_without'])} if kernels came as they get ready")
+        told.append(f"{milliseconds(order['step_seconds_without'])} if kernels ran as they become ready")
     if ahead is not None:
         told.append(ahead_words(ahead))
     return f" ({'; '.join(told)})" if told else ""

@@ -39,9 +39,9 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
         out.say(f"  {line}")
     live, arena = written(facts["found"]["live_bytes"]), written(max(facts["found"]["arena_bytes"]))
     if arena != live:
-        out.say(f"\nmemory is what lives at once: with the gaps between, the plan found takes an arena of {arena}")
+        out.say(f"\nmemory is what is alive at once; with the gaps between, the plan found takes an arena of {arena}")
     if facts["nearer_prices"]:
-        out.say(f"\nprices nearer than data sheets', told from kernels compiled here: {facts['nearer_prices']}")
+        out.say(f"\nbetter prices, estimated from kernels compiled here: {facts['nearer_prices']}")
     out.say_files(facts)
 
 
