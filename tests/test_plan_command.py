@@ -205,7 +205,7 @@ def test_the_front_is_told_and_written(tmp_path, capsys):
         assert row is after or (row["step_seconds"] < after["step_seconds"] and arenas[0] > arenas[1])
         assert answer(capsys, "simulate", row["file"], "--machine", MACHINE)["step_seconds"] == row["step_seconds"]
     assert main([*words, "--front"]) == 0
-    table = capsys.readouterr().out.split("plans that none other beats in both time and memory:")[1]
+    table = capsys.readouterr().out.split("plans that no other beats in both time and memory:")[1]
     assert all(report.milliseconds(row["step_seconds"]) in table for row in front)
     assert table.split("\n")[1].split()[:3] == ["plan", "step", "arena"]
     assert all(memory_of(max(row["arena_bytes"])) in table for row in front)

@@ -1,4 +1,4 @@
-"""Front: what plans take and need, time across and memory up; those that none other beats in both are joined.
+"""Front: what plans take and need, time across and memory up; those that no other beats in both are joined.
 
 It does not know what plans these are.
 """

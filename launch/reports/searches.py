@@ -27,7 +27,7 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
     if facts["bound_seconds"] is not None:
         out.say(_bound_words(facts))
     if facts.get("front"):
-        out.say("\nplans that none other beats in both time and memory:")
+        out.say("\nplans that no other beats in both time and memory:")
         # Of a plan of the front it is known what its fullest arena takes.
         rows = [row | {"live_bytes": max(row["arena_bytes"])} for row in facts["front"]]
         named = {row.get("file", f"{n}"): row for n, row in enumerate(rows, 1)}
