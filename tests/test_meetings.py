@@ -54,6 +54,12 @@ def known(graph, timeline):
     return snapshot_of(HERE, [Measured(graph.cost_keys[c], lasted[t]) for t, c in enumerate(graph.cost)])
 
 
+def taught(snapshot, *measured, machine=MACHINE, before=Snapshot(HERE)):
+    """The snapshot with what the meetings of these take, each a graph and its steps."""
+    lessons = [meetings.lesson(graph, timelines) for graph, timelines in measured]
+    return meetings.learn(snapshot, before, machine, [one for one in lessons if one is not None])
+
+
 def predicted(graph, snapshot):
     return simulate(*CostModel(MACHINE, snapshot).by_kind(graph), MACHINE.engines).seconds
 
@@ -61,7 +67,7 @@ def predicted(graph, snapshot):
 @given(rounds, st.integers(0, 10**6))
 def test_what_meetings_take_is_found(lasts, besides):
     graph, timeline = step(lasts, besides)
-    learned = meetings.learn(known(graph, timeline), MACHINE, graph, [timeline])
+    learned = taught(known(graph, timeline), (graph, [timeline]))
     assert learned.meeting_seconds == pytest.approx(besides * 1e-9, abs=2e-7)
     assert learned.num_meetings == len(lasts)
     assert predicted(graph, learned) == pytest.approx(timeline.seconds, abs=1e-6 * len(lasts))
@@ -78,7 +84,7 @@ def test_where_tasks_make_a_step_as_long_as_it_is_nothing_is_learned(data):
     timeline = simulate(graph, lasts, machine.engines).timeline
     rows = [Measured(key, ps / PICOSECONDS) for key, ps in zip(keys, lasts.tolist(), strict=True)]
     snapshot = snapshot_of(HERE, rows)
-    learned = meetings.learn(snapshot, machine, graph, [timeline])
+    learned = taught(snapshot, (graph, [timeline]), machine=machine)
     assert learned.meeting_seconds == 0 and learned.rows == snapshot.rows
     assert learned.num_meetings == sum(bool(keys[cost].link) for cost in graph.cost.tolist())
 
@@ -93,32 +99,49 @@ def test_chance_where_processors_meet_is_learned_from_steps():
     took = np.median([timeline.seconds for timeline in timelines])
     without = spans.learn(Snapshot(HERE), graph, timelines)
     assert predicted(graph, without) < 0.9 * took
-    assert predicted(graph, meetings.learn(without, MACHINE, graph, timelines)) == pytest.approx(took, rel=1e-3)
+    assert predicted(graph, taught(without, (graph, timelines))) == pytest.approx(took, rel=1e-3)
 
 
-def test_all_transfers_that_were_learned_from_count_alike():
+def test_plans_say_together_what_meetings_take_and_as_many_as_there_were_count():
+    """Each by how far it is off, whatever its length and in whatever order; what was known before counts by number."""
     few, many = step([(5, 9, 2)] * 2, 70_000), step([(7, 8, 3)] * 6, 10_000)
-    snapshot = known(*few)
-    for graph, timeline in (few, many):
-        met = {"meeting_seconds": snapshot.meeting_seconds, "num_meetings": snapshot.num_meetings}
-        snapshot = meetings.learn(structs.replace(known(graph, timeline), **met), MACHINE, graph, [timeline])
-    assert snapshot.meeting_seconds == pytest.approx((2 * 70e-6 + 6 * 10e-6) / 8, abs=1e-7)
+    snapshot = snapshot_of(HERE, {row.key: row for each in (few, many) for row in known(*each).rows}.values())
+    lessons = [(graph, [timeline]) for graph, timeline in (few, many)]
+    both = taught(snapshot, *lessons)
+    assert both == taught(snapshot, *reversed(lessons)) and both.num_meetings == 8
+    alone = [taught(snapshot, each).meeting_seconds for each in lessons]
+    assert alone == pytest.approx([70e-6, 10e-6], abs=2e-7)
+    # times as much too long as the other is too short
+    assert both.meeting_seconds == pytest.approx((alone[0] * alone[1]) ** 0.5, rel=0.01)
+    before = Snapshot(HERE, meeting_seconds=both.meeting_seconds + 8e-5, num_meetings=24)
+    anew = taught(snapshot, *lessons, before=before)
+    assert anew.meeting_seconds == pytest.approx(both.meeting_seconds + 6e-5) and anew.num_meetings == 32
     # What was seen long ago counts no more than what may be remembered.
-    old = structs.replace(snapshot, meeting_seconds=1.0, num_meetings=10**9)
-    anew = meetings.learn(old, MACHINE, graph, [timeline])
-    assert anew.num_meetings == meetings.REMEMBERED + 6 and anew.meeting_seconds < 1
+    old = structs.replace(before, meeting_seconds=1.0, num_meetings=10**9)
+    last = taught(snapshot, *lessons, before=old)
+    assert last.num_meetings == meetings.REMEMBERED + 8 and last.meeting_seconds < 1
+
+
+@given(rounds, st.integers(0, 10**6), st.floats(0, DELAYED))
+def test_for_how_long_a_rank_waited_for_its_core_is_no_meetings(lasts, besides, share):
+    """Of long steps on a busy host it is more than all meetings: other plans have many more of these."""
+    graph, timeline = step(lasts, besides)
+    waited = int(share / (1 - share) * timeline.end.max())
+    late = replace(timeline, start=timeline.start + waited, end=timeline.end + waited, delayed=waited)
+    learned, wanted = (taught(known(graph, timeline), (graph, [each])) for each in (late, timeline))
+    assert learned.meeting_seconds == pytest.approx(wanted.meeting_seconds, abs=2e-7)
 
 
 def test_of_steps_without_transfers_and_of_those_that_were_held_up_nothing_is_learned():
     graph, timeline = step([(5, 9, 2)], 70_000)
     snapshot = structs.replace(known(graph, timeline), meeting_seconds=1e-5, num_meetings=3)
     held = Timeline(timeline.task, timeline.start, timeline.end, int(2 * DELAYED * timeline.end.max()))
-    assert meetings.learn(snapshot, MACHINE, graph, [held]) == snapshot
+    assert taught(snapshot, (graph, [held])) == snapshot
     alone = Draft(1)
     alone.task([(0, Lane.COMPUTE)])
     took = Timeline(np.arange(1), np.zeros(1, np.int64), np.full(1, 10**9))
-    assert meetings.learn(snapshot, MACHINE, alone.graph(), [took]) == snapshot
+    assert taught(snapshot, (alone.graph(), [took])) == snapshot
     # A step may take less than its tasks make it.
     short = step([(5, 9, 2)], 0)[1]
     slow = snapshot_of(HERE, [Measured(row.key, 2 * row.seconds) for row in snapshot.rows])
-    assert meetings.learn(slow, MACHINE, graph, [short]).meeting_seconds == 0
+    assert taught(slow, (graph, [short])).meeting_seconds == 0

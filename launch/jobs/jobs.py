@@ -32,6 +32,7 @@ from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.searching.rewriting import least_work
 from castile.planner.simulation import meetings
+from castile.planner.simulation.meetings import Lesson
 from castile.planner.step.recompute import Recomputation
 from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
@@ -64,8 +65,12 @@ class Job:
     ways: tuple[Way, ...] = ()
     travel: str = ""
     procs: tuple[int, ...] = field(init=False)
+    # Of each time that steps were measured, on rank 0; and what was known before.
+    _lessons: list[Lesson] = field(default_factory=list, init=False)
+    _known: Snapshot = field(init=False)
 
     def __post_init__(self) -> None:
+        self._known = self.snapshot
         ranks = rank_of(self.machine.num_procs, self.comm.size)
         self.procs = tuple(p for p, rank in enumerate(ranks) if rank == self.comm.rank)
 
@@ -179,7 +184,9 @@ class Job:
 
         def learned() -> Snapshot:
             spans = learn(self.snapshot, prepared.tasks, list(steps))
-            return meetings.learn(spans, self.machine, prepared.tasks, steps)
+            lesson = meetings.lesson(prepared.tasks, steps)
+            self._lessons += [lesson] if lesson is not None else []
+            return meetings.learn(spans, self._known, self.machine, self._lessons)
 
         self.snapshot = snapshots.from_json(self.agree(lambda: snapshots.to_json(learned())))
 

@@ -10,18 +10,25 @@ import contextlib
 import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from time import perf_counter
 
 import numpy as np
 
 from castile.launch.jobs.execution import Execution, Feed, Prepared, feed_from
 from castile.launch.jobs.jobs import Job
+from castile.planner.costs.learn import DELAYED
 from castile.planner.strategy import Strategy
-from castile.runtime import rng
+from castile.runtime import cores, rng
 from castile.runtime.garbage import set_aside
 from castile.runtime.region import whole
 from castile.runtime.timeline import Timeline
 
-WARM_UP = 2
+# Before steps are timed so many are run, and for so long: the first 30 or so of a quick step take up to a fifth longer.
+WARM_UP, WARM_UP_SECONDS = 2, 0.05
+# They go on while something holds ranks up, but not longer: after a search, in which one works and the others wait, the
+# system may have two on one core, and takes up to 0.2 s to see that.
+MOST_WARM_UP_SECONDS = 0.25
 
 
 def sample_feed(job: Job, seed: int = 0) -> Feed:
@@ -121,8 +128,7 @@ def _take_turns(job: Job, trials: Sequence[Trial], feed: Feed, rate: float, roun
     for t in trials:
         executions.append(job.execute(t.prepared, t.seed))
         executions[-1].feed(feed, rate)
-        for _ in range(WARM_UP):
-            executions[-1].runner.run()
+    _warm_up(job, executions)
     for _ in range(rounds):
         job.comm.align_clocks()
         for t, execution in zip(trials, executions, strict=True):
@@ -132,3 +138,24 @@ def _take_turns(job: Job, trials: Sequence[Trial], feed: Feed, rate: float, roun
             timeline = job.gather(execution.step())
             if timeline is not None:
                 t.steps.append(timeline)
+
+
+def _warm_up(job: Job, executions: Sequence[Execution]) -> None:
+    """Run steps, in turns, until they take what those after them will."""
+    begun = perf_counter()
+    for number in count(1):
+        since, delayed_ns = perf_counter(), cores.delayed_ns()
+        for execution in executions:
+            execution.runner.run()
+        lasted = perf_counter() - since
+        share = 0.0 if job.comm.crowded else (cores.delayed_ns() - delayed_ns) / 1e9 / lasted
+        if _are_warm(job, perf_counter() - begun, share) and number >= WARM_UP:
+            return
+
+
+def _are_warm(job: Job, elapsed: float, delayed: float) -> bool:
+    """Whether after so many seconds all is as it will be, where this rank waited for a core for that share of a round;
+    the same on all ranks."""
+    least = WARM_UP_SECONDS if delayed <= DELAYED else MOST_WARM_UP_SECONDS
+    told = job.comm.gather_bytes(str(elapsed - least).encode())
+    return job.agree(lambda: b"over" if min(map(float, told or [])) >= 0 else b"") == b"over"

@@ -21,7 +21,7 @@ from castile.launch.reports import report, throughput
 from castile.launch.reports.report import milliseconds as ms
 from castile.launch.training.evaluate import HeldOut
 from castile.planner.cost import CostModel
-from castile.planner.costs.learn import held_up
+from castile.planner.costs.learn import held_up, undisturbed
 from castile.runtime import debug
 from castile.runtime.memory import written
 from castile.runtime.timeline import Timeline
@@ -246,7 +246,7 @@ def facts(job: Job, chosen: Chosen, progress: Progress, first_step: int, run: di
 
 def _predictions(job: Job, chosen: Chosen, progress: Progress) -> dict[str, Any]:
     """What a step took, beside what was said before and after learning."""
-    measured = float(np.median([s.seconds for s in progress.sampled]))
+    measured = undisturbed(progress.sampled)
     before = simulated(chosen.prepared, CostModel(job.machine))
     after = chosen.prepared.simulated.seconds
     return {
@@ -279,8 +279,9 @@ def text(facts: dict[str, Any]) -> str:
     if facts.get("num_held_up"):
         measured, all_were = report.counted(facts["num_sampled"], "step"), facts["num_held_up"] == facts["num_sampled"]
         lines.append(
-            f"other programs held up {facts['num_held_up']} of {measured} that were measured task by task: transfers "
-            f"are learned from {'the quickest, where nothing else is known of them' if all_were else 'the others'}"
+            f"other programs held up {facts['num_held_up']} of {measured} that were measured task by task: errors are "
+            f"of {'the quickest, and transfers' if all_were else 'the others, and transfers are learned from them'}"
+            f"{' are learned from it where nothing else is known of them' if all_were else ''}"
         )
     if facts["num_steps"]:
         lines.append(f"steps waited {ms(facts['waited_seconds'])} for samples in all")

@@ -5,6 +5,8 @@ It does not know how the timelines were made, nor what is predicted from the sna
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
@@ -49,6 +51,13 @@ def learn(snapshot: Snapshot, graph: TaskGraph, timelines: list[Timeline]) -> Sn
 def held_up(timeline: Timeline) -> bool:
     """Whether other programs had the cores for so much of a step that it says nothing of transfers."""
     return timeline.delayed > DELAYED * timeline.seconds * PICOSECONDS
+
+
+def undisturbed(timelines: Sequence[Timeline]) -> float:
+    """The seconds of a step that other programs do not hold up: the median of those that they did not, less for how
+    long a rank waited for a core in it; where they held up all, the quickest, as what holds up only adds."""
+    free = [t.seconds - t.delayed / PICOSECONDS for t in timelines if not held_up(t)]
+    return float(np.median(free)) if free else min(t.seconds for t in timelines)
 
 
 def _seconds_per_key(graph: TaskGraph, timeline: Timeline) -> np.ndarray:

@@ -8,12 +8,13 @@ tasks compute.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from castile.planner.cost import CostModel
-from castile.planner.costs.learn import held_up
+from castile.planner.costs.learn import held_up, undisturbed
 from castile.planner.costs.snapshot import Snapshot
 from castile.planner.simulate import simulate
 from castile.runtime.machine import Machine
@@ -24,37 +25,59 @@ from castile.runtime.timeline import PICOSECONDS, Timeline
 REMEMBERED = 30_000
 
 
-def learn(snapshot: Snapshot, machine: Machine, graph: TaskGraph, timelines: Sequence[Timeline]) -> Snapshot:
-    """The snapshot, which has learned what the tasks of these steps take, with what their meetings take besides.
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What steps of one graph took that others did not hold up, and how many transfers they had all together."""
 
-    That with which the simulated step takes as long as the median of those measured, averaged over all transfers that
-    were learned from; at least nothing. Steps that other programs held up say nothing of it.
+    graph: TaskGraph
+    seconds: float
+    num_meetings: int
+
+
+def lesson(graph: TaskGraph, timelines: Sequence[Timeline]) -> Lesson | None:
+    """What these steps say of meetings; None without transfers, and where other programs held up all of them."""
+    free = [timeline for timeline in timelines if not held_up(timeline)]
+    count = len(free) * int(_is_transfer(graph)[graph.cost].sum())
+    return Lesson(graph, undisturbed(free), count) if count else None
+
+
+def learn(snapshot: Snapshot, before: Snapshot, machine: Machine, lessons: Sequence[Lesson]) -> Snapshot:
+    """The snapshot, which has learned what the tasks of these lessons take, with what their meetings take besides.
+
+    That with which the simulated steps are nearest to those measured, by least squares of their ratios' logarithms, at
+    least nothing; averaged over all transfers with what was known before these lessons.
     """
-    measured = [timeline.seconds for timeline in timelines if not held_up(timeline)]
-    count = len(measured) * int(_is_transfer(graph)[graph.cost].sum())
     # Prices take longer to find than to see that nothing is learned.
-    if not count:
+    if not lessons:
         return snapshot
-    seconds = _seconds(snapshot, machine, graph, float(np.median(measured)))
-    known = min(snapshot.num_meetings, REMEMBERED)
-    mean = (snapshot.meeting_seconds * known + seconds * count) / (known + count)
-    return msgspec.structs.replace(snapshot, meeting_seconds=mean, num_meetings=known + count)
+    seconds, number = _seconds(snapshot, machine, lessons), sum(one.num_meetings for one in lessons)
+    known = min(before.num_meetings, REMEMBERED)
+    mean = (before.meeting_seconds * known + seconds * number) / (known + number)
+    return msgspec.structs.replace(snapshot, meeting_seconds=mean, num_meetings=known + number)
 
 
-def _seconds(snapshot: Snapshot, machine: Machine, graph: TaskGraph, measured: float) -> float:
-    """What each transfer takes besides where the step takes as long as was measured."""
+def _seconds(snapshot: Snapshot, machine: Machine, lessons: Sequence[Lesson]) -> float:
+    """What each transfer takes besides where steps take as long as was measured."""
     # slow to import
-    from scipy.optimize import brentq
+    from scipy.optimize import minimize_scalar
 
-    without = msgspec.structs.replace(snapshot, meeting_seconds=0.0)
-    priced, durations = CostModel(machine, without).by_kind(graph)
-    is_transfer = _is_transfer(priced)
+    cost = CostModel(machine, msgspec.structs.replace(snapshot, meeting_seconds=0.0))
+    priced = [cost.by_kind(one.graph) for one in lessons]
+    measured = np.array([one.seconds for one in lessons])
 
-    def longer(besides: float) -> float:
-        more = round(besides * PICOSECONDS) * is_transfer
-        return simulate(priced, durations + more, machine.engines).seconds - measured
+    def simulated(besides: float) -> np.ndarray:
+        more = round(besides * PICOSECONDS)
+        steps = (simulate(graph, each + more * _is_transfer(graph), machine.engines) for graph, each in priced)
+        return np.array([step.seconds for step in steps])
 
-    return float(brentq(longer, 0.0, measured, xtol=1e-7)) if longer(0.0) < 0 else 0.0
+    def error(besides: float) -> float:
+        return float((np.log(simulated(besides) / measured) ** 2).sum())
+
+    most = float((measured - simulated(0.0)).max())
+    if most <= 0:
+        return 0.0
+    found = minimize_scalar(error, bounds=(0.0, most), method="bounded", options={"xatol": 1e-7})
+    return float(found.x) if found.fun < error(0.0) else 0.0
 
 
 def _is_transfer(graph: TaskGraph) -> np.ndarray:
