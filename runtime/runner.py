@@ -211,9 +211,9 @@ class Runner:
         where = f", task {tasks[0].name}" if tasks else ""
         return Waits(others, f"step {self.num_steps}{where}")
 
-    def step(self, meanwhile: Callable[[], object] | None = None) -> Timeline:
+    def step(self) -> Timeline:
         """Runs one step, as `run`, and tells when each of this rank's tasks ran."""
-        self.run(True, meanwhile)
+        self.run(True)
         return self.timeline()
 
     def timeline(self) -> Timeline:

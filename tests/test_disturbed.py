@@ -79,6 +79,12 @@ def test_a_run_tells_how_many_of_its_steps_were_held_up(drawn) -> None:
         )  # fmt: skip
     count = sum(share > DELAYED for _, share in drawn)
     assert (found["num_held_up"], found["num_sampled"]) == (count, len(drawn))
+    # told is what a step takes that nobody holds up, and errors are errors of that
+    lasted = [(sum(each), share) for each, share in drawn]
+    free = [all_of_it * (1 - share) for all_of_it, share in lasted if share <= DELAYED]
+    wanted = np.median(free) if free else min(all_of_it for all_of_it, _ in lasted)
+    assert found["measured_step_seconds"] == pytest.approx(wanted / 1e12)
+    assert found["error_after_learning"] == pytest.approx(abs(1e12 / wanted - 1))
     rest = {"remarks": [], "num_steps": 1, "first_step": 0, "waited_seconds": 0, "stopped_by": "", "files": {}}
     text = telling.text({**found, **rest, "total_seconds": 1.0})
     assert ("held up" in text) == (count > 0)

@@ -1,5 +1,7 @@
 """Choosing a plan where it is run: what is measured, and which plan is taken."""
 
+from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -17,13 +19,16 @@ from tests.strategies import SGD
 LOWERING = Lowering(models.parse("mlp:width=32").graph(64), machines.parse("dgx-h100:nodes=1"), SGD)
 
 
-def chosen(name, monkeypatch):
-    """What is chosen, and the plans that are measured, where they take as long as they are simulated to."""
-    measured = []
+def chosen(name, monkeypatch, slower=lambda turn: 1):
+    """What is chosen, and the plans that are measured, where they take as long as they are simulated to, or so many
+    times as long in a turn."""
+    measured, turns = [], count()
 
     def measure(job, trials, *others):
+        factor = slower(next(turns))
         for t in trials:
-            t.steps.append(t.prepared.simulated.timeline)
+            took = t.prepared.simulated.timeline
+            t.steps.append(replace(took, start=factor * took.start, end=factor * took.end))
             measured.append(t.plan)
 
     cost = CostModel(LOWERING.machine)
@@ -50,3 +55,17 @@ def test_a_search_measures_all_known_plans(monkeypatch):
     every = seeds(LOWERING)
     assert [plan.configs for plan in measured[: len(every)]] == [plan.configs for plan in every.values()]
     assert not found.asked_for
+
+
+def test_a_plan_that_was_found_is_held_against_the_best_as_both_are_then(monkeypatch):
+    """It is measured while the host is slower than it was: the best until then is, too."""
+    every = {plan.configs["fc1"].procs: plan for plan in seeds(LOWERING).values()}
+    plans = sorted(
+        every.values(), key=lambda plan: prepare(LOWERING, plan, CostModel(LOWERING.machine)).simulated.seconds
+    )
+    found_later, best, worst = plans[0], plans[1], plans[-1]
+    monkeypatch.setattr(explore, "known", lambda *_: {"worst": worst, "best": best})
+    monkeypatch.setattr(explore, "searched", lambda *_: SimpleNamespace(strategy=found_later, num_proposals=1))
+    found, measured = chosen("random", monkeypatch, lambda turn: 1 if turn == 0 else 100)
+    assert measured == [worst, best, best, found_later]
+    assert found.plan.configs == found_later.configs

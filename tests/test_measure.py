@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from castile.launch.measuring import measure
+from castile.planner.costs.learn import DELAYED
+from castile.runtime.comm.local import LocalWorld
 from castile.runtime.garbage import is_frozen, set_aside
 
 
@@ -82,3 +84,28 @@ def test_plans_take_turns_as_far_as_memory_holds_them_together(backend, room, wa
     monkeypatch.setattr(measure, "_take_turns", lambda job, those, *_: taken.append([t.name for t in those]))
     measure.measure(job(room, backend), trials, lambda *_: None, 0.0, 1)
     assert taken == wanted
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize(("seconds", "held_up_for"), [(0.004, 0.0), (0.004, 0.1), (0.004, 9.0), (1.0, 0.0), (1.0, 9.0)])
+def test_steps_are_warm_and_nothing_holds_them_up_before_they_are_timed(seconds, held_up_for, crowded, monkeypatch):
+    """But not for long, where other programs will go on; on too few cores that is how steps are."""
+    clock = SimpleNamespace(now=0.0, delayed=0)
+    steps = []
+
+    def run() -> None:
+        steps.append(clock.now)
+        clock.delayed += int(2e9 * DELAYED * seconds * (clock.now < held_up_for))
+        clock.now += seconds
+
+    monkeypatch.setattr(measure, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(measure.cores, "delayed_ns", lambda: clock.delayed)
+    comm = LocalWorld(1).communicators[0]
+    comm.crowded = crowded
+    both = [SimpleNamespace(runner=SimpleNamespace(run=run))] * 2
+    measure._warm_up(SimpleNamespace(comm=comm, agree=lambda make: make()), both)
+    waits = 0.0 if crowded else held_up_for
+    least = min(max(measure.WARM_UP_SECONDS, waits), measure.MOST_WARM_UP_SECONDS)
+    # a round is what both take
+    assert len(steps) >= 2 * measure.WARM_UP
+    assert least <= clock.now <= max(least + 4 * seconds, 2 * measure.WARM_UP * seconds)

@@ -23,6 +23,7 @@ from tests.prices import HERE
 # As this host: kernels have an engine, and transfers another.
 MACHINE = Machine("m", (Processor("cpu", 5e10, 1e10, 2**30),) * 2, (Level("host", 2, 1e-5, 8e9),), (0, 1, 1, 1, 1))
 
+NOTHING = Snapshot(HERE)
 nanoseconds = st.integers(1, 10**6)
 rounds = st.lists(st.tuples(nanoseconds, nanoseconds, st.integers(1, 10**4)), min_size=1, max_size=6)
 
@@ -54,7 +55,7 @@ def known(graph, timeline):
     return snapshot_of(HERE, [Measured(graph.cost_keys[c], lasted[t]) for t, c in enumerate(graph.cost)])
 
 
-def taught(snapshot, *measured, machine=MACHINE, before=Snapshot(HERE)):
+def taught(snapshot, *measured, machine=MACHINE, before=NOTHING):
     """The snapshot with what the meetings of these take, each a graph and its steps."""
     lessons = [meetings.lesson(graph, timelines) for graph, timelines in measured]
     return meetings.learn(snapshot, before, machine, [one for one in lessons if one is not None])

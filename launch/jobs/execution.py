@@ -189,14 +189,19 @@ class Execution:
             # drawn only where it is wanted, as that takes longer than to fill in all others
             fill(rng.number(self.seed, name, step) if name == "noise" else scalars[name])
 
-    def run(self, meanwhile: Callable[[], object] | None = None) -> None:
-        """Run one step, untimed. `meanwhile` is called while it runs; it may feed the next one where the runner
-        `feeds_ahead`."""
-        self.runner.run(meanwhile=meanwhile)
+    def run(self, meanwhile: Callable[[], object] | None = None, timed: bool = False) -> None:
+        """Run one step, `timed` where its `timeline` will be asked for. `meanwhile` is called while it runs; it may
+        feed the next one where the runner `feeds_ahead`."""
+        self.runner.run(timed, meanwhile)
 
-    def step(self, meanwhile: Callable[[], object] | None = None) -> Timeline:
-        """Run one step as `run` does; returns when each of this rank's tasks ran."""
-        return self.runner.step(meanwhile)
+    def timeline(self) -> Timeline:
+        """When each of this rank's tasks ran in the last step, which was timed."""
+        return self.runner.timeline()
+
+    def step(self) -> Timeline:
+        """Run one step; returns when each of this rank's tasks ran."""
+        self.run(timed=True)
+        return self.timeline()
 
     def output(self, region: str) -> np.ndarray | None:
         """The whole of an output after the last step; None on ranks that do not hold it."""

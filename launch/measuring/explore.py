@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from castile.launch.jobs.execution import Feed, Prepared
 from castile.launch.jobs.jobs import Job
@@ -138,7 +139,7 @@ def choose(
         job.lowering = job.lowering.remade(microbatches=fitting.microbatches, recompute=fitting.recompute)
         plans = known(job, asked_for)
         trials = _fitting(job, plans | {"found to fit": fitting}, seed)
-    _measure(job, trials, feed, rate)
+    best = _fastest(job, trials, _measure(job, trials, feed, rate))
     for turn in range(MOST_TURNS):
         if not asked_for:
             progress(f"searching ({name}, {budget}{' proposals' * budget.isdigit()})")
@@ -147,9 +148,10 @@ def choose(
             break
         progress("measuring the plan that was found")
         trials.append(trial(job, f"{name} {turn + 1}", plan, seed))
-        _measure(job, trials[-1:], feed, rate)
-    best = job.agree(lambda: min(trials, key=lambda t: t.seconds).name.encode()).decode()
-    taken = next(t.plan for t in trials if t.name == best)
+        # of what disturbs the host now both have their part, and the best had chance on its side before
+        both = [best, trials[-1]]
+        best = _fastest(job, both, _measure(job, both, feed, rate))
+    taken = best.plan
     prepared = job.prepare(taken)
     candidates = tuple(_candidate(job, t, untaught) for t in trials) if job.leads else ()
     same = (label for label, plan in plans.items() if plan.configs == taken.configs)
@@ -198,11 +200,19 @@ def searched(
     return settled(evaluator, found, is_over=is_settled)
 
 
-def _measure(job: Job, trials: list[Trial], feed: Feed, rate: float) -> None:
-    """Measure these plans, in turns, and learn from their steps."""
+def _measure(job: Job, trials: list[Trial], feed: Feed, rate: float) -> list[float]:
+    """Measure these plans, in turns, and learn from their steps; the median seconds of each, on rank 0."""
+    before = [len(t.steps) for t in trials]
     measure(job, trials, feed, rate, _rounds(trials))
-    for t in trials:
-        job.learn(t.prepared, t.steps)
+    steps = [t.steps[number:] for t, number in zip(trials, before, strict=True)]
+    for t, each in zip(trials, steps, strict=True):
+        job.learn(t.prepared, each)
+    return [float(np.median([step.seconds for step in each])) for each in steps if each]
+
+
+def _fastest(job: Job, trials: list[Trial], seconds: list[float]) -> Trial:
+    """The one that took least, as rank 0 knows."""
+    return trials[int(job.agree(lambda: str(int(np.argmin(seconds))).encode()))]
 
 
 def _predicted(job: Job, plan: Strategy, prepared: Prepared) -> Strategy:

@@ -159,12 +159,10 @@ class Training:
         more = ahead and step + 1 < self.course.num_steps
         self._is_ahead = more and self._may_be_followed(step)
         meanwhile = partial(self._begin_next, step + 1, feeder) if more else None
-        timeline = None
-        if is_sampled:
-            timeline = execution.step(meanwhile)
-        else:
-            execution.run(meanwhile)
+        execution.run(meanwhile, is_sampled)
         self._ended_at = done = time.perf_counter()
+        # what is made of the times of tasks is no part of the step
+        timeline = execution.timeline() if is_sampled else None
         loss = execution.output(self.job.graph.loss)
         lost, pace = feeder.waited_seconds - waited, self.job.graph.batch / (done - begun)
         progress.add(float(loss) if loss is not None else math.nan, done - ready, lost, pace)
