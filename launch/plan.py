@@ -248,7 +248,7 @@ def _compare(command: Plan, tried: list[tuple[dict[str, Any], Outputs]]) -> int:
 
 
 def _trace(path: str, evaluator: Evaluator, plan: Strategy) -> None:
-    seen = evaluator.drawn(plan)
+    seen = evaluator.see(plan)
     trace.write(path, seen.folded.placed(seen.tasks), {"simulated": seen.simulated.timeline})
 
 

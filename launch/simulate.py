@@ -23,14 +23,16 @@ from castile.launch.reports import report, throughput, trace
 from castile.launch.typed import files, options
 from castile.launch.typed.files import Outputs
 from castile.planner import strategy as strategies
+from castile.planner.cost import CostModel
+from castile.planner.evaluation.fullest import Fullest, Owners
 from castile.planner.evaluation.moved import moved_bytes
 from castile.planner.evaluation.seen import Seen
 from castile.planner.known.seeds import seeds
 from castile.planner.searching.settling import sized
 from castile.planner.strategy import Strategy
 from castile.runtime import memory
-from castile.runtime.task import NUM_LANES, CostKey, Kind, TaskGraph
-from castile.runtime.timeline import PICOSECONDS, Timeline
+from castile.runtime.task import NUM_LANES, CostKey, Kind
+from castile.runtime.timeline import PICOSECONDS
 
 BASE = "data_parallel"
 # By so much shares that add to one may be told as more.
@@ -134,8 +136,7 @@ def _facts(model: str, plan: str, desk: Desk, seen: Seen) -> dict[str, Any]:
     """Every figure. Raises ValueError, naming the largest owners, where the plan does not fit into memory."""
     peak_bytes, tasks, step = desk.evaluator.packed(seen), seen.tasks, seen.seconds
     capacity = desk.evaluator.capacity.tolist()
-    working = worked_seconds(tasks, seen.timeline)
-    owners = memory.largest(tasks, seen.simulated.timeline, range(tasks.num_procs))
+    owners, working = looked_through(seen, desk.evaluator.cost)
     params = {param.name for param in desk.evaluator.lowering.graph.params}
     procs = [
         {
@@ -191,19 +192,13 @@ def flops(seen: Seen) -> float:
     return float((each * seen.count)[tasks.kind == Kind.COMPUTE].sum())
 
 
-def worked_seconds(tasks: TaskGraph, timeline: Timeline) -> np.ndarray:
-    """float64[P]: for how long at least one lane of each processor is at work."""
-    task = np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.lane_ptr))
-    proc = tasks.lanes // NUM_LANES
-    total = np.zeros(tasks.num_procs)
-    for p in range(tasks.num_procs):
-        mine = task[proc == p]
-        mine = mine[np.argsort(timeline.start[mine], kind="stable")]
-        start, end = timeline.start[mine], timeline.end[mine]
-        # What earlier spans cover already counts once.
-        covered = np.concatenate([[0], np.maximum.accumulate(end)[:-1]]) if len(end) else end
-        total[p] = np.maximum(0, end - np.maximum(start, covered)).sum() / PICOSECONDS
-    return total
+def looked_through(seen: Seen, cost: CostModel) -> tuple[list[Owners], np.ndarray]:
+    """Of each processor of `seen.tasks` who owns what when most lives there, and float64[C], for how many seconds at
+    least one of its lanes is at work.
+    """
+    fullest, ledger = Fullest(seen), seen.ledger(np.zeros(seen.tasks.num_tasks, np.int64), 1)
+    seen.watched(cost, fullest.enter, ledger.enter)
+    return fullest.owners, ledger.spent[:, 0] / PICOSECONDS
 
 
 def kinds(seen: Seen, working: np.ndarray) -> list[dict[str, Any]]:
@@ -213,17 +208,17 @@ def kinds(seen: Seen, working: np.ndarray) -> list[dict[str, Any]]:
     """
     tasks = seen.tasks
     owner = np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.lane_ptr))
-    lasts = seen.timeline.durations() / PICOSECONDS
     computes, num_keys = tasks.kind == Kind.COMPUTE, len(tasks.cost_keys)
     alike = tasks.cost + num_keys * computes
     num_tasks = np.bincount(alike, seen.count, 2 * num_keys)
-    seconds = np.bincount(alike[owner], lasts[owner] * seen.copies[tasks.lanes // NUM_LANES], 2 * num_keys)
+    picoseconds = np.bincount(alike[owner], seen.lasts[owner] * seen.copies[tasks.lanes // NUM_LANES], 2 * num_keys)
     found: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     for number in np.flatnonzero(num_tasks).tolist():
         entry = found[_kind(tasks.cost_keys[number % num_keys], number >= num_keys)]
         entry[0] += num_tasks[number]
-        entry[1] += seconds[number]
-    rows = sorted(found.items(), key=lambda item: -item[1][1])
+        entry[1] += picoseconds[number]
+    rows = [(what, [count, lasts / PICOSECONDS]) for what, (count, lasts) in found.items()]
+    rows.sort(key=lambda row: -row[1][1])
     whole = len(seen.role) * seen.seconds
     rows.append(("waiting", [0, whole - float(seen.copies @ working)]))
     return [

@@ -22,8 +22,7 @@ from castile.planner.lowering.rows import numbered, pointer
 from castile.planner.step.program import Program
 from castile.planner.strategy import Strategy
 from castile.runtime.levels import level_name
-from castile.runtime.task import NUM_LANES, Lane, TaskGraph
-from castile.runtime.timeline import Timeline
+from castile.runtime.task import NUM_LANES
 
 # What `program.of_micro` adds to a region of which microbatches hold pieces.
 _MICRO = re.compile(r"@\d+:\d+$")
@@ -134,7 +133,7 @@ def explain(evaluator: Evaluator, strategy: Strategy) -> Explanation:
     too many transfers to look at.
     """
     seen = evaluator.see(strategy)
-    return account(seen, label(seen, evaluator.cost), evaluator.lowering.machine.engines)
+    return account(seen, label(seen, evaluator.cost), evaluator.cost)
 
 
 def label(seen: Seen, cost: CostModel) -> Labels:
@@ -226,105 +225,22 @@ def edges(program: Program) -> dict[str, Edge]:
     return found
 
 
-def account(seen: Seen, labels: Labels, engines: Sequence[int]) -> Explanation:
-    """Account for a simulated step; engines[lane] are a machine's."""
-    of_task, tasks, timeline, copies = labels.of_task, seen.tasks, seen.timeline, seen.copies
-    num_causes = len(labels.causes)
-    durations = timeline.durations()
+def account(seen: Seen, labels: Labels, cost: CostModel) -> Explanation:
+    """Account for a simulated step."""
+    of_task, tasks, num_causes = labels.of_task, seen.tasks, len(labels.causes)
     moves = np.array([key_moves(key) for key in tasks.cost_keys], dtype=np.int64)
-    binding = _binding(tasks, timeline, engines)
-    spent, awaited = (np.zeros((tasks.num_procs, num_causes), np.int64) for _ in range(2))
-    makespan = int(timeline.end.max()) if tasks.num_tasks else 0
-    idle = np.full(tasks.num_procs, makespan)
     owner, proc_of = np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.lane_ptr)), tasks.lanes // NUM_LANES
-    by_proc = np.argsort(proc_of, kind="stable")
-    ends = np.cumsum(np.bincount(proc_of, minlength=tasks.num_procs))
-    for proc, slots in enumerate(np.split(by_proc, ends[:-1])):
-        mine = owner[slots]
-        if len(mine) == 0:
-            continue
-        share, gap = _shares(timeline.start[mine], timeline.end[mine], tasks.lanes[slots] % NUM_LANES == Lane.COMPUTE)
-        np.add.at(spent[proc], of_task[mine], share)
-        late = gap > 0
-        np.add.at(awaited[proc], of_task[binding[mine[late]]], gap[late])
-        idle[proc] -= timeline.end[mine].max()
-    chain = np.zeros(num_causes, np.int64)
-    links = np.array(_chain(tasks, timeline, binding), dtype=np.int64)
-    np.add.at(chain, of_task[links], durations[links])
 
     def per_cause(task: np.ndarray, of: np.ndarray) -> np.ndarray:
         total = np.zeros(num_causes, np.int64)
         np.add.at(total, of_task[task], of)
         return total
 
-    every = np.arange(tasks.num_tasks)
+    every, found = np.arange(tasks.num_tasks), seen.ledger(of_task, num_causes)
+    seen.watched(cost, found.enter)
     return Explanation(
-        labels, makespan, seen.role, per_cause(every, seen.count), per_cause(every, moves[tasks.cost] * seen.count),
-        per_cause(owner, durations[owner] * copies[proc_of]), spent, awaited, idle, chain,
+        labels, found.until, seen.role, per_cause(every, seen.count),
+        per_cause(every, moves[tasks.cost] * seen.count),
+        per_cause(owner, seen.lasts[owner] * seen.copies[proc_of]), found.spent, found.awaited,
+        found.until - found.done, found.chain,
     )  # fmt: skip
-
-
-def _shares(start: np.ndarray, end: np.ndarray, computes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What each task on one processor has of its time, and how long nothing ran there just before it began.
-
-    Tasks that compute have all of theirs; of what is left each moment belongs to the task that began first.
-    """
-    sequence = np.lexsort((~computes, start))
-    begin, done = start[sequence], end[sequence]
-    reach = np.concatenate([[0], np.maximum.accumulate(done)[:-1]])
-    gap = np.empty_like(start)
-    gap[sequence] = np.maximum(0, begin - reach)
-    share = end - start
-    kernels = sequence[computes[sequence]]
-    others = sequence[~computes[sequence]]
-    begin, done = start[others], end[others]
-    reach = np.concatenate([[0], np.maximum.accumulate(done)])[: len(others)]
-    begin = np.minimum(np.maximum(begin, reach), done)
-    computed = _covered(start[kernels], end[kernels])
-    share[others] = done - begin - (computed(done) - computed(begin))
-    return share, gap
-
-
-def _covered(begin, end):  # type: ignore[no-untyped-def]
-    """Of spans that do not overlap, in order: how much of the time before each of some moments they cover."""
-    before = pointer(end - begin)
-
-    def until(moments: np.ndarray) -> np.ndarray:
-        started = np.searchsorted(begin, moments, side="right")
-        inside = np.concatenate([[0], end])[started] - moments
-        return before[started] - np.maximum(0, inside)
-
-    return until
-
-
-def _binding(tasks: TaskGraph, timeline: Timeline, engines: Sequence[int]) -> np.ndarray:
-    """int64[T]: the task with whose end each begins, -1 for those that begin the step.
-
-    One that it needs, else the former one of an engine; of several the first in order.
-    """
-    owner = np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.lane_ptr))
-    engine = tasks.lanes // NUM_LANES * NUM_LANES + np.asarray(engines)[tasks.lanes % NUM_LANES]
-    served = np.lexsort((timeline.start[owner], engine))
-    one_engine = engine[served][1:] == engine[served][:-1]
-    after, before = owner[served][1:][one_engine], owner[served][:-1][one_engine]
-    needing = np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.need_ptr))
-    found = np.full(tasks.num_tasks, -1)
-    for later, former in ((after, before), (needing, tasks.needs)):
-        tight = timeline.end[former] == timeline.start[later]
-        later, former = later[tight], former[tight]
-        # Of equal ones the last that is written stays.
-        last_first = np.argsort(-tasks.order[former], kind="stable")
-        found[later[last_first]] = former[last_first]
-    assert ((found >= 0) == (timeline.start > 0)).all(), "a task begins though nothing ends"
-    return found
-
-
-def _chain(tasks: TaskGraph, timeline: Timeline, binding: np.ndarray) -> list[int]:
-    """The tasks of the longest chain, the last first."""
-    if tasks.num_tasks == 0:
-        return []
-    latest = np.flatnonzero(timeline.end == timeline.end.max())
-    links = [int(latest[np.argmin(tasks.order[latest])])]
-    while (former := int(binding[links[-1]])) >= 0:
-        links.append(former)
-    return links

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from castile.planner.searches import available, find
 from castile.planner.simulate import Simulated
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Level, Machine, Processor
-from castile.runtime.task import TaskGraph
+from castile.runtime.task import Lane, TaskGraph
 
 # Every search that looks for plans, and one that insists on a known plan.
 SEARCHES = (*available(), "megatron")
@@ -141,10 +143,10 @@ def proposed(name: str, same: Evaluator, budget: str) -> list[dict[str, Config]]
     return seen
 
 
-def all_seen(tasks: TaskGraph, simulated: Simulated) -> Seen:
+def all_seen(tasks: TaskGraph, simulated: Simulated, engines: Sequence[int] = tuple(Lane)) -> Seen:
     """A task graph of no plan that was simulated, all of it written out."""
     every, procs = np.arange(tasks.num_tasks), np.arange(tasks.num_procs)
     folded = Folded(tasks, procs, procs, every, every, np.ones_like(every), tuple)
-    lowering = Lowering(Graph("none", "float64"), machine(tasks.num_procs))
+    lowering = Lowering(Graph("none", "float64"), replace(machine(tasks.num_procs), engines=tuple(engines)))
     written = Written(lowering, folded, np.full(tasks.num_tasks, -1))
     return Seen(Strategy({}), written, tasks, simulated, folded.count, simulated.peak_bytes)

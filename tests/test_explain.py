@@ -42,7 +42,7 @@ def accounted(tasks, durations, engines):
     made = simulate(tasks, durations, engines, "plain")
     causes = tuple(Cause(f"task{t}", "F") for t in range(tasks.num_tasks))
     labels = Labels(causes, np.arange(tasks.num_tasks), {}, ({},) * tasks.num_tasks)
-    return account(all_seen(tasks, made), labels, engines), made
+    return account(seen := all_seen(tasks, made, engines), labels, CostModel(seen.lowering.machine)), made
 
 
 def check_sums(found) -> None:

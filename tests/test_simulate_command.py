@@ -11,6 +11,7 @@ from castile.launch import models, simulate
 from castile.launch.__main__ import main
 from castile.launch.reports import report, throughput
 from castile.planner import strategy as strategies
+from castile.planner.cost import CostModel
 from castile.planner.simulate import simulate as simulated
 from castile.planner.strategy import Strategy
 from castile.runtime.memory import written as memory_of
@@ -149,11 +150,12 @@ def test_waiting_is_what_no_lane_works():
     draft.task([(1, Lane.COMPUTE)], [a], cost=2)
     tasks = draft.graph()
     made = simulated(tasks, np.array([2, 3, 5]), tuple(Lane))
-    working = simulate.worked_seconds(tasks, made.timeline)
+    seen = all_seen(tasks, made)
+    _, working = simulate.looked_through(seen, CostModel(seen.lowering.machine))
     assert made.timeline.seconds * PICOSECONDS == 7
     # Processor 0 computes while it sends; processor 1 receives for 3, waits for 2, computes for 2.
     np.testing.assert_allclose(working * PICOSECONDS, [5, 5])
-    rows = {row["what"]: row for row in simulate.kinds(all_seen(tasks, made), working)}
+    rows = {row["what"]: row for row in simulate.kinds(seen, working)}
     assert rows["waiting"]["proc_seconds"] * PICOSECONDS == pytest.approx(4)
 
 

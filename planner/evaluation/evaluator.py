@@ -50,7 +50,6 @@ IRREGULAR = 4
 # Plans of more tasks take ten seconds each; of microbatches that are copied at most so many are made: three gigabytes.
 MOST_SMALL, MOST_TASKS = 2**21, 5 * 2**20
 MANY = "of its {} tasks no few say what all take: lay processors out alike, or use fewer microbatches"
-LONG = "of its {} tasks not all can be looked at: use fewer microbatches; plan --trace draws the first and the last"
 
 # A plan is taken instead of another where it is better by so much: else measuring would choose between equal ones.
 WORTH = 1e-3
@@ -157,14 +156,8 @@ class Evaluator:
         return seen.tasks, seen.count
 
     def see(self, strategy: Strategy) -> Seen:
-        """A plan's step to be looked at, as `drawn`. Raises ValueError where that is only a part of it."""
-        if (seen := self.drawn(strategy)).left:
-            raise TooManyTransfers(LONG.format(int(seen.count.sum())))
-        return seen
-
-    def drawn(self, strategy: Strategy) -> Seen:
-        """A plan's step: all of it; of a large machine, or in too many microbatches, that through which the plan is
-        evaluated, or its first and last microbatches where others cannot be written out. Raises as `evaluate` does.
+        """A plan's step to be looked at: all of it; of a large machine, or in too many microbatches, that through which
+        the plan is evaluated. Raises as `evaluate` does.
         """
         seen = self._written_out(strategy)
         return seen if seen.is_all or seen.is_long or len(seen.role) >= LARGE else self._seen_all(strategy)
@@ -267,7 +260,7 @@ class Evaluator:
         if rest:
             return None, rest
         each = seen.count * repeats.times(count, shown)[seen.number]
-        return self._with_lasting(replace(seen, count=each, cycle=cycle, times=times), count - shown), 0
+        return replace(seen, count=each, cycle=cycle, times=times).with_lasting, 0
 
     def _window(self, strategy: Strategy) -> int:
         """How many microbatches are written out where all are simulated: all, or a part of no more than half."""
@@ -279,7 +272,7 @@ class Evaluator:
         left = self._count(strategy) - self._window(strategy)
         written = self._written(self._window(strategy), strategy) if left else None
         seen = written and simulated_in_window(written, strategy, self.cost, left, most)
-        return seen and self._with_lasting(seen, left)
+        return seen and seen.with_lasting
 
     def _whole(self, strategy: Strategy, most: float = inf) -> Seen:
         """The same with all of them written out."""
@@ -301,7 +294,7 @@ class Evaluator:
                 self._unrolled = None
                 self._unrolled = plain, shown, unrolled(folded, program, strategy.ahead, shown, known)
             if (found := self._unrolled[2]) is not None:
-                return Written(lowering, found.folded, found.number, found.alike)
+                return Written(lowering, found.folded, found.number, found.alike, found.called)
         lowering, folding = self._shortened(strategy, shown)
         folded = self._folded(folding, strategy)
         return Written(lowering, folded, repeats.numbers(lowering.program(strategy), folded.graph))
@@ -325,15 +318,6 @@ class Evaluator:
         folded = Folding(self.lowering).whole(_unordered(strategy))
         number = repeats.numbers(self.lowering.program(strategy), folded.graph)
         return simulated(Written(self.lowering, folded, number), strategy, self.cost)
-
-    def _with_lasting(self, seen: Seen, left: int) -> Seen:
-        """With what so many microbatches hold all step long which are not written out."""
-        return replace(seen, peak_bytes=seen.peak_bytes + self._lasting(seen.lowering, seen.strategy, left))
-
-    def _lasting(self, lowering: Lowering, strategy: Strategy, left: int, alignment: int = 1) -> np.ndarray:
-        """int64[P]: bytes that so many microbatches hold all step long which are not written out."""
-        _, flows = lowering.instances(strategy)
-        return repeats.lasting(lowering.program(strategy), flows, lowering.machine.num_procs, left, alignment)
 
     def pack(self, strategy: Strategy) -> tuple[int, ...]:
         """The bytes of each processor's arena. Raises ValueError, naming the largest owners, where one is too long."""
@@ -364,10 +348,8 @@ class Evaluator:
 
     def _packing(self, seen: Seen, capacities: np.ndarray | float = np.inf) -> Packing:
         """Where all lies in the arenas of those processors that were seen, as far as these have room."""
-        reps, more = seen.folded.representative, np.zeros(seen.tasks.num_procs, np.int64)
-        if seen.is_short:
-            left = self._count(seen.strategy) - seen.num_microbatches
-            more += self._lasting(seen.lowering, seen.strategy, left, memory.ALIGNMENT)[reps]
+        reps = seen.folded.representative
+        more = sum(seen.lasting(memory.ALIGNMENT).values(), np.zeros(len(seen.role), np.int64))[reps]
         packing = memory.arenas(seen.tasks, seen.simulated.timeline, capacities - more)
         # What lives between those that are written out of a window lies where it is not seen.
         return replace(packing, peak_bytes=np.maximum(packing.peak_bytes + more, seen.peak_bytes[reps]))

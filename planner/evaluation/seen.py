@@ -5,7 +5,8 @@ It does not know how plans are lowered or folded, nor who asks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from typing import NamedTuple
@@ -17,10 +18,12 @@ from castile.planner.evaluation.folding import Folded, expand, timed
 from castile.planner.lower import Lowering
 from castile.planner.simulate import Simulated
 from castile.planner.simulation import ordering, repeats
+from castile.planner.simulation.ledger import Ledger
 from castile.planner.simulation.repeats import Cycle
-from castile.planner.simulation.window import Alike
+from castile.planner.simulation.window import Alike, Stretch, Watch, whole
 from castile.planner.strategy import Strategy
-from castile.runtime.task import NUM_LANES, Lane, TaskGraph
+from castile.runtime.memory import aligned
+from castile.runtime.task import NUM_LANES, Buffer, Lane, Task, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
 
 # Microbatches of more tasks than these all together take ten seconds and more to write out.
@@ -34,12 +37,21 @@ class Written(NamedTuple):
     folded      which processors their C stand for, and what they were before any came together
     number[T]   of which microbatch each task is, as `repeats.numbers` says
     alike       which are of microbatches that are alike; None where that is not known
+    called      what tasks and buffers are called where those stand so many microbatches later
     """
 
     lowering: Lowering
     folded: Folded
     number: np.ndarray
     alike: Alike | None = None
+    called: Callable[[int], tuple[Sequence[Task], Sequence[Buffer]]] | None = None
+
+    def later(self, by: int) -> TaskGraph:
+        """The tasks with what they are called where those that are alike stand so many microbatches later."""
+        if not by or self.called is None:
+            return self.folded.graph
+        tasks, buffers = self.called(by)
+        return replace(self.folded.graph, tasks=tasks, buffers=buffers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,10 +117,27 @@ class Seen:
         return self.timeline.seconds
 
     @property
+    def num_left(self) -> int:
+        """How many microbatches are not written out."""
+        return self.times * self.cycle.microbatches if self.cycle else self.left
+
+    @property
     def num_microbatches(self) -> int:
         """How many are written out."""
-        left = self.times * self.cycle.microbatches if self.cycle else self.left
-        return self.strategy.microbatches - left
+        return self.strategy.microbatches - self.num_left
+
+    def lasting(self, alignment: int = 1) -> dict[str, np.ndarray]:
+        """int64[P] by region, as `repeats.lasting` has it: what those hold all step long that are not written out."""
+        if not self.is_short:
+            return {}
+        lowering, (_, flows) = self.lowering, self.lowering.instances(self.strategy)
+        program, num_procs = lowering.program(self.strategy), lowering.machine.num_procs
+        return repeats.lasting(program, flows, num_procs, self.num_left, alignment)
+
+    @property
+    def with_lasting(self) -> Seen:
+        """The same with that on each processor."""
+        return replace(self, peak_bytes=sum(self.lasting().values(), self.peak_bytes))
 
     @property
     def role(self) -> np.ndarray:
@@ -121,14 +150,44 @@ class Seen:
         return np.bincount(self.role, minlength=self.tasks.num_procs)
 
     @cached_property
+    def lasts(self) -> np.ndarray:
+        """int64[T]: picoseconds for which each task runs, and those for which it stands in other microbatches."""
+        lasts = self.timeline.durations()
+        return lasts * (self.count // self.folded.count) if self.left else lasts
+
+    @cached_property
     def busy_seconds(self) -> np.ndarray:
         """float64[C]: how long the compute lane of each processor of `tasks` works in the whole step."""
         owner = np.repeat(np.arange(self.tasks.num_tasks), np.diff(self.tasks.lane_ptr))
         proc, lane = np.divmod(self.tasks.lanes, NUM_LANES)
         computes = lane == Lane.COMPUTE
         total = np.zeros(self.tasks.num_procs, np.int64)
-        np.add.at(total, proc[computes], self.timeline.durations()[owner[computes]])
+        np.add.at(total, proc[computes], self.lasts[owner[computes]])
         return total / PICOSECONDS
+
+    def watched(self, cost: CostModel, *watch: Watch) -> None:
+        """Shows the whole step, stretch after stretch, each as `window.Stretch` has it, of the tasks of `folded`; what
+        lives there takes as much as in arenas.
+        """
+        graph = self.folded.graph
+
+        def shown(stretch: Stretch) -> None:
+            for each in watch:
+                each(stretch)
+
+        if not self.left:
+            return shown(whole(graph, self.timeline, self.lowering.machine.engines))
+        buffers, private = aligned(graph.buffer_bytes), aligned(graph.private_bytes)
+        graph = replace(graph, buffer_bytes=buffers, private_bytes=private)
+        written = self.written._replace(folded=replace(self.folded, graph=graph))
+        seen = simulated_in_window(written, self.strategy, cost, self.left, watch=shown)
+        assert seen is not None and seen.seconds == self.seconds
+        return None
+
+    def ledger(self, cause: np.ndarray, num_causes: int) -> Ledger:
+        """A ledger to enter the step into; cause[T] is what each task is for."""
+        engines, alike = self.lowering.machine.engines, self.written.alike if self.left else None
+        return Ledger(self.folded.graph, engines, cause, num_causes, alike)
 
 
 def simulated(written: Written, strategy: Strategy, cost: CostModel, most: float = inf) -> Seen:
@@ -139,7 +198,7 @@ def simulated(written: Written, strategy: Strategy, cost: CostModel, most: float
 
 
 def simulated_in_window(
-    written: Written, strategy: Strategy, cost: CostModel, more: int, most: float = inf
+    written: Written, strategy: Strategy, cost: CostModel, more: int, most: float = inf, watch: Watch | None = None
 ) -> Seen | None:
     """The same with so many more microbatches, but for what these hold all step long; None where those that are written
     out cannot stand for them.
@@ -147,9 +206,10 @@ def simulated_in_window(
     folded, engines, alike = written.folded, written.lowering.machine.engines, written.alike
     priced = timed(folded, cost)
     found = alike and ordering.simulated_in_window(
-        written.number, folded.graph, priced, engines, strategy.order, most, alike, more
+        written.number, folded.graph, priced, engines, strategy.order, most, alike, more, watch
     )
     if alike is None or found is None:
         return None
-    peak = expand(folded, found[1]).peak_bytes
-    return Seen(strategy, written, *found, folded.count * alike.times(more), peak, left=more)
+    (tasks, made), named = found, written.later(more)
+    tasks, peak = replace(tasks, tasks=named.tasks, buffers=named.buffers), expand(folded, made).peak_bytes
+    return Seen(strategy, written, tasks, made, folded.count * alike.times(more), peak, left=more)

@@ -8,7 +8,7 @@ does not know what tasks do, nor when.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -47,6 +47,10 @@ class Unrolled:
     def is_like(self, few: Folded) -> bool:
         """Whether in the graph from which it was made others wait, and that is all."""
         return self.many.few.is_of(few)
+
+    def called(self, later: int) -> tuple[Sequence[Task], Sequence[Buffer]]:
+        """What its tasks and buffers are called where what is repeated stands so many microbatches later."""
+        return self.many.called(later)
 
 
 def unrolled(
@@ -118,20 +122,30 @@ class _Many:
         begun, by = self._spread(few.begun, buffer, task)
         first = np.full(len(buffer.source), -1)
         first[np.diff(begun) > 0] = by
+        tasks, buffers = self.called(0)
         many = replace(
             graph, kind=graph.kind[task.source], order=self._order(), cost=graph.cost[task.source],
             lane_ptr=pointer(counts), lanes=graph.lanes[runs(graph.lane_ptr[task.source], counts)],
             need_ptr=np.zeros(len(task.source) + 1, np.int32), needs=NONE[0], use_ptr=use_ptr, uses=uses,
             buffer_first=first, buffer_proc=graph.buffer_proc[buffer.source],
             buffer_bytes=graph.buffer_bytes[buffer.source], private_bytes=graph.private_bytes[task.source],
-            tasks=Lazy(_written(graph, task.source, self._later), len(task.source)),
-            buffers=Lazy(_held(graph, buffer.source, self._held_later), len(buffer.source)),
+            tasks=tasks, buffers=buffers,
         )  # fmt: skip
         plain = _Places(few.of_task[folded.into] == EACH, self.more)
         into = task.of(folded.into[plain.source], plain.copy).astype(np.int64)
         return replace(
             folded, graph=many, plain=folded.plain[plain.source], into=into, count=folded.count[task.source]
         )
+
+    def called(self, later: int) -> tuple[Sequence[Task], Sequence[Buffer]]:
+        """As `Unrolled` says."""
+        few, (task, buffer) = self.few, (self._task.source, self._buffer.source)
+        of_task, of_buffer = (
+            known + later * (of[source] >= EACH)
+            for known, of, source in ((self._later, few.of_task, task), (self._held_later, few.of_buffer, buffer))
+        )
+        tasks = Lazy(_written(few.graph, task, of_task), len(task))
+        return tasks, Lazy(_held(few.graph, buffer, of_buffer), len(buffer))
 
     @cached_property
     def number(self) -> np.ndarray:

@@ -19,7 +19,7 @@ from castile.planner.simulate import LONGEST, Simulated, flattened, served_by, s
 from castile.planner.simulation import agenda, repeats, serving, window
 from castile.planner.simulation.agenda import NEVER, opened, put, rise, sink, take, without_arrays
 from castile.planner.simulation.serving import STOP, Left, Served, Tasks, beginning, occupy, release
-from castile.planner.simulation.window import Alike
+from castile.planner.simulation.window import Alike, Watch
 from castile.planner.strategy import PATH, READY
 from castile.runtime.compiled import compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
@@ -56,18 +56,19 @@ def simulated(
 
 def simulated_in_window(
     number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str,
-    most: float, alike: Alike, more: int,
+    most: float, alike: Alike, more: int, watch: Watch | None = None,
 ) -> tuple[TaskGraph, Simulated] | None:  # fmt: skip
     """The same of a step with so many microbatches more; None where that is not possible, as `window.simulated` says.
 
     alike   which tasks are of microbatches that are alike
+    watch   as `window.simulated` takes it
     """
     if order == READY:
-        found = window.simulated(*priced, engines, alike, more, serving.serve_ready)
+        found = window.simulated(*priced, engines, alike, more, serving.serve_ready, watch)
         return None if found is None else (tasks, found)
     flat = flattened(*priced, engines)
     listing = Listing(flat, _urgency(number, tasks, priced, order), most)
-    found = window.simulated(*priced, engines, alike, more, listing)
+    found = window.simulated(*priced, engines, alike, more, listing, watch)
     return None if found is None else (chained(tasks, listing.lane, found.timeline.start), found)
 
 

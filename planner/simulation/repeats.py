@@ -156,13 +156,15 @@ def _is_as_before(when: _When, firsts: Sequence[int], apart: int) -> bool:
 
 def lasting(
     program: Program, flows: Sequence[FlowInstance], num_procs: int, left: int, alignment: int = 1
-) -> np.ndarray:
-    """int64[P]: bytes of each processor that hold, all step long, what the host gives to so many microbatches that are
-    not written out, for which the last but one stands; every buffer rounded up to a multiple of the alignment."""
-    found, stands = np.zeros(num_procs, np.int64), max(program.micro_of_step) - 1
+) -> dict[str, np.ndarray]:
+    """int64[P] by region: bytes of each processor that hold, all step long, what the host gives to so many microbatches
+    that are not written out, for which the last but one stands; every buffer rounded up to a multiple of the alignment.
+    """
+    found, stands = dict[str, np.ndarray](), max(program.micro_of_step) - 1
     for instance, number in zip(flows, program.micro_of_flow, strict=True):
         template = instance.template
         if instance.flow.role and number == stands:
             nbytes = -(-template.buffer_bytes // alignment) * alignment
-            np.add.at(found, template.buffer_procs, left * nbytes * template.outlives)
+            total = found.setdefault(instance.flow.region, np.zeros(num_procs, np.int64))
+            np.add.at(total, template.buffer_procs, left * nbytes * template.outlives)
     return found

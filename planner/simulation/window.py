@@ -18,13 +18,39 @@ from castile.planner.simulation import serving
 from castile.planner.simulation.agenda import NEVER
 from castile.planner.simulation.serving import STOP, Left, Served, Tasks
 from castile.runtime.compiled import compiled
-from castile.runtime.task import TaskGraph
+from castile.runtime.task import NUM_LANES, TaskGraph
+from castile.runtime.timeline import Timeline
 
 # What a task is of: of no microbatch, of one before those that are alike, of one of these, of the last one; or of none,
 # and waits for those that are alike.
 NONE, FIRST, ALIKE, LAST, ALL = range(5)
 
 Serve = Callable[[Tasks, Served, Left], int]
+
+
+class Stretch(NamedTuple):
+    """What has come to pass of a step of T tasks on E engines: all that begins before some time.
+
+    until                         that time, picoseconds; at last, when all is done
+    start, end                    int64[T], NEVER ends what is not served
+    queue, queue_ptr, queue_end   the tasks of each engine as they were served, from where on, and up to where
+    peak_bytes                    int64[P], the most that lived at one time until then, as far as it is known
+    later                         how many microbatches later than it is written out what is alike stands
+    by                            and how many than in the stretch before
+    """
+
+    until: int
+    start: np.ndarray
+    end: np.ndarray
+    queue: np.ndarray
+    queue_ptr: np.ndarray
+    queue_end: np.ndarray
+    peak_bytes: np.ndarray
+    later: int = 0
+    by: int = 0
+
+
+Watch = Callable[[Stretch], None]
 
 
 class Alike(NamedTuple):
@@ -54,12 +80,14 @@ class Alike(NamedTuple):
 
 
 def simulated(
-    tasks: TaskGraph, durations: np.ndarray, engines: Sequence[int], alike: Alike, more: int, serve: Serve
-) -> Simulated | None:
+    tasks: TaskGraph, durations: np.ndarray, engines: Sequence[int], alike: Alike, more: int, serve: Serve,
+    watch: Watch | None = None,
+) -> Simulated | None:  # fmt: skip
     """A step with so many more microbatches that are alike: when the first, and when the last of those that are written
     out are served, and the most that lives in the whole step. None where it is not seen that this is so.
 
     serve   as `serving.serve_ready`
+    watch   is shown one stretch after the other, and keeps none of its arrays
     """
     flat = flattened(tasks, durations, engines)
     served = serving.to_serve(flat, served_by(tasks, engines), serving.compiled_bodies()[0])
@@ -68,33 +96,51 @@ def simulated(
     # What others would compete with that are not written out is not served: the last one that is alike begins first.
     short = flat._replace(order=np.where((alike.part > ALIKE) | alike.is_last, STOP, flat.order))
     left, peak = serving.all_left(flat, served), np.zeros(tasks.num_procs, np.int64)
-    while more:
+    stretch = Stretch(0, served.start, served.end, served.queue, served.queue_ptr[:-1], left.queue_end, peak)
+    while stretch.later < more:
         until = serve(short, served, left)
         np.maximum(peak, told(tasks, served).peak_bytes, out=peak)
+        if watch is not None:
+            watch(stretch._replace(until=until))
         past = compiled(_past)(*alike[:4], served.end, until)
-        by = min(past, alike.number - alike.reach, more)
+        by = min(past, alike.number - alike.reach, more - stretch.later)
         if by <= 0:
             return None
-        left, more = left._replace(base=until), more - by
+        left, stretch = left._replace(base=until), stretch._replace(later=stretch.later + by, by=by)
         compiled(_moved)(
             by, *alike[:4], flat.need_ptr, flat.needs, flat.lane_ptr, flat.lanes, flat.engine, served.start,
             served.end, left.waits, served.queue, served.queue_ptr, left.queue_end, served.place,
         )  # fmt: skip
     serve(flat, served, left)
     found = told(tasks, served)
-    return replace(found, peak_bytes=np.maximum(peak, found.peak_bytes))
+    np.maximum(peak, found.peak_bytes, out=peak)
+    if watch is not None:
+        watch(stretch._replace(until=int(served.end.max(initial=0))))
+    return replace(found, peak_bytes=peak)
+
+
+def whole(tasks: TaskGraph, timeline: Timeline, engines: Sequence[int]) -> Stretch:
+    """A step that is written out whole as one stretch."""
+    owner = np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.lane_ptr))
+    proc, lane = np.divmod(tasks.lanes, NUM_LANES)
+    engine = proc * (max(engines) + 1) + np.asarray(engines)[lane]
+    queue = owner[np.lexsort((timeline.start[owner], engine))].astype(np.uint32)
+    ends = np.cumsum(np.bincount(engine, minlength=served_by(tasks, engines)), dtype=np.int32)
+    begins = np.append(np.zeros(1, np.int32), ends[:-1])
+    peak = np.zeros(tasks.num_procs, np.int64)
+    return Stretch(int(timeline.end.max(initial=0)), timeline.start, timeline.end, queue, begins, ends, peak)
 
 
 def _past(part, copy, length, number, end, until):  # type: ignore[no-untyped-def]
-    """How many of those that are alike are done at a time, all before them too; 0 where one of them is done with
-    something no sooner than the next one.
+    """How many of those that are alike are done before a time, with all before them, so that nothing begins later with
+    the end of any of these; 0 where one of them is done with something no sooner than the next one.
     """
     past = number
     for t in range(len(end)):
-        if part[t] == FIRST and end[t] > until:
+        if part[t] == FIRST and end[t] >= until:
             return 0
         if part[t] == ALIKE:
-            if end[t] > until:
+            if end[t] >= until:
                 past = min(past, copy[t])
             if copy[t] + 1 < number and end[t + length[t]] < NEVER and end[t + length[t]] <= end[t]:
                 return 0
