@@ -181,17 +181,18 @@ def _owners(graph: TaskGraph, lives: _Lives, proc: int) -> list[tuple[str, int]]
     return sorted(owners.items(), key=lambda owner: (-owner[1], owner[0]))
 
 
-def course(graph: TaskGraph, timeline: Timeline, proc: int) -> tuple[np.ndarray, np.ndarray]:
-    """How many bytes live on a processor as time goes on: picoseconds[N], ascending from 0, and bytes[N] from each on.
-
-    What is taken or given back at one time is one change; tasks that take no time may hold more for none.
+def courses(graph: TaskGraph, timeline: Timeline) -> list[tuple[np.ndarray, np.ndarray]]:
+    """How many bytes live on each processor, picoseconds[N], ascending from 0, and bytes[N] from each of these on: what
+    is taken or given back at one time is one change; tasks that take no time may hold more for none.
     """
-    lives = _Lives(graph, timeline)
-    moments, alive = _alive(lives.blocks(proc))
-    moments = np.concatenate([[0], moments // 2])
-    alive = int(aligned(graph.buffer_bytes[lives.persistent(proc)]).sum()) + np.concatenate([[0], alive])
-    last = np.append(moments[1:] != moments[:-1], True)
-    return moments[last], alive[last]
+    lives, found = _Lives(graph, timeline), []
+    for proc in range(graph.num_procs):
+        moments, alive = _alive(lives.blocks(proc))
+        moments = np.concatenate([[0], moments // 2])
+        alive = int(aligned(graph.buffer_bytes[lives.persistent(proc)]).sum()) + np.concatenate([[0], alive])
+        last = np.append(moments[1:] != moments[:-1], True)
+        found.append((moments[last], alive[last]))
+    return found
 
 
 def refuse(

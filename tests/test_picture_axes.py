@@ -197,8 +197,8 @@ def test_the_curve_of_memory_is_what_lives_at_each_time(data):
     axis = Axis(picture, "middle")
     (told,) = [words for words, _ in picture.words if words.startswith("memory of processor ")]
     proc = int(told.split()[3].rstrip(":"))
-    moments, alive = memory.course(graph, timeline, proc)
-    assert alive.max() == max(memory.course(graph, timeline, p)[1].max() for p in range(graph.num_procs))
+    moments, alive = memory.courses(graph, timeline)[proc]
+    assert alive.max() == max(course.max() for _, course in memory.courses(graph, timeline))
     assert f": {memory.written(int(alive.max()))} at most, of 1.0 GiB" in told
     (curve,) = picture.all("polyline")
     points = np.array([tuple(map(float, pair.split(","))) for pair in curve.get("points").split()])

@@ -101,7 +101,7 @@ def test_the_course_of_memory_is_what_packing_counts(data):
     timeline = simulate(graph, data.draw(timings(graph)) * 10**6, tuple(Lane)).timeline
     live = memory.pack(graph, timeline).live_bytes
     for proc in range(graph.num_procs):
-        moments, alive = memory.course(graph, timeline, proc)
+        moments, alive = memory.courses(graph, timeline)[proc]
         assert moments[0] == 0 and (np.diff(moments) > 0).all() and alive.max() <= live[proc]
         # What a task that takes no time holds is in no span of time.
         if (timeline.durations() > 0).all():

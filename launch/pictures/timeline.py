@@ -229,7 +229,7 @@ class _Chart:
     def memory(self, timeline: Timeline, top: float, machine: Machine, names: Sequence[int]) -> Iterator[str]:
         """What lives on the processor that is fullest for what it has, over time; names: by which the machine has them.
         """
-        every = [memory.course(self.graph, timeline, proc) for proc in range(self.graph.num_procs)]
+        every = memory.courses(self.graph, timeline)
         capacity = machine.capacity[list(names)].tolist()
         shares = [alive.max() / most for (_, alive), most in zip(every, capacity, strict=True)]
         proc = int(np.argmax(shares))

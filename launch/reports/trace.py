@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from castile.launch.typed import files
 from castile.runtime.task import NUM_LANES, Kind, Lane, TaskGraph
@@ -25,18 +26,29 @@ def write(path: str, graph: TaskGraph, lanes: Mapping[str, Timeline | None], ste
     step began; a task's arguments are its number, the step and the fields of its cost key. Raises UserError where the
     file cannot be written.
     """
-    events: list[dict[str, Any]] = []
+    with files.whole(path) as draft, draft.open("w", encoding="utf-8") as file:
+        # Of a large plan there are more events than memory should hold.
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+        for number, event in enumerate(_events(graph, lanes, {} if step is None else {"step": step})):
+            file.write(", " * (number > 0) + json.dumps(event))
+        file.write("]}")
+
+
+def _events(
+    graph: TaskGraph, lanes: Mapping[str, Timeline | None], common: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
     for pid, (name, timeline) in enumerate(lanes.items()):
         if timeline is not None:
-            events += [_named("process_name", pid, 0, name), *_rows(graph, timeline, pid)]
-            events += _spans(graph, timeline, pid, {} if step is None else {"step": step})
-    with files.whole(path) as draft, draft.open("w", encoding="utf-8") as file:
-        json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+            yield _named("process_name", pid, 0, name)
+            yield from _rows(graph, timeline, pid)
+            yield from _spans(graph, timeline, pid, common)
 
 
 def _rows(graph: TaskGraph, timeline: Timeline, pid: int) -> Iterator[dict[str, Any]]:
     """Names and places of the rows, by processor and lane."""
-    for row in sorted({int(lane) for task in timeline.task for lane in graph.lanes_of(task)}):
+    is_shown = np.zeros(graph.num_tasks, bool)
+    is_shown[timeline.task] = True
+    for row in np.unique(graph.lanes[np.repeat(is_shown, np.diff(graph.lane_ptr))]).tolist():
         proc, lane = divmod(row, NUM_LANES)
         yield _named("thread_name", pid, row, f"processor {proc} {Lane(lane).name.lower()}")
         yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": row, "args": {"sort_index": row}}
