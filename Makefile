@@ -19,9 +19,9 @@ demo: .venv/.castile-mpi
 	$(BIN)/castile launch -n 2 train convnet --seed $(SEED) --out build/plan.json --trace build/trace.json
 	@echo "next: open build/trace.json at ui.perfetto.dev, or $(BIN)/castile plan gpt --machine dgx-h100:nodes=1"
 
-# Tests that wait for a process, and ranks that start or wait for each other, leave cores idle: there Triton interprets,
-# and then compiles, when nobody else wants them.
-test: lint
+# Tests that wait for a process, and ranks that start or wait for each other, leave cores idle: there lint goes on, and
+# Triton interprets, and then compiles, when nobody else wants them.
+test:
 	$(MAKE) --keep-going --jobs 2 test-first test-beside
 
 test-first: .venv/.castile-test
@@ -30,7 +30,7 @@ test-first: .venv/.castile-test
 # Its words come at its end, all at once: they would begin in the middle of lines of what is told meanwhile.
 test-beside: .venv/.castile-test
 	@mkdir -p build
-	$(MAKE) --keep-going --jobs 1 test-numbers test-compiling >build/beside.log 2>&1; status=$$?; \
+	nice -n 19 $(MAKE) --keep-going --jobs 1 lint test-numbers test-compiling >build/beside.log 2>&1; status=$$?; \
 		cat build/beside.log; exit $$status
 
 test-plain: .venv/.castile-test
