@@ -248,7 +248,7 @@ def test_nothing_is_written_beside_a_stream(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
-    words = ["plan", "mlp", "--machine", "p3.16xlarge:nodes=2", "--batch", "32", "--budget", "20", "--front"]
+    words = ["plan", "mlp", "--machine", "local:procs=2", "--batch", "32", "--budget", "20", "--front"]
     assert main([*words, "--out", "pipe"]) == 0
     assert os.read(reader, 1) == b"{" and os.listdir() == ["pipe"]
     os.close(reader)
