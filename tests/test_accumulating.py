@@ -487,9 +487,9 @@ def test_where_memory_is_short_parameters_are_gathered_for_each_pass_instead_of_
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on, path = tmp_path / "short.toml", str(tmp_path / "p.json")
-    text = re.sub(r"memory_bytes = \d+", "memory_bytes = 8_000_000", SMALL.replace("count = 2", "count = 4"))
+    text = re.sub(r"memory_bytes = \d+", "memory_bytes = 4_200_000", SMALL.replace("count = 2", "count = 4"))
     on.write_text(re.sub(r"1e1?\d", "1e12", text).replace("latency_seconds = 1e-6", "latency_seconds = 1e-7"))
-    model = "gpt:layers=8,width=128,heads=4,seq=32,vocab=256"
+    model = "gpt:layers=4,width=128,heads=4,seq=32,vocab=256"
     words = ["plan", model, "--machine", str(on), "--batch", "8", "--budget", "50", "--out", path]
     facts, kept = answer(capsys, *words), answer(capsys, *words[:-2], "--recompute", "none")
     assert facts["microbatches"] == 1 and facts["found"]["fits"] and facts["num_gathered_again"] > 0
@@ -530,7 +530,7 @@ def test_where_memory_is_short_more_is_computed_again_though_a_plan_fits_in_more
     text = described(19_671_617).replace("1e10", "5e13", 1).replace("1e10", "2e12").replace("1e9", "5e10")
     (tmp_path / "short.toml").write_text(text.replace("1e-6", "1e-5"))
     words = ["plan", "gpt", "--machine", str(tmp_path / "short.toml"), "--batch", "16", "--optimizer", "adamw"]
-    words += ["--dtype", "bfloat16", "--budget", "2000"]
+    words += ["--dtype", "bfloat16", "--budget", "100"]
     facts = answer(capsys, *words)
     kept, full = (answer(capsys, *words, "--recompute", way) for way in ("none", "full"))
     assert facts["num_recomputed"] and facts["is_recomputed_to_fit"] and facts["found"]["fits"]
