@@ -9,10 +9,10 @@ from tests.option_cases import MLP, PRESET, Case, Ran, becomes, fact, json_of, p
 HERE = f"plan {MLP} {PRESET} --budget 20"
 # For what does not depend on how a plan is found.
 KNOWN = f"plan {MLP} {PRESET} --search data_parallel"
-# Wide enough that it matters how it is cut.
-WIDE = f"plan mlp:layers=1,width=1024 {PRESET} --batch 512 --budget 20 --json"
 # Of few processors, so that little is tried.
 TWO = f"plan {MLP} --machine local:procs=2 --budget 20 --json"
+# Wide enough that it matters how it is cut.
+WIDE = f"plan mlp:layers=1,width=1024 {PRESET} --batch 512 --budget 20 --json"
 # Of which what a short search finds is chance.
 LONG = f"plan mlp:layers=3,width=4096 {PRESET} --batch 1024 --budget 60 --json"
 # So many samples that products take most of the time.
@@ -35,8 +35,8 @@ CASES = {
     "search": Case(WIDE, f"{WIDE} --search data_parallel", fact("equals"), becomes("data_parallel")),
     "objective": Case(WIDE, f"{WIDE} --objective memory", fact("found", "live_bytes"), operator.gt),
     "front": Case(TWO, f"{TWO} --front", lambda ran: len(ran.facts.get("front", ())), operator.lt),
-    "pin": Case(f"{HERE} --json", f"{HERE} --json --pin 'fc1: {{o: 2}}' --pin 'head: {{b: 4}}'",
-                lambda ran: ["o:2" in config_of(ran, "fc1"), "b:4" in config_of(ran, "head")], becomes([True, True])),
+    "pin": Case(TWO, f"{TWO} --pin 'fc1: {{o: 2}}' --pin 'head: {{b: 2}}'",
+                lambda ran: ["o:2" in config_of(ran, "fc1"), "b:2" in config_of(ran, "head")], becomes([True, True])),
     "without": Case(f"{KNOWN} --json", f"{KNOWN} --json --without 1,3-4",
                     lambda ran: config_of(ran, "fc1"), becomes("b:5 on 0,2,5-7")),
     "seeds": Case(f"{HERE} --json", f"{HERE} --json --seeds fsdp", lambda ran: sorted(ran.facts["seeds"]),
@@ -44,7 +44,7 @@ CASES = {
     "from_": Case(f"{HERE} --json", f"{HERE} --json --from fsdp.json", lambda ran: "given" in ran.facts["seeds"]),
     "budget": Case(f"{HERE} --without 2-7 --json", f"plan {MLP} {PRESET} --budget 7 --without 2-7 --json",
                    fact("num_proposals"), becomes(7)),
-    "processes": Case(f"{HERE} --search tempering --json", f"{HERE} --search tempering --json --processes 2",
+    "processes": Case(f"{TWO} --search tempering", f"{TWO} --search tempering --processes 2",
                       lambda ran: ran.child_seconds > 0, becomes(True)),
     "seed": Case(LONG, f"{LONG} --seed 3", found),
     "batch": Case(f"{KNOWN} --json", f"{KNOWN} --json --batch 24", fact("batch_samples"), becomes(24)),
