@@ -20,6 +20,7 @@ from castile.launch import data, models
 from castile.launch.arrays import results, weights  # fmt: skip
 from castile.launch.arrays.results import Column
 from castile.launch.checkpoints import folder as folders
+from castile.launch.checkpoints.manifest import Facts
 from castile.launch.checkpoints.reader import Reader, open_checkpoint
 from castile.launch.data import WHICH, Samples, rows_of
 from castile.launch.here import alike, leading
@@ -284,7 +285,7 @@ def _check_saved(command: Predict, job: Job, saved: Reader) -> None:
     """Raises UserError where a checkpoint is of another network than the one that the user names."""
     facts, graph, built = resume.as_built(saved.facts), job.evaluation, job.model.as_built
     told = f"--checkpoint {saved.path}: it is of {facts.model}, and not of {command.model}"
-    if facts.model != built.text and built.graph(facts.batch, facts.dtype).fingerprint != facts.graph:
+    if facts.model != built.text and not _is_of(facts, built):
         raise UserError(f"{told}: name that model, or --weights with its parameters")
     for name in [*(t.name for t in graph.params), *graph.states]:
         found = saved.regions.get(name)
@@ -292,6 +293,15 @@ def _check_saved(command: Predict, job: Job, saved: Reader) -> None:
             there = "it has none" if found is None else f"its own has {found.shape}"
             on = f" with --data {command.data}" if facts.model == built.text else ""
             raise UserError(f"{told}{on}, whose {name!r} has shape {graph.tensors[name].shape} here: {there}")
+
+
+def _is_of(facts: Facts, model: models.Model) -> bool:
+    """Whether a checkpoint is of this network, whichever of its parameters were frozen in training."""
+    try:
+        graph = model.frozen_as(facts.model).graph(facts.batch, facts.dtype)
+    except ValueError:  # it has no parameters of the names that were frozen there
+        return False
+    return graph.fingerprint == facts.graph
 
 
 def _plan(command: Predict, job: Job, saved: Reader | None) -> _Planned:

@@ -226,6 +226,27 @@ def test_the_older_exporter_tells_as_much(name: str, tmp_path: Path) -> None:
     assert relative(found.losses, np.array(learned(net, given, wanted))) < TOLERANCE.get(name, 1e-12)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CASES)
+def test_frozen_weights_keep_their_names_and_their_numbers(name: str, tmp_path: Path) -> None:
+    """Whatever is computed of them: so weights go back into PyTorch, and into the same network with others frozen."""
+    path = str(tmp_path / "net.onnx")
+    net, given, wanted = made(name, path)
+    names = [key for key, _ in net.named_parameters()]
+    frozen = set(names[::2] if len(names) > 1 else ())
+    for key, param in net.named_parameters():
+        param.requires_grad_(key not in frozen)
+    model = models.parse(f"{path}:loss=mse" + (f",frozen={'+'.join(frozen)}" if frozen else ""))
+    graph = model.graph(BATCH, "float64")
+    assert {t.name for t in graph.params} == set(names) and graph.frozen == frozen
+    data = [{"x": x.numpy(), "target": y.numpy()} for x, y in zip(given, wanted, strict=True)]
+    values = weights.load(path, model, graph)
+    found = train(graph, plans(graph)[0], machine.local(1), data, values, RATE, updates=UPDATES)
+    assert relative(found.losses, np.array(learned(net, given, wanted))) < TOLERANCE.get(name, 1e-12)
+    for key, param in net.named_parameters():
+        assert relative(found.carried[key], param.detach().numpy()) < TOLERANCE.get(name, 1e-12), key
+
+
 REFUSED = {
     "tangent": (lambda s, x: x * s.w.tan(), "Tan of the weight 'w' (as in node_tan)"),
     "sign": (
@@ -246,6 +267,20 @@ def test_what_cannot_be_computed_of_weights_is_refused(name: str, tmp_path: Path
         with pytest.raises(ValueError) as error:
             models.parse(f"{path}:loss=mse").graph(BATCH, training=training)
         assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REFUSED)
+def test_but_of_what_is_frozen_its_numbers_do(name: str, tmp_path: Path) -> None:
+    forward_, _ = REFUSED[name]
+    path = str(tmp_path / "net.onnx")
+    torch.manual_seed(0)
+    net, x = Net(lambda s, x: s.end(forward_(s, x)), w=weight(6), end=n.Linear(6, 5)), torch.randn(BATCH, 6)
+    export(net, x[:2], path, "whole")
+    model = models.parse(f"{path}:loss=mse,frozen=w")
+    graph = model.graph(BATCH, training=False)
+    found = forward(graph, {**weights.load(path, model, graph), **asked(graph, {"x": x.numpy()})})
+    assert relative(found[graph.outputs[0]], net(x).detach().numpy()) < 1e-6
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -225,6 +225,25 @@ def test_new_rows_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert f"its file is not that of training, {table}, so that numbers mean other things" in err
 
 
+def test_it_is_no_matter_which_parameters_were_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Caught
+) -> None:
+    """A checkpoint is of a network, and predicts as that, whichever are named when it was trained or now."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in homes.make(tmp_path / "home").items():
+        monkeypatch.setenv(name, value)
+    line = "train mlp:frozen=fc1.*,width=8 --steps 2 --search data_parallel --checkpoint run"
+    assert main(line.split()) == 0
+    said = []
+    for model in ("mlp:frozen=fc1.*,width=8", "mlp:width=8", "mlp:width=8,frozen=fc2.weight"):
+        assert main(["predict", model, "--checkpoint", "run", "--out", "p.npy"]) == 0
+        said.append(np.load("p.npy"))
+    assert all(np.array_equal(one, said[0]) for one in said)
+    capsys.readouterr()
+    assert main("predict mlp:width=9 --checkpoint run --out p.npy".split()) == 2
+    assert "it is of mlp:frozen=fc1.*,width=8, and not of mlp:width=9: name that model" in capsys.readouterr().err
+
+
 NOISE = "noise:size=8,channels=1,classes=10,samples=99"
 NAMELESS = """
 from castile.planner.graph import Graph

@@ -113,6 +113,15 @@ class Model:
         given.pop("rewrite", None)
         return replace(self, rewrite=None, text=settings.joined(name, given))
 
+    def frozen_as(self, text: str) -> Model:
+        """The same with those of its parameters frozen that the model of this text has frozen.
+
+        Raises ValueError where a file that it is cannot be read.
+        """
+        name, given = settings.split(self.text)
+        frozen = {key: value for key, value in settings.split(text)[1].items() if key == "frozen"}
+        return parse(settings.joined(name, {key: value for key, value in given.items() if key != "frozen"} | frozen))
+
     def as_planned(self, text: str) -> Model:
         """The same with the rewrites of a plan's model, which this text names, where the user left them open.
 

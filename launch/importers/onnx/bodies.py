@@ -79,7 +79,26 @@ def _type(value: Value) -> Any:
     return onnx.helper.make_tensor_type_proto(code, value.shape)
 
 
-def attributes(part: Any, given: Mapping[str, Any]) -> list[Any]:
+def inlined(node: Any, named: str, written: Any) -> list[Any]:
+    """The nodes of a function's body in the place of a node, whose inner names begin with `named`."""
+    inside = {"": ""}
+    for formal, actual in zip(written.input, [*node.input, *[""] * len(written.input)], strict=False):
+        inside[formal] = actual
+    inside.update(zip(written.output, node.output, strict=False))
+    inside |= {name: f"{named}.{name}" for part in written.node for name in part.output if name not in inside}
+    given, found = {a.name: a for a in node.attribute}, []
+    for part in written.node:
+        copy = type(part)()
+        copy.CopyFrom(part)
+        del copy.input[:], copy.output[:], copy.attribute[:]
+        copy.input.extend(inside[name] for name in part.input)
+        copy.output.extend(inside[name] for name in part.output)
+        copy.attribute.extend(_attributes(part, given))
+        found.append(copy)
+    return found
+
+
+def _attributes(part: Any, given: Mapping[str, Any]) -> list[Any]:
     """The attributes of a node of a function's body, where some are the function's own."""
     found = []
     for attribute in part.attribute:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from castile.launch.importers.onnx import operators, sampled, shaping
-from castile.launch.importers.onnx.bodies import as_told, attributes, body, kind
+from castile.launch.importers.onnx.bodies import as_told, body, inlined, kind
 from castile.launch.importers.onnx.file import numbers, package
 from castile.launch.importers.onnx.folding import MOVES, Folding
 from castile.launch.importers.onnx.values import Form, Known, Uncomputed, Unsupported, Value, Whole, known, steps
@@ -233,8 +234,9 @@ class Network:
         return self.opsets.get(node.domain, self.opsets.get("", 1))
 
     def is_trained(self, value: Value) -> bool:
-        """Whether known numbers are trained, or computed of such."""
-        return isinstance(value, Known) and value.is_weight and not self.frozen(value.name)
+        """Whether known numbers are trained, or computed of such, and where the file says so frozen ones: all
+        parameters are there under their names, whichever are frozen."""
+        return isinstance(value, Known) and value.is_weight and (self.noted or not self.frozen(value.name))
 
     def _followed(self, node: Any, named: str, inputs: Sequence[Any], made: list[Known]) -> list[Known]:
         """Known numbers that, where they are used, are computed in the graph of the weights that a node takes."""
@@ -242,13 +244,16 @@ class Network:
         trained = [one for one in (inputs[:1] if node.op_type == "CastLike" else inputs) if self.is_trained(one)]
         if not trained or node.op_type in (*MOVES, "Identity", *TELLING):
             return made
-        weights = tuple(dict.fromkeys(name for one in trained for name in one.weights or (one.name,)))
-        if self.noted and not all(one.is_floating for one in made):
+        weights = tuple(dict.fromkeys(name for one in trained for name in one.origins))
+        stays = all(map(self.frozen, weights))
+        if self.noted and not stays and not all(one.is_floating for one in made):
             raise Unsupported(f"of the weight {', '.join(map(repr, weights))}, which is trained, to whole numbers")
         results = cache(partial(self._computed, node, named, tuple(inputs), weights))
 
         def tensor(number: int) -> Tensor:
-            return self.operand(results()[number])
+            with suppress(Uncomputed) if stays else nullcontext():
+                return self.operand(results()[number])
+            return self.operand(made[number])
 
         return [
             replace(one, learned=True, follow=partial(tensor, n), weights=weights) if one.is_floating else one
@@ -275,7 +280,14 @@ class Network:
         try:
             self._give(node, self._made(node, named, args))
         except ValueError as error:
-            self._lack(node, error)
+            plain = tuple(map(self._as_numbers, args))
+            return self._lack(node, error) if plain == args else self._handle(node, named, plain)
+
+    def _as_numbers(self, value: Value | None) -> Value | None:
+        """What is made of frozen weights alone, where an operator wants numbers: as what it is, and stays."""
+        if isinstance(value, Known) and self.is_trained(value) and all(map(self.frozen, value.origins)):
+            return replace(value, learned=False, follow=None, weights=())
+        return value
 
     def _made(self, node: Any, named: str, args: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
         """What handles a node makes of it, or else what others make with which the rules of ONNX write it.
@@ -301,22 +313,10 @@ class Network:
 
     def _expand(self, node: Any, named: str, written: Any) -> None:
         """A node whose operator the rules of ONNX write with others."""
-        inside = {"": ""}
-        for formal, actual in zip(written.input, [*node.input, *[""] * len(written.input)], strict=False):
-            inside[formal] = actual
-        inside.update(zip(written.output, node.output, strict=False))
-        given = {a.name: a for a in node.attribute}
-        self._read.update(f"{named}.{name}" for part in written.node for name in part.input)
-        for part in written.node:
-            for name in part.output:
-                inside.setdefault(name, f"{named}.{name}")
-            copy = type(part)()
-            copy.CopyFrom(part)
-            del copy.input[:], copy.output[:], copy.attribute[:]
-            copy.input.extend(inside[name] for name in part.input)
-            copy.output.extend(inside[name] for name in part.output)
-            copy.attribute.extend(attributes(part, given))
-            self._add(copy, named if set(part.output) & set(written.output) else f"{named}.{part.output[0]}")
+        parts = inlined(node, named, written)
+        self._read.update(*(part.input for part in parts))
+        for part in parts:
+            self._add(part, named if set(part.output) & set(node.output) else part.output[0])
 
     def operand(self, value: Value, dtype: str | None = None) -> Tensor:
         """A value as a tensor: weights are parameters, other known numbers, of that dtype, are carried unchanged."""

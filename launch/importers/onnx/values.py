@@ -67,6 +67,11 @@ class Known:
         return self.dtype.kind == "f" or self.dtype.name == "bfloat16"
 
     @property
+    def origins(self) -> tuple[str, ...]:
+        """The names of the weights that they are, or are computed of."""
+        return self.weights or (self.name,)
+
+    @property
     def is_filler(self) -> bool:
         """Whether exporters wrote the same number everywhere, as where a network has no weight but an operator asks."""
         return not self.learned and bool((self.array == self.array.flat[0]).all())
