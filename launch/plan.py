@@ -26,7 +26,7 @@ from castile.launch.processes.interrupts import ending_early
 from castile.launch.processes.ranks import UserError, is_users_mistake
 from castile.launch.reports import report, searches, trace
 from castile.launch.reports.progress import searching
-from castile.launch.typed import files, options
+from castile.launch.typed import files, options, searchers
 from castile.launch.typed.files import Outputs
 from castile.planner import strategy as strategies
 from castile.planner.evaluation.evaluator import Evaluator
@@ -138,6 +138,7 @@ def _check(command: Plan) -> None:
     checks.dtype(command.dtype)
     checks.norm(command.clip)
     checks.seed(command.seed)
+    searchers.read(command.search)
     if command.objective == "latency" and (command.optimizer or command.clip is not None):
         raise UserError("--optimizer and --clip mean nothing with --objective latency, which updates nothing")
     if command.front and len(command.machine) > 1:

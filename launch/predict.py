@@ -36,7 +36,7 @@ from castile.launch.train import Train
 from castile.launch.training import evaluate, resume, telling
 from castile.launch.training.evaluate import HeldOut
 from castile.launch.training.records import RESOLVED
-from castile.launch.typed import options
+from castile.launch.typed import options, searchers
 from castile.planner import searches
 from castile.planner.bodies.vocabulary import wide
 from castile.planner.evaluation.budget import parse_budget
@@ -196,6 +196,7 @@ def _check(command: Predict) -> None:
         raise UserError(f"--plan {command.plan} and --search {command.search}: give one of the two")
     if not command.search:
         checks.only_with("search", budget=command.budget)
+    searchers.read(command.search)
     parse_budget(command.budget or BUDGET)
 
 

@@ -30,7 +30,7 @@ from castile.launch.training.begun import NUM_KEPT, begin
 from castile.launch.training.metrics import Lines
 from castile.launch.training.telling import Progress
 from castile.launch.training.training import Training
-from castile.launch.typed import files, optimizers, options, rates
+from castile.launch.typed import files, optimizers, options, rates, searchers
 from castile.launch.typed.files import Outputs
 from castile.planner import strategy as strategies
 from castile.planner.evaluation.budget import parse_budget
@@ -248,6 +248,7 @@ def _check(command: Train) -> None:
         optimizers.parse(command.optimizer)
     if command.schedule:
         rates.parse(command.schedule)
+    searchers.read(command.search)
     parse_budget(command.budget or BUDGET)
     debug.level()
 

@@ -20,8 +20,17 @@ COMMANDS = [line for kind, body in BLOCKS if not kind for line in body.splitline
 
 
 def test_files_and_commands_are_found():
-    assert set(FILES) == {"net.py", "small.py", "swish.py", "samples.py", "drop.py", "cluster.toml", "sweep.py"}
-    assert len(COMMANDS) == 12
+    assert set(FILES) == {
+        "net.py",
+        "small.py",
+        "swish.py",
+        "samples.py",
+        "drop.py",
+        "climb.py",
+        "cluster.toml",
+        "sweep.py",
+    }
+    assert len(COMMANDS) == 13
 
 
 def test_the_commands_of_the_page_do_what_they_say_one_after_another(tmp_path, monkeypatch, capsys):
