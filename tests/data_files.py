@@ -44,6 +44,9 @@ def small(name: str, folder: Path) -> str:
         rows = "\n".join(f"{'abc'[n % 3]},{n},{n % 2}" for n in range(40))
         (folder / "table.csv").write_text(f"kind,size,label\n{rows}\n")
         return f"csv:file={folder / 'table.csv'},label=label,categories=kind,numbers=size"
+    if name == "tokens":
+        (np.arange(600) ** 2 % 251).astype(np.uint16).tofile(folder / "all.bin")
+        return f"tokens:file={folder / 'all.bin'},seq=8"
     if name == "iterator":
         (folder / "mine.py").write_text(ITERATOR)
         return f"iterator:file={folder / 'mine.py'}"

@@ -33,16 +33,22 @@ def load(seed: int, *, file: str = "", seq: int = 128, most_bytes: int = 4 * 2**
     if seq < 1 or not 0 < held_out < 1:
         raise ValueError(f"data set text: seq {seq} should be at least 1 and held_out {held_out} between 0 and 1")
     data = np.frombuffer(_file(Path(file), most_bytes) if file else _library(most_bytes), np.uint8)
-    windows = (len(data) - 1) // seq
-    if windows < 2:
+    arrays = windows(data, seq)
+    number = len(arrays["tokens"])
+    if number < 2:
         raise ValueError(
             f"data set text: {file or 'the library'} has {len(data)} bytes, too few for two windows of {seq}"
         )
-    arrays = {name: data[n : n + windows * seq].reshape(windows, seq) for n, name in enumerate(("tokens", "targets"))}
-    split = windows - max(1, round(windows * held_out))
+    split = number - max(1, round(number * held_out))
     there = Path(file).stat().st_size if file else 0
-    parts = (Arrays(arrays, np.arange(split)), Arrays(arrays, np.arange(split, windows)))
+    parts = (Arrays(arrays, np.arange(split)), Arrays(arrays, np.arange(split, number)))
     return Dataset("text", seed, *parts, read=(len(data), there) if there > len(data) else None)
+
+
+def windows(data: np.ndarray, seq: int) -> dict[str, np.ndarray]:
+    """Tokens [n] in windows side by side, and what comes after each, both [windows, seq], without what is left over."""
+    number = max(0, len(data) - 1) // seq
+    return {name: data[n : n + number * seq].reshape(number, seq) for n, name in enumerate(("tokens", "targets"))}
 
 
 def _file(path: Path, most_bytes: int) -> bytes:
