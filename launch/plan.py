@@ -58,7 +58,8 @@ class Plan:
     """The machine to plan for: local (by default), local:procs=4, a preset such as dgx-h100:nodes=2, or a TOML file;
     given several times, castile plans for each, and a table compares them."""
     search: options.Search = "mcmc"
-    """The search algorithm: mcmc, another of planner/searches, or the name of a known plan (data_parallel)."""
+    """The search algorithm: mcmc, another of planner/searches, a Python file with search(), or the name of a known
+    plan (data_parallel)."""
     objective: Objective = "time"
     """What to minimise: time (of a training step), latency (of a forward pass), memory (of the fullest processor, with
     as many microbatches and as much recomputation as help, unless these are given)."""

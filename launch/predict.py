@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,13 +79,15 @@ class Predict:
     """Use the plan in this file, as `castile train --out` writes it; without one, the plan that the checkpoint was
     trained with, or where that does not fit a known one that does."""
     search: options.SearchOrOwn = ""
-    """Search for the fastest plan of a forward pass instead, as simulated: mcmc, dynamic, or a known plan such as
-    data_parallel."""
+    """Search for the fastest plan of a forward pass instead, as simulated: mcmc, dynamic, a Python file with search(),
+    or a known plan such as data_parallel."""
     budget: options.BudgetOrOwn = ""
     """With --search: how long to search, a number of proposals (5000), 500 by default, or a time (10s)."""
     out: options.File = ""
     """Write the outputs to this file, in the order of the data: .npz, an array for each output, and `data/row`, the row
     of the data that each sample is; .npy, where there is one output; .csv, a line for each sample."""
+    losses: options.File = ""
+    """Write the loss of each prediction to this file, in the same formats: for a text, that of each token."""
     profile: options.File = ""
     """The profile database with measured prices; by default ~/.local/share/castile/profile.db."""
     json: bool = False
@@ -146,7 +148,8 @@ def run(command: Predict) -> int:
     alike.check_file(job.comm, "--weights", command.weights)
     samples = dataset.in_order(command.samples)
     labels = evaluate.truth(job, samples)
-    _check_samples(command, samples, columns, labels)
+    told_of = [Column("loss", evaluate.losses_of(job.evaluation, labels), "float64")] if labels else []
+    _check_samples(command, samples, columns, told_of)
     values = _values(command, job, saved)
     job.measure()
     planned = _plan(command, job, saved)
@@ -162,7 +165,7 @@ def run(command: Predict) -> int:
     say.line(f"the plan, {planned.whose}:")
     say.line("\n".join(f"  {line}" for line in report.plan_lines(planned.plan)))
     started = time.perf_counter()
-    judged = _predict(command, execution, samples, columns, labels, say)
+    judged = _predict(command, execution, samples, columns, labels, told_of, say)
     seconds = time.perf_counter() - started
     count = len(samples)
     facts: dict[str, Any] = {
@@ -174,7 +177,8 @@ def run(command: Predict) -> int:
         "simulated_seconds": planned.prepared.simulated.seconds,
         "outputs": {c.name: {"shape": [count, *c.shape], "dtype": c.dtype} for c in columns},
         "quality": telling.quality(judged) if judged is not None else None,
-        "files": {"out": command.out} if command.out else {}, "total_seconds": time.perf_counter() - begun,
+        "files": {name: path for name in ("out", "losses") if (path := getattr(command, name))},
+        "total_seconds": time.perf_counter() - begun,
     }  # fmt: skip
     say.close(_text, facts)
     return 0
@@ -188,7 +192,8 @@ def _check(command: Predict) -> None:
     if command.dtype:
         checks.dtype(command.dtype)
     results.check_ending("--out", command.out)
-    checks.writable(of=command, out=command.out)
+    results.check_ending("--losses", command.losses)
+    checks.writable(of=command, out=command.out, losses=command.losses)
     if bool(command.checkpoint) == bool(command.weights):
         why = "two sources of parameters" if command.weights else "no parameters"
         raise UserError(f"castile predict has {why}: give --checkpoint DIR of a training, or --weights FILE")
@@ -254,13 +259,19 @@ def _columns(job: Job) -> list[Column]:
     return [Column(t.name, t.shape[1:], wide(t.dtype)) for t in found]
 
 
-def _check_samples(command: Predict, samples: Samples, columns: Sequence[Column], labels: str | None) -> None:
+def _check_samples(
+    command: Predict, samples: Samples, columns: Sequence[Column], told_of: Sequence[Column]
+) -> None:
     """Raises UserError where there is nothing to predict or nothing would come of it."""
     if not len(samples):
         raise UserError(f"--data {command.data}: it has no samples for --samples {command.samples}: choose others")
     if command.out:
         results.check("--out", command.out, columns, len(samples))
-    elif labels is None:
+    if command.losses and told_of:
+        results.check("--losses", command.losses, told_of, len(samples))
+    if command.losses and not told_of:
+        raise UserError(f"--data {command.data}: it has no labels to tell losses by: leave --losses out")
+    if not (command.out or told_of):
         raise UserError(f"--data {command.data}: it has no labels to judge by: write the outputs with --out FILE.npz")
 
 
@@ -340,16 +351,20 @@ def _plan(command: Predict, job: Job, saved: Reader | None) -> _Planned:
 
 def _predict(
     command: Predict, execution: Execution, samples: Samples, columns: Sequence[Column], labels: str | None,
-    say: Speaker,
+    told_of: Sequence[Column], say: Speaker,
 ) -> HeldOut | None:  # fmt: skip
     """Go through all samples; how right they are, on rank 0, where there are labels."""
     graph = execution.graph
-    writes = bool(command.out) and execution.comm.rank == 0
-    sink = results.writing(command.out, columns, rows_of(samples)) if writes else nullcontext(lambda arrays: None)
+
+    def sink(path: str, columns: Sequence[Column]) -> AbstractContextManager[results.Add]:
+        writes = bool(path) and execution.comm.rank == 0
+        return results.writing(path, columns, rows_of(samples)) if writes else nullcontext(lambda arrays: None)
+
     with (
         interrupts.told("ended before the last sample, so nothing is written"),
         say.under_way(f"predicting {report.counted(len(samples), 'sample')}") as advance,
-        sink as add,
+        sink(command.out, columns) as add,
+        sink(command.losses, told_of) as add_losses,
     ):
         told = evaluate.says(execution, samples, [labels] if labels else [], advance)
 
@@ -359,7 +374,8 @@ def _predict(
                 yield outputs[graph.outputs[0]], given.get(labels or "")
 
         if labels is not None:
-            return evaluate.judge(graph, pieces(), len(samples))
+            tell = (lambda losses: add_losses({"loss": losses})) if command.losses else None
+            return evaluate.judge(graph, pieces(), len(samples), tell)
         deque(pieces(), maxlen=0)
     return None
 

@@ -53,15 +53,15 @@ class Train:
     plan: options.File = ""
     """Train with the plan in this file, as --out writes it; without one, castile searches for a plan."""
     search: options.SearchOrOwn = ""
-    """The search algorithm: mcmc, exhaustive (small cases), or a known plan such as data_parallel, and just that; mcmc
-    by default."""
+    """The search algorithm: mcmc, exhaustive (small cases), a Python file with search(), or a known plan such as
+    data_parallel, and just that; mcmc by default."""
     budget: options.BudgetOrOwn = ""
     """How long to search: a number of proposals (5000), which repeats exactly, or a time (10s); 500 by default."""
     seed: options.Number = 0
     """Fixes the initial parameters, which samples are held out, their order, and the search."""
     data: options.Data = ""
     """What to train on: digits, text:file=PATH, idx:folder=PATH, csv:file=PATH,label=COLUMN, numpy:file=PATH,
-    iterator:file=PATH, reverse, clicks, synthetic; the model's own data set by default."""
+    tokens:file=PATH, iterator:file=PATH, reverse, clicks, synthetic; the model's own data set by default."""
     batch: options.Count = None
     """Samples a step; the model's own by default."""
     epochs: options.Count = None

@@ -75,7 +75,7 @@ def test_two_files_are_taken_as_they_are_and_are_mapped(tmp_path: Path) -> None:
 )
 def test_what_holds_no_tokens_is_refused(tmp_path: Path, name: str, tokens: np.ndarray, given: str, words: str) -> None:
     path = written(tmp_path / name, tokens)
-    with pytest.raises(ValueError, match="^data set tokens: ") as error:
+    with pytest.raises(ValueError, match=r"^data set tokens: ") as error:
         data.load(f"tokens:{given.format(path)},seq=4" if given else "tokens", 0)
     assert words in str(error.value) and "\n" not in str(error.value)
 

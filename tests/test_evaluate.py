@@ -156,6 +156,31 @@ def test_what_is_told_follows_from_what_the_model_says() -> None:
     assert judge(g, [(np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [2.0], [5.0]]))], 3) == HeldOut(4 / 3, 3)
 
 
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 6), st.integers(0, 9))
+def test_the_loss_of_each_prediction_is_told(samples: int, seq: int, classes: int, seed: int) -> None:
+    """By definition, in the shape of labels of classes or else of outputs; of sequences e to their mean is told."""
+    rng, g = np.random.default_rng(seed), Graph("said", "float64")
+    said = g.linear("fc", g.input("x", (samples, seq, 3), "b s i"), features=classes)
+    g.minimise(g.cross_entropy("loss", said, g.input("y", (samples, seq), "b s", "int32")))
+    g.outputs = [said.name]
+    scores, truth = rng.normal(size=(samples, seq, classes)), rng.integers(0, classes, (samples, seq))
+    told, pieces = list[np.ndarray](), [(scores[:1], truth[:1]), (scores[1:], truth[1:])][: 1 + (samples > 1)]
+    judged = judge(g, pieces, samples, lambda losses: told.append(losses.copy()))
+    wanted = np.log(np.exp(scores).sum(-1)) - np.take_along_axis(scores, truth[..., None], -1)[..., 0]
+    np.testing.assert_allclose(np.concatenate(told), wanted, rtol=1e-12, atol=1e-14)
+    assert evaluate.losses_of(g, "y") == (seq,) and judged is not None
+    assert judged.perplexity == pytest.approx(np.exp(wanted.mean()))
+    words = telling.judged(telling.quality(judged) | {"num_samples": samples})
+    assert words.endswith(f"loss {judged.loss:.4f}, perplexity {judged.perplexity:.2f}")
+    two, wide = Graph("numbers", "float64"), rng.normal(size=(2, samples, seq))
+    made = two.linear("fc", two.input("x", (samples, 3), "b i"), features=seq)
+    two.minimise(two.mse("loss", made, two.input("y", (samples, seq), "b i")))
+    two.outputs = [made.name]
+    judged = judge(two, [(wide[0], wide[1])], samples, lambda losses: told.append(losses.copy()))
+    np.testing.assert_allclose(told[-1], np.square(wide[0] - wide[1]))
+    assert evaluate.losses_of(two, "y") == (seq,) and judged is not None and judged.perplexity is None
+
+
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(0, 9))
 def test_batches_are_judged_as_all_of_their_samples_together(sizes: list[int], seed: int) -> None:
     rng, two, ends = np.random.default_rng(seed), Graph("two", "float64"), np.cumsum(sizes)

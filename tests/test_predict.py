@@ -225,6 +225,30 @@ def test_new_rows_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert f"its file is not that of training, {table}, so that numbers mean other things" in err
 
 
+def test_new_texts_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Caught) -> None:
+    """What each token of theirs was worth, in a file, and of all of them the perplexity."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in homes.make(tmp_path / "home").items():
+        monkeypatch.setenv(name, value)
+    tokens = np.random.default_rng(0).integers(0, 7, 400).astype(np.uint16)
+    tokens.tofile("t.bin")
+    tokens[:100].tofile("new.bin")
+    line = "train gpt:layers=1,width=8,heads=2,seq=8,vocab=7 --data tokens:file=t.bin --batch 4 --steps 3"
+    assert main([*line.split(), "--search", "one_processor", "--checkpoint", "run", "--json"]) == 0
+    trained = json.loads(capsys.readouterr().out)
+    assert trained["held_out_perplexity"] == pytest.approx(np.exp(trained["held_out_loss"]))
+    line = "predict run/resolved.toml --data tokens:held_out=new.bin --losses l.npz --out p.npz"
+    assert main([*line.split(), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    with np.load("l.npz") as losses, np.load("p.npz") as said:
+        scores = said[next(name for name in said if name != "data/row")].astype(float)
+        wanted = np.log(np.exp(scores).sum(-1)) - np.take_along_axis(scores, tokens[1:97].reshape(12, 8, 1), -1)[..., 0]
+        assert difference(losses["loss"], wanted) < 1e-6 and np.array_equal(losses["data/row"], np.arange(12))
+    assert (
+        facts["quality"]["perplexity"] == pytest.approx(np.exp(wanted.mean())) and facts["files"]["losses"] == "l.npz"
+    )
+
+
 def test_it_is_no_matter_which_parameters_were_frozen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Caught
 ) -> None:
@@ -269,6 +293,8 @@ def build(batch=None, dtype="float32"):
     ("mlp:width=8 --checkpoint run --out x.npz --samples some", "give one of held_out, train, all"),
     ("mlp:width=8 --checkpoint run --out x.npz --batch 0", "--batch 0: give 1 or more"),
     ("mlp:width=8 --checkpoint run --data numpy:held_out=images.npz", "no labels to judge by: write the outputs"),
+    ("mlp:width=8 --checkpoint run --data numpy:held_out=images.npz --losses x.npz", "no labels to tell losses by"),
+    ("mlp:width=8 --checkpoint run --losses x.txt", "--losses x.txt: a name ends in .npz"),
     ("mlp:width=8 --checkpoint run --data text --out x.npz", "takes 'image' of shape"),
     ("mlp:width=8 --checkpoint run --data numpy:held_out=images.npz --samples train --out x.npz", "has no samples for"),
     ("nameless.py --weights w.safetensors --data numpy:file=images.npz --out x.npz", "names no outputs to predict"),

@@ -36,8 +36,8 @@ def load(
         raise ValueError("data set tokens: give file=PATH, or both train=PATH and held_out=PATH (bin or npy)")
     if seq < 1 or not 0 < share < 1 or stored not in STORED:
         raise ValueError(
-            f"data set tokens: seq {seq} should be at least 1, share {share} between 0 and 1, and stored {stored!r} one "
-            f"of {', '.join(STORED)}"
+            f"data set tokens: seq {seq} should be at least 1, share {share} between 0 and 1, and stored {stored!r} "
+            f"one of {', '.join(STORED)}"
         )
     judged = _windows(file or held_out, seq, stored, 2 if file else 1)
     if file:

@@ -39,6 +39,7 @@ class HeldOut:
                       scores are in no order
     num_not_finite    predictions whose loss is no finite number: they are not right
     num_predictions   how many were judged, None where that is one of each sample
+    perplexity        e to the loss, of models that tell the classes of a sequence's places, as of words
     """
 
     loss: float
@@ -47,6 +48,7 @@ class HeldOut:
     auc: float | None = None
     num_not_finite: int = 0
     num_predictions: int | None = None
+    perplexity: float | None = None
 
 
 def truth(job: Job, samples: Samples) -> str | None:
@@ -251,8 +253,12 @@ def _fits(output: Tensor, truth: Tensor) -> bool:
 
 # What is no finite number is counted and told, and not warned of by what met it.
 @np.errstate(over="ignore", invalid="ignore")
-def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_samples: int) -> HeldOut | None:
-    """What outputs are worth beside the truth, batch by batch; None where there are none.
+def judge(
+    graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_samples: int,
+    tell: Callable[[np.ndarray], None] | None = None,
+) -> HeldOut | None:  # fmt: skip
+    """What outputs are worth beside the truth, batch by batch; None where there are none. `tell` is given the loss of
+    each prediction of a batch, in the shape that `losses_of` says.
 
     Judging takes several numbers in float64 for one of a batch, and the scores of a vocabulary are much of a step's
     memory, so it goes block by block. Of each batch no more stays than sums, and of models that tell two classes apart
@@ -262,8 +268,9 @@ def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_sam
     is_binary = any(node.op.name == "bce" for node in graph.nodes.values())
     total, right, count, unreal = 0.0, 0, 0, 0
     logits: list[tuple[np.ndarray, np.ndarray]] = []
-    is_told = is_binary
+    is_told, is_sequence = is_binary, False
     for batch, truth in pieces:
+        each = list[np.ndarray]()
         scores = _classes_last(graph, batch)
         if truth.dtype.kind in "iu" and scores.size % max(truth.size, 1) == 0 and scores.ndim > truth.ndim + 1:
             scores = scores.reshape(*truth.shape, -1)
@@ -273,7 +280,7 @@ def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_sam
                 f"label {outside[0]} is none of the {classes} classes that the output "
                 f"{graph.outputs[0]!r} tells apart: name first in g.outputs what labels are compared with"
             )
-        is_told = is_told or classes > 0
+        is_told, is_sequence = is_told or classes > 0, classes > 0 and truth.ndim == 2
         for some, there in _blocks(scores, truth if classes else truth.reshape(scores.shape), classes):
             some = _logits(graph, some.astype(np.float64))
             losses, hits = _told(some, there, classes > 0, is_binary)
@@ -283,11 +290,22 @@ def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_sam
             real = np.isfinite(losses)
             total, right = total + float(losses.sum()), right + int((hits & real).sum())
             count, unreal = count + losses.size, unreal + int((~real).sum())
+            each += [losses.ravel()] if tell is not None else []
+        if tell is not None:
+            tell(np.concatenate(each).reshape(truth.shape if classes else scores.shape))
     if not count:
         return None
     area = auc(*map(np.concatenate, zip(*logits, strict=True))) if logits else None
     many = count if count != num_samples else None
-    return HeldOut(total / count, num_samples, right / count if is_told else None, area, unreal, many)
+    accuracy, perplexity = right / count if is_told else None, float(np.exp(total / count)) if is_sequence else None
+    return HeldOut(total / count, num_samples, accuracy, area, unreal, many, perplexity)
+
+
+def losses_of(graph: Graph, labels: str) -> tuple[int, ...]:
+    """The shape of the losses of one sample that `judge` tells: of the labels of classes, else of what is said."""
+    said, truth = _judged(graph), graph.tensors[labels]
+    are_classes = np.dtype(truth.dtype).kind in "iu" and len(said.shape) > len(truth.shape)
+    return (truth if are_classes else said).shape[1:]
 
 
 def _told(scores: np.ndarray, truth: np.ndarray, are_classes: bool, is_binary: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -158,11 +158,12 @@ def evaluation(step: int, judged: HeldOut) -> dict[str, Any]:
 
 
 def quality(judged: HeldOut) -> dict[str, Any]:
-    """The figures that the model has of these: its loss, None where that is no number, accuracy, area, of how many
-    predictions the loss is no number, and how many there are where that is not one of each sample.
+    """The figures that the model has of these: its loss, None where that is no number, accuracy, area, perplexity, of
+    how many predictions the loss is no number, and how many there are where that is not one of each sample.
     """
     facts = {
         "loss": finite(judged.loss), "accuracy": judged.accuracy, "auc": judged.auc,
+        "perplexity": judged.perplexity and finite(judged.perplexity),
         "num_not_finite": judged.num_not_finite or None, "num_predictions": judged.num_predictions,
     }  # fmt: skip
     return {name: value for name, value in facts.items() if value is not None or name == "loss"}
@@ -311,6 +312,8 @@ def judged(facts: dict[str, Any]) -> str:
         words.append(f"area under the curve {facts['auc']:.4f}")
     if facts["loss"] is not None:
         words.append(f"loss {facts['loss']:.4f}")
+    if "perplexity" in facts:
+        words.append(f"perplexity {facts['perplexity']:.2f}")
     if "num_not_finite" in facts:
         words.append(f"{report.counted(facts['num_not_finite'], 'prediction')} without a finite loss")
     return ", ".join(words)

@@ -35,6 +35,7 @@ CASES = {
     "search": Case(HERE, f"{HERE} --search data_parallel", fact("plan"), becomes("found by data_parallel")),
     "budget": Case(f"{HERE} --search random", f"{HERE} --search random --budget 7", fact("num_proposals")),
     "out": Case(HERE, WRITTEN, lambda ran: "p.npz" in ran.files, becomes(True)),
+    "losses": Case(HERE, f"{HERE} --losses l.npz", lambda ran: "l.npz" in ran.files, becomes(True)),
     "profile": Case(HERE, f"{HERE} --profile new.db", lambda ran: "new.db" in ran.files, becomes(True)),
     "json": json_of(LINE),
 }  # fmt: skip
