@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from castile.launch.reports import report
 from castile.launch.reports.screen import Speaker
 from castile.launch.train import Train
 from castile.launch.training import evaluate, resume, telling
-from castile.launch.training.evaluate import HeldOut
+from castile.launch.training.judging import HeldOut, losses_of
 from castile.launch.training.records import RESOLVED
 from castile.launch.typed import options, searchers
 from castile.planner import searches
@@ -147,8 +147,9 @@ def run(command: Predict) -> int:
     alike.check_data(job.comm, dataset)
     alike.check_file(job.comm, "--weights", command.weights)
     samples = dataset.in_order(command.samples)
-    labels = evaluate.truth(job, samples)
-    told_of = [Column("loss", evaluate.losses_of(job.evaluation, labels), "float64")] if labels else []
+    labels = evaluate.truths(job, samples)
+    first = next(iter(labels.values()), None)
+    told_of = [Column("loss", losses_of(job.evaluation, first), "float64")] if first else []
     _check_samples(command, samples, columns, told_of)
     values = _values(command, job, saved)
     job.measure()
@@ -350,7 +351,7 @@ def _plan(command: Predict, job: Job, saved: Reader | None) -> _Planned:
 
 
 def _predict(
-    command: Predict, execution: Execution, samples: Samples, columns: Sequence[Column], labels: str | None,
+    command: Predict, execution: Execution, samples: Samples, columns: Sequence[Column], labels: Mapping[str, str],
     told_of: Sequence[Column], say: Speaker,
 ) -> HeldOut | None:  # fmt: skip
     """Go through all samples; how right they are, on rank 0, where there are labels."""
@@ -364,19 +365,18 @@ def _predict(
         interrupts.told("ended before the last sample, so nothing is written"),
         say.under_way(f"predicting {report.counted(len(samples), 'sample')}") as advance,
         sink(command.out, columns) as add,
-        sink(command.losses, told_of) as add_losses,
+        sink(command.losses, told_of) as tell,
     ):
-        told = evaluate.says(execution, samples, [labels] if labels else [], advance)
+        told = evaluate.says(execution, samples, set(labels.values()), advance)
 
-        def pieces() -> Any:
+        def written() -> Iterator[tuple[evaluate.Arrays, evaluate.Arrays]]:
             for outputs, given in told:
                 add(outputs)
-                yield outputs[graph.outputs[0]], given.get(labels or "")
+                yield outputs, given
 
-        if labels is not None:
-            tell = (lambda losses: add_losses({"loss": losses})) if command.losses else None
-            return evaluate.judge(graph, pieces(), len(samples), tell)
-        deque(pieces(), maxlen=0)
+        if labels:
+            return evaluate.judge(graph, labels, written(), len(samples), lambda losses: tell({"loss": losses}))
+        deque(written(), maxlen=0)
     return None
 
 

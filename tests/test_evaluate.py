@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from castile.launch import models
 from castile.launch.jobs.execution import Execution, feed_from, prepare
 from castile.launch.training import evaluate, telling
-from castile.launch.training.evaluate import HeldOut, adapted, auc, judge, labels_of
+from castile.launch.training.evaluate import adapted
+from castile.launch.training.judging import HeldOut, Judging, auc, labels_of, losses_of, truths
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
@@ -22,6 +23,7 @@ from castile.planner.strategy import Strategy
 from castile.runtime import machine
 from castile.runtime.comm.local import LocalWorld
 from tests.effort import examples
+from tests.judged import judge
 from tests.strategies import strategies, whole_on
 from tests.training import SGD, difference
 
@@ -164,11 +166,12 @@ def test_the_loss_of_each_prediction_is_told(samples: int, seq: int, classes: in
     g.minimise(g.cross_entropy("loss", said, g.input("y", (samples, seq), "b s", "int32")))
     g.outputs = [said.name]
     scores, truth = rng.normal(size=(samples, seq, classes)), rng.integers(0, classes, (samples, seq))
-    told, pieces = list[np.ndarray](), [(scores[:1], truth[:1]), (scores[1:], truth[1:])][: 1 + (samples > 1)]
-    judged = judge(g, pieces, samples, lambda losses: told.append(losses.copy()))
+    judging, pieces = Judging(g, "fc", "y"), [(scores[:1], truth[:1]), (scores[1:], truth[1:])][: 1 + (samples > 1)]
+    told = [judging.add(*piece) for piece in pieces]
+    judged = judging.told(samples)
     wanted = np.log(np.exp(scores).sum(-1)) - np.take_along_axis(scores, truth[..., None], -1)[..., 0]
     np.testing.assert_allclose(np.concatenate(told), wanted, rtol=1e-12, atol=1e-14)
-    assert evaluate.losses_of(g, "y") == (seq,) and judged is not None
+    assert losses_of(g, "y") == (seq,) and judged is not None
     assert judged.perplexity == pytest.approx(np.exp(wanted.mean()))
     words = telling.judged(telling.quality(judged) | {"num_samples": samples})
     assert words.endswith(f"loss {judged.loss:.4f}, perplexity {judged.perplexity:.2f}")
@@ -176,9 +179,37 @@ def test_the_loss_of_each_prediction_is_told(samples: int, seq: int, classes: in
     made = two.linear("fc", two.input("x", (samples, 3), "b i"), features=seq)
     two.minimise(two.mse("loss", made, two.input("y", (samples, seq), "b i")))
     two.outputs = [made.name]
-    judged = judge(two, [(wide[0], wide[1])], samples, lambda losses: told.append(losses.copy()))
-    np.testing.assert_allclose(told[-1], np.square(wide[0] - wide[1]))
-    assert evaluate.losses_of(two, "y") == (seq,) and judged is not None and judged.perplexity is None
+    judging = Judging(two, "fc", "y")
+    np.testing.assert_allclose(judging.add(*wide), np.square(wide[0] - wide[1]))
+    judged = judging.told(samples)
+    assert losses_of(two, "y") == (seq,) and judged is not None and judged.perplexity is None
+
+
+def test_each_output_is_judged_by_labels_of_its_own() -> None:
+    """Where a loss compares them; what no loss reads beside labels is not, and a loss of one says nothing of others."""
+    g = Graph("three", "float64")
+    x = g.input("x", (4, 3), "b i")
+    years, kinds, dead, said = (g.linear(n, x, features=f) for n, f in (("a", 1), ("k", 5), ("d", 1), ("s", 5)))
+    age, kind, died = g.input("age", (4, 1), "b o"), g.input("kind", (4,), "b", "int32"), g.input("died", (4, 1), "b o")
+    losses = [g.mse("mse", years, age), g.cross_entropy("ce", kinds, kind), g.bce("bce", dead, died)]
+    g.minimise(g.add("loss", losses[0], g.add("both", losses[1], g.scale("half", losses[2], 0.5))))
+    g.outputs = [one.name for one in (years, kinds, said, dead)]
+    labels = truths(g, ["x", "age", "kind", "died"])
+    assert labels == {"a": "age", "k": "kind", "d": "died"} and truths(g, ["age", "died"]) == {"a": "age", "d": "died"}
+    assert truths(g, ["kind", "died"]) == {}
+    rng = np.random.default_rng(0)
+    outputs = {name: rng.normal(size=g.tensors[name].shape) for name in g.outputs}
+    given = {"age": rng.normal(size=(4, 1)), "kind": rng.integers(0, 5, 4), "died": rng.integers(0, 2, (4, 1)) * 1.0}
+    judged, told = evaluate.judge(g, labels, [(outputs, given)], 4, lambda losses: None), outputs
+    assert judged is not None and judged.loss == pytest.approx(np.square(told["a"] - given["age"]).mean())
+    assert judged.accuracy is None and judged.auc is None and list(judged.others) == ["k", "d"]
+    right = (told["k"].argmax(1) == given["kind"]).mean()
+    assert judged.others["k"].accuracy == pytest.approx(right) and judged.others["k"].auc is None
+    assert judged.others["d"].auc is not None and judged.others["d"].accuracy is not None
+    facts = telling.quality(judged)
+    words = telling.judged(facts | {"num_samples": 4})
+    assert words.startswith(f"loss {judged.loss:.4f}; k: {100 * right:.2f} % of 4 samples right, loss ")
+    assert "; d: " in words and json.loads(json.dumps(facts)) == facts
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(0, 9))

@@ -206,9 +206,10 @@ def test_numbers_of_steps_are_points_of_curves(tmp_path):
     with metrics.start(None, str(tmp_path), False) as log:
         log.record("run", model="mlp", batch=3)
         log.record("step", step=2, samples=128, loss=0.5, rate=1, norm=None)
-        log.record("evaluation", step=300, accuracy=1e99, good=True)
+        log.record("evaluation", step=300, accuracy=1e99, good=True, others={"years": {"loss": 0.25, "auc": None}})
     (path,) = tmp_path.iterdir()
     found = [(2, "step/loss", 0.5), (2, "step/rate", 1.0), (300, "evaluation/accuracy", float("inf"))]
+    found.append((300, "evaluation/others/years/loss", 0.25))
     assert list(points(path.read_bytes())) == found
 
 

@@ -16,7 +16,6 @@ import onnx
 from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.arrays import weights
-from castile.launch.training import evaluate
 from castile.planner import rewrite as rewrites
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds
@@ -25,6 +24,7 @@ from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine
 from tests import onnx_networks
 from tests.answers import answer
+from tests.judged import judge
 from tests.onnx_networks import NETWORKS, expected, network, samples, write
 from tests.op_laws import relative
 from tests.test_models import forward
@@ -289,7 +289,7 @@ def test_probabilities_are_judged_as_what_they_were_made_of(end: str, loss: str,
     given["label" if loss == "cross_entropy" else "target"] = truth
     values = weights.load(path, model, graph)
     found = forward(graph, {**values, **given})
-    told = evaluate.judge(graph, [(found[graph.outputs[0]], truth)], 6)
+    told = judge(graph, [(found[graph.outputs[0]], truth)], 6)
     assert told is not None and told.loss == pytest.approx(found["loss"]) and told.accuracy is not None
     assert {node.op.name for node in trained.nodes.values()} == {"linear", loss}
 

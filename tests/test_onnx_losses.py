@@ -10,12 +10,13 @@ import pytest
 
 from castile.launch import models
 from castile.launch.arrays import weights
-from castile.launch.training import evaluate
+from castile.launch.training.judging import HeldOut, labels_of
 from castile.planner.graph import Graph
 from castile.planner.known.plans import data_parallel
 from castile.planner.strategy import Strategy
 from castile.runtime import machine
 from tests import theirs
+from tests.judged import judge
 from tests.op_laws import relative
 from tests.strategies import whole_on
 from tests.test_models import forward
@@ -89,10 +90,10 @@ def test_it_learns_as_in_pytorch(kind: str, how: str, tmp_path: Path) -> None:
             assert relative(found.carried[key], param.detach().numpy()) < 1e-12, key
 
 
-def said(graph: Graph, values: dict[str, np.ndarray], given: dict[str, np.ndarray]) -> evaluate.HeldOut:
-    assert evaluate.labels_of(graph) == "label"
+def said(graph: Graph, values: dict[str, np.ndarray], given: dict[str, np.ndarray]) -> HeldOut:
+    assert labels_of(graph) == "label"
     found = forward(graph, {**values, **given})
-    told = evaluate.judge(graph, [(found[graph.outputs[0]], given["label"])], BATCH)
+    told = judge(graph, [(found[graph.outputs[0]], given["label"])], BATCH)
     assert told is not None and told.loss == pytest.approx(found[graph.loss])
     return told
 

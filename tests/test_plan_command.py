@@ -145,6 +145,9 @@ def test_plan_says_so_when_the_plan_is_a_seed(capsys):
     assert answer(capsys, *words)["equals"] == "data_parallel"
     assert main(words) == 0
     assert "it equals data_parallel:" in capsys.readouterr().out
+    # with a pin known plans are otherwise, under the same names
+    assert main([*words, "--pin", "fc1: {o: 2}"]) == 0
+    assert "it equals data_parallel with what is pinned:" in capsys.readouterr().out
 
 
 def test_plan_says_what_no_plan_can_beat(capsys):

@@ -33,7 +33,8 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
         named = {row.get("file", f"{n}"): row for n, row in enumerate(rows, 1)}
         out.say_table(report.plan_table(named, what, memory="arena"))
     looked = f"after {report.counted(facts['num_proposals'], 'proposal')} in {facts['elapsed_seconds']:.1f} s"
-    same = f"; it equals {facts['equals']}" if facts["equals"] else ""
+    pinned = " with what is pinned" if facts["pinned"] else ""
+    same = f"; it equals {facts['equals']}{pinned}" if facts["equals"] else ""
     out.say(f"\nthe plan, {looked}{same}:")
     for line in lines:
         out.say(f"  {line}")

@@ -152,17 +152,22 @@ class Events(Sink):
         super().__init__(Path(folder) / name, f"--tensorboard {folder}")
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Every number of the record is a point of the curve KIND/NAME."""
+        """Every number of the record is a point of the curve KIND/NAME; those within it have longer names."""
         if "step" not in record:
             return
-        values = [
-            (f"{record['kind']}/{name}", float(value))
-            for name, value in record.items()
-            if name not in _NO_CURVE and isinstance(value, int | float) and not isinstance(value, bool)
-        ]
+        values = list(_numbers(record["kind"], {n: value for n, value in record.items() if n not in _NO_CURVE}))
         if values:
             begin = b"" if self.num_bytes else events.record(events.first(time.time()))
             self.write(begin + events.record(events.scalars(time.time(), int(record["step"]), values)))
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """All numbers of what may hold others by their names."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _numbers(f"{name}/{key}", one)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, float(value)
 
 
 class Metrics:

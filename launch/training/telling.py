@@ -19,7 +19,7 @@ from castile.launch.jobs.jobs import Job
 from castile.launch.measuring.explore import Chosen, simulated
 from castile.launch.reports import report, throughput
 from castile.launch.reports.report import milliseconds as ms
-from castile.launch.training.evaluate import HeldOut
+from castile.launch.training.judging import HeldOut
 from castile.planner.cost import CostModel
 from castile.planner.costs.learn import held_up, undisturbed
 from castile.runtime import debug
@@ -159,12 +159,14 @@ def evaluation(step: int, judged: HeldOut) -> dict[str, Any]:
 
 def quality(judged: HeldOut) -> dict[str, Any]:
     """The figures that the model has of these: its loss, None where that is no number, accuracy, area, perplexity, of
-    how many predictions the loss is no number, and how many there are where that is not one of each sample.
+    how many predictions the loss is no number, how many there are where that is not one of each sample, and the same of
+    other outputs by their names.
     """
     facts = {
         "loss": finite(judged.loss), "accuracy": judged.accuracy, "auc": judged.auc,
         "perplexity": judged.perplexity and finite(judged.perplexity),
         "num_not_finite": judged.num_not_finite or None, "num_predictions": judged.num_predictions,
+        "others": {name: quality(other) for name, other in judged.others.items()} or None,
     }  # fmt: skip
     return {name: value for name, value in facts.items() if value is not None or name == "loss"}
 
@@ -316,4 +318,7 @@ def judged(facts: dict[str, Any]) -> str:
         words.append(f"perplexity {facts['perplexity']:.2f}")
     if "num_not_finite" in facts:
         words.append(f"{report.counted(facts['num_not_finite'], 'prediction')} without a finite loss")
-    return ", ".join(words)
+    alike = {"num_samples": facts["num_samples"]}
+    others = [f"{name}: {judged(other | alike)}" for name, other in facts.get("others", {}).items()]
+    return "; ".join([", ".join(words), *others])
+

@@ -98,7 +98,7 @@ class Training:
             self._steps()
             progress.remarks, progress.workspace_bytes = runner.remarks, runner.workspace_bytes
             # a job that was asked to stop has little time left
-            if not progress.stopped_by and evaluate.truth(self.job, course.dataset.held_out) is not None:
+            if not progress.stopped_by and evaluate.truths(self.job, course.dataset.held_out):
                 many = report.counted(course.dataset.num_held_out, "sample")
                 with self.say.under_way(f"evaluating on {many}") as advance:
                     self._evaluate(self._last, advance)

@@ -1,0 +1,260 @@
+"""How right a network's outputs are beside the truth: losses, shares of what is right, and areas, batch by batch.
+
+It does not know where outputs come from, nor what becomes of figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+from scipy.special import expit, logsumexp
+
+from castile.planner.graph import Graph, Node
+from castile.planner.op import Tensor
+
+# Numbers that are judged at once.
+_AT_ONCE = 1 << 17
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """How the model does on samples that it was not trained on.
+
+    loss              a prediction's, in nats where it is a cross-entropy, else its squared error
+    accuracy          share of right predictions, None where there is no right and wrong
+    auc               area under the receiver's operating curve, of models that tell two classes apart; None where some
+                      scores are in no order
+    num_not_finite    predictions whose loss is no finite number: they are not right
+    num_predictions   how many were judged, None where that is one of each sample
+    perplexity        e to the loss, of models that tell the classes of a sequence's places, as of words
+    others            the same of outputs behind the first that a loss compares with labels of their own, by their names
+    """
+
+    loss: float
+    num_samples: int
+    accuracy: float | None = None
+    auc: float | None = None
+    num_not_finite: int = 0
+    num_predictions: int | None = None
+    perplexity: float | None = None
+    others: Mapping[str, HeldOut] = field(default_factory=dict)
+
+
+def truths(graph: Graph, there: Iterable[str]) -> dict[str, str]:
+    """The input with which each output is compared, of those inputs that are there: of the first as `labels_of` says,
+    of others where a node reads both. None where the first has none.
+    """
+    first = labels_of(graph) if graph.outputs else None
+    found = {graph.outputs[0]: first} if first is not None and first in there else {}
+    for output in graph.outputs[1:] if found else ():
+        apart = [name for name in _beside(graph, output) if name not in (*before(graph), *found.values())]
+        label = next((name for name in apart if _fits(_judged(graph, output), graph.tensors[name])), None)
+        found |= {output: label} if label is not None and label in there else {}
+    return found
+
+
+def before(graph: Graph) -> set[str]:
+    """Tensors that the graph's outputs depend on, and these."""
+    found = set(graph.outputs)
+    for node in reversed(graph.nodes.values()):
+        if found & set(node.outputs):
+            found.update(node.inputs)
+    return found
+
+
+def labels_of(graph: Graph) -> str | None:
+    """The input that the model's output is compared with; None where there is none.
+
+    It is one that a node reads together with the output, if there are such, and one of which the output does not
+    depend: so are labels told from weights of samples, and an autoencoder's images are compared with themselves. Its
+    shape is that of the output, or without what tells classes apart, and some node reads it: what else there is, or
+    what another output is taught, is not what this one says.
+    """
+    judged, needed = _judged(graph, graph.outputs[0]), before(graph)
+    read = {name for node in graph.nodes.values() for name in node.inputs}
+    apart = [name for name in graph.inputs if name in read and name not in needed]
+    beside = _beside(graph, graph.outputs[0])
+    found = (*(name for name in beside if name in apart), *beside, *apart)
+    return next((name for name in found if _fits(judged, graph.tensors[name])), None)
+
+
+def _beside(graph: Graph, output: str) -> list[str]:
+    """The inputs that nodes read together with an output."""
+    judged = _judged(graph, output).name
+    readers = [node for node in graph.nodes.values() if judged in node.inputs]
+    return [name for node in readers for name in node.inputs if name in graph.inputs]
+
+
+def _judged(graph: Graph, output: str) -> Tensor:
+    """An output as its labels are compared with it: classes of images are told apart by the last dim there."""
+    turned = _turned(graph, output)
+    return graph.tensors[turned.name if turned else output]
+
+
+def _turned(graph: Graph, output: str) -> Node | None:
+    """What makes of an output that of which a cross-entropy is taken, where it moves dims alone."""
+    compared = {node.inputs[0] for node in graph.nodes.values() if node.op.name == "cross_entropy"}
+    moved = (node for node in graph.nodes.values() if node.op.name == "transpose" and node.name in compared)
+    return next((node for node in moved if node.inputs[0] == output), None)
+
+
+def _fits(output: Tensor, truth: Tensor) -> bool:
+    """Whether `Judging` can compare them."""
+    if np.dtype(truth.dtype).kind not in "iu" or len(output.shape) <= len(truth.shape):
+        return prod(output.shape) == prod(truth.shape)
+    if len(output.shape) == len(truth.shape) + 1:
+        return output.shape[:-1] == truth.shape
+    return prod(output.shape) % prod(truth.shape) == 0
+
+
+def losses_of(graph: Graph, labels: str) -> tuple[int, ...]:
+    """The shape of the losses of one sample's first output: of the labels of classes, else of what is said."""
+    said, truth = _judged(graph, graph.outputs[0]), graph.tensors[labels]
+    are_classes = np.dtype(truth.dtype).kind in "iu" and len(said.shape) > len(truth.shape)
+    return (truth if are_classes else said).shape[1:]
+
+
+@dataclass
+class Judging:
+    """What an output is worth beside the truth, batch by batch.
+
+    labels   the input that it is compared with, None where any loss may say how
+
+    Judging takes several numbers in float64 for one of a batch, and the scores of a vocabulary are much of a step's
+    memory, so it goes block by block. Of each batch no more stays than sums, and of models that tell two classes apart
+    a number for each sample: the scores of a language model over all that is held out are more than any memory holds.
+    """
+
+    graph: Graph
+    output: str
+    labels: str | None
+
+    def __post_init__(self) -> None:
+        self._is_binary = "bce" in _losses_with(self.graph, self.labels)
+        self._is_told, self._is_sequence = self._is_binary, False
+        self._total, self._right, self._count, self._unreal = 0.0, 0, 0, 0
+        self._logits = list[tuple[np.ndarray, np.ndarray]]()
+
+    # What is no finite number is counted and told, and not warned of by what met it.
+    @np.errstate(over="ignore", invalid="ignore")
+    def add(self, batch: np.ndarray, truth: np.ndarray) -> np.ndarray:
+        """Outputs of a batch and what they should be; the loss of each prediction, in the shape of `losses_of`.
+
+        Raises ValueError for a label that is no class.
+        """
+        scores = self._classes_last(batch)
+        if truth.dtype.kind in "iu" and scores.size % max(truth.size, 1) == 0 and scores.ndim > truth.ndim + 1:
+            scores = scores.reshape(*truth.shape, -1)
+        classes = scores.shape[-1] if truth.dtype.kind in "iu" and scores.ndim == truth.ndim + 1 else 0
+        if classes and (outside := truth[(truth < 0) | (truth >= classes)]).size:
+            raise ValueError(
+                f"label {outside[0]} is none of the {classes} classes that the output {self.output!r} tells apart: "
+                "name first in g.outputs what labels are compared with"
+            )
+        self._is_told |= classes > 0
+        self._is_sequence = classes > 0 and truth.ndim == 2
+        shape, told = truth.shape if classes else scores.shape, [np.zeros(0)]
+        for some, there in _blocks(scores, truth if classes else truth.reshape(scores.shape), classes):
+            told.append(self._block(some, there, classes > 0).ravel())
+        return np.concatenate(told).reshape(shape)
+
+    def _block(self, scores: np.ndarray, truth: np.ndarray, are_classes: bool) -> np.ndarray:
+        """The losses of some predictions, counted."""
+        some = _logits(self.graph, self.output, scores.astype(np.float64))
+        losses, hits = _told(some, truth, are_classes, self._is_binary)
+        if self._is_binary and not are_classes:
+            self._logits.append((some, truth > 0.5))
+        # not scores: one that is infinitely low may be a mask's
+        real = np.isfinite(losses)
+        self._total += float(losses.sum())
+        self._right += int((hits & real).sum())
+        self._count += losses.size
+        self._unreal += int((~real).sum())
+        return losses
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def told(self, num_samples: int) -> HeldOut | None:
+        """The figures of all batches together; None where there were none."""
+        if not self._count:
+            return None
+        loss = self._total / self._count
+        return HeldOut(
+            loss, num_samples, self._right / self._count if self._is_told else None,
+            auc(*map(np.concatenate, zip(*self._logits, strict=True))) if self._logits else None, self._unreal,
+            self._count if self._count != num_samples else None, float(np.exp(loss)) if self._is_sequence else None,
+        )  # fmt: skip
+
+    def _classes_last(self, outputs: np.ndarray) -> np.ndarray:
+        """Outputs as `_judged` has them."""
+        if (turned := _turned(self.graph, self.output)) is None:
+            return outputs
+        (before,), (after,) = turned.alignment.operands, turned.alignment.results
+        return outputs.transpose([before.dims.index(dim) for dim in after.dims])
+
+
+def _losses_with(graph: Graph, labels: str | None) -> set[str]:
+    """The operators to which labels go, through others too; all that there are where none is named."""
+    if labels is None:
+        return {node.op.name for node in graph.nodes.values()}
+    found, made = set[str](), {labels}
+    for node in graph.nodes.values():
+        if made.intersection(node.inputs):
+            found.add(node.op.name)
+            made.update(node.outputs)
+    return found
+
+
+def _told(scores: np.ndarray, truth: np.ndarray, are_classes: bool, is_binary: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row of scores of classes, or of each number without such, its loss and whether it is right."""
+    if are_classes:
+        of_truth = np.take_along_axis(scores, truth[:, None], axis=-1)[:, 0]
+        return logsumexp(scores, axis=-1) - of_truth, scores.argmax(axis=-1) == truth
+    losses = np.logaddexp(0, scores) - truth * scores if is_binary else np.square(scores - truth)
+    return losses, (expit(scores) > 0.5) == (truth > 0.5)
+
+
+def _blocks(scores: np.ndarray, truth: np.ndarray, classes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows of so many classes, or single numbers without such, and what is compared with each: few of them at once."""
+    row = (classes,) if classes else ()
+    for samples in _cut(len(scores), scores.size // max(1, len(scores))):
+        some, there = scores[samples].reshape(-1, *row), truth[samples].reshape(-1)
+        for rows in _cut(len(there), max(1, classes)):
+            yield some[rows], there[rows]
+
+
+def _cut(length: int, size: int) -> Iterator[slice]:
+    """A dim in pieces of few numbers, of which each of its places has `size`."""
+    step = max(1, _AT_ONCE // max(1, size))
+    return (slice(first, first + step) for first in range(0, length, step))
+
+
+def _logits(graph: Graph, last: str, outputs: np.ndarray) -> np.ndarray:
+    """What became an output, where that is probabilities."""
+    ends = {node.name: node.op.name for node in graph.nodes.values()}
+    while ends.get(last) == "reshape":
+        last = graph.nodes[last].inputs[0]
+    if ends.get(last) == "softmax":
+        return np.log(np.maximum(outputs, np.finfo(np.float32).tiny))
+    if ends.get(last) == "sigmoid":
+        # what came out as 0 or 1 was near it
+        outputs = np.clip(outputs, np.finfo(np.float32).tiny, 1 - np.finfo(np.float64).epsneg)
+        return np.log(outputs) - np.log1p(-outputs)
+    return outputs
+
+
+def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
+    """How often a positive sample scores above a negative one, ties counting half (Hanley and McNeil, 1982).
+
+    None where there are not both, or a score is NaN, which is in no order.
+    """
+    # slow to import, and few models tell two classes apart
+    from scipy.stats import rankdata
+
+    ranks, chosen = rankdata(scores.ravel()), positive.ravel()
+    num_positive, num_negative = int(chosen.sum()), int((~chosen).sum())
+    if not num_positive or not num_negative or np.isnan(ranks).any():
+        return None
+    return float((ranks[chosen].sum() - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative))
