@@ -28,7 +28,7 @@ from castile.launch.measuring import explore
 from castile.launch.measuring.explore import Chosen, Wish
 from castile.launch.processes import interrupts
 from castile.launch.reports.screen import Speaker
-from castile.launch.training import records, resume, telling
+from castile.launch.training import records, resume, slopes, telling
 from castile.launch.training.training import Course
 from castile.launch.typed import optimizers, rates
 from castile.planner import searches
@@ -152,6 +152,8 @@ def begin(command: Any, undecayed: str) -> Begun:
     dataset = job.dataset(command.data, command.seed)
     for line in filter(None, (job.model.remark(job.graph), telling.left_out(dataset))):
         say.line(line)
+    for line in slopes.remarks(job.graph) if job.leads else ():
+        say.warn(line)
     alike.check_data(job.comm, dataset)
     alike.check_file(job.comm, "--weights", command.weights)
     alike.check_file(job.comm, "--schedule", rates.file(command.schedule))

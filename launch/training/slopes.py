@@ -1,0 +1,114 @@
+"""Gradients of operators of a model's own file, held against differences of their results: nothing else looks at them.
+
+It does not know what an operator is for: one may give other gradients on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from castile.kernels import reference
+from castile.planner.graph import Graph, Node
+from castile.planner.op import PASSES, Part, Tensor
+from castile.runtime.region import slices
+
+# How far operands are moved, in float64, and how far off a slope may be of the larger of the two.
+STEP, TOLERANCE = 1e-6, 1e-3
+# Of two directions one may cross a kink.
+DIRECTIONS = 2
+# Definitions of kernels are slow: what takes more operations is not looked at.
+MOST_FLOPS = 1e8
+
+Arrays = list[np.ndarray]
+
+
+def remarks(graph: Graph) -> list[str]:
+    """A line for each operand of an operator from elsewhere whose gradient is no slope, at numbers that are drawn."""
+    seen, found = set[str](), list[str]()
+    for node in graph.nodes.values():
+        if node.op.name not in seen and _is_asked(node):
+            seen.add(node.op.name)
+            # what is drawn may be nothing that it takes
+            with np.errstate(all="ignore"), suppress(IndexError, ValueError, ArithmeticError):
+                found += _remarks(node, [graph.tensors[name] for name in node.inputs])
+    return found
+
+
+def _is_asked(node: Node) -> bool:
+    """Whether an operator has gradients that nobody has looked at, and that are soon looked at."""
+    has_some = any(node.op.has(which) for which in PASSES if which != "F")
+    return node.op.is_from_elsewhere and has_some and node.op.flops("F", node.whole()) <= MOST_FLOPS
+
+
+def _remarks(node: Node, tensors: Sequence[Tensor]) -> Iterator[str]:
+    arrays, results = _drawn(node, tensors)
+    random, part = np.random.default_rng(len(arrays)), node.whole()
+    pulls = [random.normal(size=y.shape) for y in results[: node.op.flows]]
+    for which in PASSES:
+        of = [n for n, tensor in enumerate(tensors) if tensor.param == (which == "W")]
+        made = _run(node, which, arrays, pulls, results) if which != "F" and node.op.has(which) else []
+        for n, gradient in zip(of, made, strict=False):
+            given = None if gradient is None else _placed(gradient, part, n, arrays[n])
+            if tensors[n].floating and (off := _off(node, arrays, pulls, n, given, random)):
+                yield (
+                    f"{node.op.name}: its gradient of operand {n} says {off[1]:.4g} where its results change by "
+                    f"{off[0]:.4g} (at {node.name}, along a direction that was drawn): leave it only if it is meant so"
+                )
+
+
+def _drawn(node: Node, tensors: Sequence[Tensor]) -> tuple[Arrays, Arrays]:
+    """Operands, and the results of these. Raises ValueError where results are no numbers."""
+    for draw in (_normal, _positive):
+        arrays = [draw(np.random.default_rng(n), tensor) for n, tensor in enumerate(tensors)]
+        results = _run(node, "F", arrays)
+        if all(np.isfinite(y).all() for y in results):
+            return arrays, results
+    raise ValueError(f"{node.name}: no results that are numbers")
+
+
+def _off(
+    node: Node, arrays: Arrays, pulls: Arrays, n: int, gradient: np.ndarray | None, random: np.random.Generator
+) -> tuple[float, float] | None:
+    """A slope of the results along a direction, and what the gradient says of it; None where they agree."""
+    for _ in range(DIRECTIONS):
+        direction = random.normal(size=arrays[n].shape)
+        ends = [[a + s * STEP * direction if m == n else a for m, a in enumerate(arrays)] for s in (1, -1)]
+        high, low = (_run(node, "F", one) for one in ends)
+        slope = sum(float(np.sum(dy * (a - b))) for dy, a, b in zip(pulls, high, low, strict=False)) / (2 * STEP)
+        said = 0.0 if gradient is None else float(np.sum(gradient * direction))
+        if abs(slope - said) <= TOLERANCE * max(abs(slope), abs(said), TOLERANCE):
+            return None
+    return slope, said
+
+
+def _run(node: Node, which: str, arrays: Arrays, pulls: Sequence[Any] = (), results: Sequence[Any] = ()) -> Arrays:
+    """One pass of the whole by the definitions of the kernels."""
+    part = node.whole()
+    context = {"at": part, "y": tuple(results)}
+    given: list[Any] = [np.array(array[slices(part.reads(n))]) for n, array in enumerate(arrays)]
+    if which != "F":
+        given.insert(0, pulls[0] if node.op.flows == 1 else tuple(pulls))
+    body: Callable[..., Any] = getattr(node.op, PASSES[which])
+    made = body(reference, *given, **{name: context[name] for name in node.op.asks(which)})
+    return list(made) if isinstance(made, tuple | list) else [made]
+
+
+def _placed(gradient: np.ndarray, part: Part, n: int, like: np.ndarray) -> np.ndarray:
+    """A gradient of what is read of an operand, zero elsewhere."""
+    whole = np.zeros(like.shape)
+    whole[slices(part.reads(n))] = gradient
+    return whole
+
+
+def _normal(random: np.random.Generator, tensor: Tensor) -> np.ndarray:
+    """Numbers of any sign; whole ones are 0 or 1."""
+    return random.normal(size=tensor.shape) if tensor.floating else random.integers(0, 2, tensor.shape, np.int32)
+
+
+def _positive(random: np.random.Generator, tensor: Tensor) -> np.ndarray:
+    """Numbers for what takes no others, as roots do."""
+    return random.uniform(0.5, 1.5, tensor.shape) if tensor.floating else _normal(random, tensor)
