@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from castile.kernels import reference
+from castile.kernels.table import definitions
 from castile.planner.graph import Graph, Node
 from castile.planner.op import PASSES, Part, Tensor
 from castile.runtime.region import slices
@@ -93,7 +94,7 @@ def _run(node: Node, which: str, arrays: Arrays, pulls: Sequence[Any] = (), resu
     if which != "F":
         given.insert(0, pulls[0] if node.op.flows == 1 else tuple(pulls))
     body: Callable[..., Any] = getattr(node.op, PASSES[which])
-    made = body(reference, *given, **{name: context[name] for name in node.op.asks(which)})
+    made = body(SimpleNamespace(**definitions()), *given, **{name: context[name] for name in node.op.asks(which)})
     return list(made) if isinstance(made, tuple | list) else [made]
 
 
