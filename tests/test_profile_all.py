@@ -21,7 +21,7 @@ from castile.launch.__main__ import main
 from castile.launch.here import gpus
 from castile.launch.jobs import jobs, ways
 from castile.launch.jobs.jobs import recipe_updates
-from castile.launch.measuring import coverage, links, rounds, tuning
+from castile.launch.measuring import coverage, links, rounds, tables, tuning
 from castile.launch.measuring.isolation import Isolated, apart
 from castile.launch.measuring.measure import sample_feed
 from castile.launch.pictures import roofline
@@ -93,6 +93,13 @@ def test_a_run_that_was_broken_off_is_gone_on_with(capsys, monkeypatch):
     facts = told(capsys, MODELS[0], "--all", "--profile", "here.db")
     assert facts["num_new_keys"] == facts["num_keys"] - 3
     assert told(capsys, MODELS[0], "--all", "--profile", "here.db")["num_new_keys"] == 0
+
+
+def test_plans_that_are_alike_are_told_once(capsys):
+    facts = told(capsys, MODELS[0], "--profile", "here.db")
+    plans = ["fsdp", "fsdp in buckets of 1.0 MiB", "all splits, 2 of 9", "all splits, 9 of 9", "my, plan.json"]
+    tables.tell(facts | {"plans": plans}, False)
+    assert " in the steps of fsdp, all splits, my, plan.json\n" in capsys.readouterr().out
 
 
 def test_all_and_a_plan_are_not_asked_for_together(capsys):

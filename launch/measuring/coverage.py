@@ -12,6 +12,9 @@ from castile.planner.lower import Lowering
 from castile.planner.step.program import update_name
 from castile.planner.strategy import Config, Strategy
 
+# What plans are called that together have all splits.
+ALL = "all splits"
+
 
 def plans(lowering: Lowering) -> dict[str, Strategy]:
     """Plans which together give every node, and every update of a parameter, each of its splits.
@@ -25,7 +28,7 @@ def plans(lowering: Lowering) -> dict[str, Strategy]:
     found = {name: splits(free_axes(node), num_procs, degrees(num_procs)) for name, node in nodes.items()}
     longest = max(map(len, found.values()))
     return {
-        f"all splits, {number + 1} of {longest}": stamped(
+        f"{ALL}, {number + 1} of {longest}": stamped(
             lowering, {name: _everywhere(each[number % len(each)], num_procs) for name, each in found.items()}, "all"
         )
         for number in range(longest)

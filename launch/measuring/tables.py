@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from castile.launch.measuring.coverage import ALL
 from castile.launch.measuring.tuning import Taken
 from castile.launch.reports import report
 from castile.planner.cost import CostModel
@@ -138,7 +139,10 @@ def tell(facts: Mapping[str, Any], as_json: bool) -> None:
     keys = facts["keys"]
     print(f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a step, on {facts['machine']}")
     whose = f"of {facts['op']} " if facts["op"] else ""
-    print(f"{report.counted(len(keys), 'kind')} of tasks {whose}in the steps of {', '.join(facts['plans'])}")
+    # plans in buckets of several sizes, and as many as have all splits, are told once
+    alike = (ALL if name.startswith(f"{ALL}, ") else name.partition(" in buckets of ")[0] for name in facts["plans"])
+    plans = dict.fromkeys(alike)
+    print(f"{report.counted(len(keys), 'kind')} of tasks {whose}in the steps of {', '.join(plans)}")
     print(f"share: what a kind takes of the time in tasks{whose and ' of these'}, in the first plan that has it\n")
     print("\n".join(_table(keys[:MOST_ROWS], dict.fromkeys(name for key in keys for name in key["nodes"]))))
     if len(keys) > MOST_ROWS:
