@@ -343,6 +343,19 @@ def test_commands_that_run_nothing_import_no_scipy():
     assert subprocess.run(words, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
+def test_options_are_read_without_typeguard():
+    # tyro asks it about types such as `int | None`, and it takes longer to import than tyro
+    names = ("diff", "explain", "predict", "profile", "simulate", "train", "validate")
+    code = (
+        "import importlib, sys; from castile.launch.__main__ import parse; "
+        "words = lambda name: ['mlp', 'mlp'] if name == 'diff' else ['mlp']; "
+        "[parse(name, importlib.import_module(f'castile.launch.{name}'), words(name)) for name in sys.argv[1:]]; "
+        "print('typeguard' in sys.modules)"
+    )
+    words = [sys.executable, "-c", code, *names]
+    assert subprocess.run(words, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout == "False\n"
+
+
 def test_of_operators_those_are_loaded_that_a_network_has():
     code = (
         "import sys; from castile.launch.__main__ import main; "
