@@ -5,11 +5,11 @@ It does not know what is drawn.
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
-from xml.sax.saxutils import escape
 
 # The width of a letter over its height, at the most.
 LETTER = 0.6
@@ -79,7 +79,7 @@ def _titled(begun: str, kind: str, told: str) -> str:
 
 
 def _written(words: str) -> str:
-    return escape(UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", words))
+    return html.escape(UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", words), quote=False)
 
 
 def length(words: str, size: int) -> float:
