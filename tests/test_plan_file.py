@@ -39,8 +39,8 @@ def made(capsys, *words: str) -> dict:
 
 @pytest.fixture
 def plan(alone, capsys) -> str:
-    words = ["plan", "mlp:width=32", "--machine", MACHINE, "--batch", str(BATCH), "--budget", "20", "--out", "p.json"]
-    made(capsys, *words)
+    words = ["plan", "mlp:width=32", "--machine", MACHINE, "--batch", str(BATCH), "--search", "data_parallel"]
+    made(capsys, *words, "--out", "p.json")
     return "p.json"
 
 
@@ -67,7 +67,7 @@ def test_plans_of_a_front_and_of_a_training_say_it_too(alone, capsys):
 
 def test_a_machine_that_is_gone_is_told(alone, capsys):
     (alone / "cards.toml").write_text(OWN)
-    made(capsys, "plan", "mlp", "--machine", "cards.toml", "--budget", "20", "--out", "p.json")
+    made(capsys, "plan", "mlp", "--machine", "cards.toml", "--search", "data_parallel", "--out", "p.json")
     assert made(capsys, "simulate", "p.json")["machine"] == "cards.toml"
     (alone / "cards.toml").rename(alone / "renamed.toml")
     assert main(["simulate", "p.json"]) == 2
