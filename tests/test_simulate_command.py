@@ -26,7 +26,7 @@ from tests.test_plan_command import MACHINE, MLP
 @pytest.fixture
 def plan(tmp_path, capsys) -> str:
     path = str(tmp_path / "plan.json")
-    assert main(["plan", MLP, "--machine", MACHINE, "--budget", "30", "--out", path]) == 0
+    assert main(["plan", MLP, "--machine", MACHINE, "--search", "megatron", "--out", path]) == 0
     capsys.readouterr()
     return path
 
