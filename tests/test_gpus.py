@@ -405,7 +405,7 @@ def test_one_gpu_trains_as_several_processors(tmp_path, capsys, monkeypatch) -> 
     with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
         machine = "--machine virtual:procs=3"
         found = trained(f"{words} {machine} --checkpoint {tmp_path}/saved", str(tmp_path), capsys)
-        with patch.object(Execution, "step", autospec=True, side_effect=Execution.step) as whole:
+        with patch.object(Execution, "timeline", autospec=True, side_effect=Execution.timeline) as whole:
             again = trained(f"mlp:layers=2,width=16 --plan {tmp_path}/plan.json {machine}", str(tmp_path), capsys)
         assert remembered.environment(gpus.virtual(2)) != remembered.environment(gpus.machine(local(2), gpus.Placing()))
     assert len(found["peak_bytes"]) == 3 and found["remarks"] == [] and found["checkpoints"][-1]["complete"]
