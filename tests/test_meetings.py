@@ -1,6 +1,8 @@
 """Meetings: what a step takes longer than its tasks make it is learned, and predicted."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from castile.launch.jobs.jobs import Job
 from castile.planner.cost import CostModel
 from castile.planner.costs import learn as spans
 from castile.planner.costs.learn import DELAYED
@@ -121,6 +124,15 @@ def test_plans_say_together_what_meetings_take_and_as_many_as_there_were_count()
     old = structs.replace(before, meeting_seconds=1.0, num_meetings=10**9)
     last = taught(snapshot, *lessons, before=old)
     assert last.num_meetings == meetings.REMEMBERED + 8 and last.meeting_seconds < 1
+
+
+def test_a_job_learns_from_all_plans_that_it_measured_and_counts_what_was_known_once():
+    start = Snapshot(HERE, meeting_seconds=1e-4, num_meetings=24)
+    job: Any = SimpleNamespace(snapshot=start, _known=start, _lessons=[], machine=MACHINE, agree=lambda make: make())
+    measured = [(graph, [timeline]) for graph, timeline in (step([(5, 9, 2)] * 2, 70_000), step([(7, 8, 3)], 10_000))]
+    for graph, timelines in measured:
+        Job.learn(job, SimpleNamespace(tasks=graph), timelines)
+    assert job.snapshot == taught(job.snapshot, *measured, before=start) and job.snapshot.num_meetings == 27
 
 
 @given(rounds, st.integers(0, 10**6), st.floats(0, DELAYED))
