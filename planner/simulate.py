@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from castile.planner.simulation import serving
+from castile.planner.simulation.agenda import NEVER
 from castile.planner.simulation.serving import Served, Tasks
 from castile.runtime.compiled import can_compile, compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
@@ -79,15 +80,15 @@ def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], fo
     return told(graph, served, form)
 
 
-def told(graph: TaskGraph, served: Served, form: str = "auto") -> Simulated:
-    """What a simulation says of a graph that was served so."""
+def told(graph: TaskGraph, served: Served, form: str = "auto", until: int = NEVER) -> Simulated:
+    """What a simulation says of a graph that was served so; of its memory what is the most before some time."""
     book, sweep = BODIES if form == "plain" else map(compiled, BODIES)
     persistent, delta = book(
         served.end, _unsigned(graph.lane_ptr), _unsigned(graph.lanes), served.place, _unsigned(graph.use_ptr),
         _unsigned(graph.uses), graph.num_procs, _unsigned(graph.buffer_proc), _int64(graph.buffer_bytes),
         graph.buffer_first, _int64(graph.private_bytes),
     )  # fmt: skip
-    peak = sweep(persistent, served.queue_ptr, served.queue, delta, served.start, served.end)
+    peak = sweep(persistent, served.queue_ptr, served.queue, delta, served.start, served.end, until)
     timeline, busy = Timeline(np.arange(graph.num_tasks), served.start, served.end), served.busy[COMPUTE::NUM_LANES]
     return Simulated(timeline, persistent, peak, busy / PICOSECONDS)
 
@@ -165,8 +166,8 @@ def _book(  # type: ignore[no-untyped-def]
     return persistent, delta
 
 
-def _sweep(persistent, queue_ptr, queue, delta, start, end):  # type: ignore[no-untyped-def]
-    """The most bytes that live at one time on every processor: a merge of its engines' queues.
+def _sweep(persistent, queue_ptr, queue, delta, start, end, until):  # type: ignore[no-untyped-def]
+    """The most bytes that live at one time before `until` on every processor: a merge of its engines' queues.
 
     On an engine starts and ends ascend and no task starts before the former ends.
     """
@@ -191,7 +192,7 @@ def _sweep(persistent, queue_ptr, queue, delta, start, end):  # type: ignore[no-
             h += 1
             while h < tail[q] and delta[h] == 0:
                 h += 1
-            if h < tail[q]:
+            if h < tail[q] and (end[queue[h >> 1]] if h & 1 else start[queue[h >> 1]]) < until:
                 # Twice the time, odd for a beginning: at equal times ends come first.
                 head[q], soon[q] = h, 2 * end[queue[h >> 1]] if h & 1 else 2 * start[queue[h >> 1]] + 1
             else:

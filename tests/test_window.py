@@ -158,6 +158,7 @@ def test_any_pipeline_is_told_of_through_a_window_as_where_all_of_it_is_written_
 
 def check_told_alike(known: evaluators.Evaluator, few: seeing.Seen, whole: seeing.Seen) -> None:
     (owners, working), (all_owners, all_working) = (looked_through(of, known.cost) for of in (few, whole))
+    assert few.peak_bytes.tolist() == whole.peak_bytes.tolist()
     assert [*map(by_name, owners)] == [*map(by_name, all_owners)]
     assert working.tolist() == all_working.tolist()
     assert few.busy_seconds.tolist() == whole.busy_seconds.tolist()

@@ -53,6 +53,11 @@ class Frontier(Generic[W]):
             beaten += 1
         self.points[at:beaten] = [worth]
 
+    def leaves_behind(self, worth: Worth, times: float) -> bool:
+        """Whether it takes more than so many times as long as a point, and needs more than as many times its bytes."""
+        seconds, nbytes = worth.seconds / times, max(worth.peak_bytes) / times
+        return any(point.seconds < seconds and max(point.peak_bytes) < nbytes for point in self.points)
+
     def thinned(self, gain: float) -> list[W]:
         """What is left of the points by `thinned`."""
         return thinned(self.points, lambda point: max(point.peak_bytes), gain)

@@ -42,15 +42,16 @@ class Fullest:
         fuller = np.flatnonzero(stretch.peak_bytes > self._most)
         if not len(fuller):
             return
-        self._most[fuller] = stretch.peak_bytes[fuller]
-        # What is not served comes when all else has gone, and what it will read lives till then.
-        is_served = stretch.end < NEVER
-        late = int(stretch.end[is_served].max(initial=0)) + 1
-        start, end = (np.where(is_served, each, late) for each in (stretch.start, stretch.end))
+        # What begins later, of which not all is known, comes when all else has gone; what it will read lives till then.
+        has_begun = (stretch.end < NEVER) & (stretch.start < stretch.until)
+        late = int(stretch.end[has_begun].max(initial=0)) + 1
+        start, end = (np.where(has_begun, each, late) for each in (stretch.start, stretch.end))
         timeline = Timeline(np.arange(len(start)), start, end)
         found = memory.largest(self._seen.written.later(stretch.later), timeline, fuller.tolist())
         for proc, owners in zip(fuller.tolist(), found, strict=True):
-            self._owners[proc] = owners
+            nbytes = sum(size for _, size in owners)
+            if nbytes > self._most[proc]:
+                self._owners[proc], self._most[proc] = owners, nbytes
 
 
 def _largest_first(owner: tuple[str, int]) -> tuple[int, str]:

@@ -26,6 +26,9 @@ from castile.planner.strategy import ORDERS, Strategy
 NUM_LIMITS = 5
 # A point of the front needs at least this share less memory than the one before.
 GAIN = 0.02
+# Buckets, orders and what is begun ahead bring no plan onto a front that takes so many times as long as one there, and
+# needs so many times as much memory.
+FARTHEST = 1.25
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ def search_front(
             turns.search(evaluator.turned(fastest, most_bytes=limit))
     found = turns.search(evaluator)
     found = replace(found, num_proposals=turns.num_proposals, elapsed_seconds=turns.elapsed_seconds)
-    for worth in (*frontier.points, found.evaluated, *found.seeds.values(), *found.finalists):
+    known = (*frontier.points, found.evaluated, *found.seeds.values(), *found.finalists)
+    for worth in [one for one in known if not frontier.leaves_behind(one, FARTHEST)]:
         for one in variants(evaluator, worth.strategy, sizes, is_settled, ORDERS):
             frontier.add(one)
     for worth in tuple(frontier.points):

@@ -34,7 +34,7 @@ class Stretch(NamedTuple):
     until                         that time, picoseconds; at last, when all is done
     start, end                    int64[T], NEVER ends what is not served
     queue, queue_ptr, queue_end   the tasks of each engine as they were served, from where on, and up to where
-    peak_bytes                    int64[P], the most that lived at one time until then, as far as it is known
+    peak_bytes                    int64[P], the most that lived at one time until then
     later                         how many microbatches later than it is written out what is alike stands
     by                            and how many than in the stretch before
     """
@@ -99,7 +99,8 @@ def simulated(
     stretch = Stretch(0, served.start, served.end, served.queue, served.queue_ptr[:-1], left.queue_end, peak)
     while stretch.later < more:
         until = serve(short, served, left)
-        np.maximum(peak, told(tasks, served).peak_bytes, out=peak)
+        # What lives now may have gone before something begins that was served ahead.
+        np.maximum(peak, told(tasks, served, until=until).peak_bytes, out=peak)
         if watch is not None:
             watch(stretch._replace(until=until))
         past = compiled(_past)(*alike[:4], served.end, until)
