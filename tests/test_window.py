@@ -194,6 +194,9 @@ def test_what_cannot_be_written_out_is_evaluated_and_packed(monkeypatch: pytest.
     assert (np.array(other.pack(plan)) >= live).all() and (np.array(other.arenas(plan)) < 2 * live).all()
     drawn = other.see(plan)
     assert drawn.seconds == whole.seconds and drawn.left == 100 - drawn.num_microbatches > 50
+    # the first and the last are called what they are
+    shown = {int(of) for task in drawn.tasks.tasks for of in re.findall(r"@(\d+)", task.name)}
+    assert shown == {0, 1, 2, *range(3 + drawn.left, 100)}
 
 
 def test_where_more_are_under_way_than_are_written_out_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
