@@ -178,7 +178,11 @@ def _sweep(persistent, queue_ptr, queue, delta, start, end, until):  # type: ign
     for p in range(len(peak)):
         live, num_open = persistent[p], 0
         for e in range(p * num_engines, (p + 1) * num_engines):
-            head[num_open], tail[num_open], soon[num_open] = 2 * queue_ptr[e] - 1, 2 * queue_ptr[e + 1], -1
+            begin, last = 2 * queue_ptr[e], 2 * queue_ptr[e + 1] - 1
+            # What changes nothing need not be in order.
+            while last >= begin and (delta[last] == 0 or (end if last & 1 else start)[queue[last >> 1]] >= until):
+                last -= 1
+            head[num_open], tail[num_open], soon[num_open] = begin - 1, last + 1, -1
             num_open += 1
         while num_open > 0:
             q = 0
@@ -192,7 +196,7 @@ def _sweep(persistent, queue_ptr, queue, delta, start, end, until):  # type: ign
             h += 1
             while h < tail[q] and delta[h] == 0:
                 h += 1
-            if h < tail[q] and (end[queue[h >> 1]] if h & 1 else start[queue[h >> 1]]) < until:
+            if h < tail[q]:
                 # Twice the time, odd for a beginning: at equal times ends come first.
                 head[q], soon[q] = h, 2 * end[queue[h >> 1]] if h & 1 else 2 * start[queue[h >> 1]] + 1
             else:
