@@ -136,14 +136,16 @@ def _book(  # type: ignore[no-untyped-def]
     and takes away: delta[2 * i] and -delta[2 * i + 1] bytes, booked on its first slot of that processor.
     """
     persistent, delta = np.zeros(num_procs, np.int64), np.zeros(2 * len(lanes) + 2, np.int64)
-    last, last_end = np.full(len(buffer_proc), -1, np.int32), np.zeros(len(buffer_proc), np.int64)
+    last = np.full(len(buffer_proc), -1, np.int32)
     for t in range(len(end)):
         done = end[t]
         for u in range(use_ptr[t], use_ptr[t + 1]):
             b = uses[u]
-            if done > last_end[b]:
-                last_end[b], last[b] = done, t
-        for k in range(lane_ptr[t], lane_ptr[t + 1] if private_bytes[t] > 0 else 0):
+            if last[b] < 0 or done > end[last[b]]:
+                last[b] = t
+        if private_bytes[t] == 0:
+            continue
+        for k in range(lane_ptr[t], lane_ptr[t + 1]):
             first = lane_ptr[t]
             while lanes[first] // NUM_LANES != lanes[k] // NUM_LANES:
                 first += 1
@@ -154,11 +156,11 @@ def _book(  # type: ignore[no-untyped-def]
         if buffer_first[b] < 0:
             persistent[buffer_proc[b]] += buffer_bytes[b]
             continue
-        low = buffer_proc[b] * NUM_LANES
+        low = np.int64(buffer_proc[b]) * NUM_LANES
         begin, finish = lane_ptr[buffer_first[b]], lane_ptr[last[b]]
-        while lanes[begin] < low or lanes[begin] >= low + NUM_LANES:
+        while not 0 <= lanes[begin] - low < NUM_LANES:
             begin += 1
-        while lanes[finish] < low or lanes[finish] >= low + NUM_LANES:
+        while not 0 <= lanes[finish] - low < NUM_LANES:
             finish += 1
         assert begin < lane_ptr[buffer_first[b] + 1] and finish < lane_ptr[last[b] + 1]
         delta[2 * place[begin]] += buffer_bytes[b]
