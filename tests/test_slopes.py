@@ -12,38 +12,13 @@ from castile.launch.training import slopes
 from tests import homes
 from tests.op_cases import Case, every_case
 from tests.op_laws import node_of
+from tests.test_own_operators import OWN as TWICE
 
-OWN = """
-from castile.planner.families.elementwise import Unary
-from castile.planner.graph import Graph
-from castile.planner.op import Init, Op, op
-
-
-@op("... -> ...", flops_per_point=8)
-class Root(Unary):
-    value = "x -> sqrt(x)"
-    slope = "d, x -> d / (2 * sqrt(x))"
-
-
-@op("b i, *o i -> b o", flops_per_point=2)
-class Product(Op):
-    def forward(self, k, x, w):         return k.contract("bi,oi->bo", x, w)
-    def grad_inputs(self, k, dy, x, w): return (k.contract("bo,oi->bi", dy, w),)
-    def grad_params(self, k, dy, x, w): return (k.contract("bo,bi->oi", dy, x),)
-
-
-def build(batch=None, dtype="float32"):
-    g = Graph("own", dtype)
-    image = g.input("image", (batch or 32, 1, 8, 8), "b c h w")
-    label = g.input("label", (batch or 32,), "b", "int32")
-    x = g.reshape("flat", image, "b c h w -> b (c h w)")
-    x = g.apply(Product(), "fc", x, g.param("fc.weight", (10, 64), ("o", "i"), Init("normal", 0.1)))
-    x = g.apply(Root(), "root", g.shift("one", g.square("square", x), 1.0))
-    g.minimise(g.cross_entropy("loss", x, label))
-    return g
-"""
+# Of what doubles a number one that squares it, whose slope depends on it.
+SQUARE = 'value = "x -> x * x"\n    slope = "d, x -> d * (x + x)"'
+OWN = TWICE.replace('value = "x -> x + x"\n    slope = "d -> d + d"', SQUARE)
 WRONG = {
-    ("d / (2 * sqrt(x))", "d / sqrt(x)"): ".Root: its gradient of operand 0 says ",
+    ("d * (x + x)", "d * x"): ".Twice: its gradient of operand 0 says ",
     ('return (k.contract("bo,oi->bi", dy, w),)', 'return (k.contract("bo,oi->bi", dy, k.relu(w)),)'):
         ".Product: its gradient of operand 0 says ",
     ('return (k.contract("bo,bi->oi", dy, x),)', 'return (k.contract("bo,bi->oi", dy, k.relu(x)),)'):
@@ -74,9 +49,9 @@ def test_who_is_asked_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """Operators of a model's own file alone, each once, and none that would take long."""
     asked = list[str]()
     monkeypatch.setattr(slopes, "_remarks", lambda node, tensors: asked.append(node.name) or [])
-    assert told(tmp_path / "own.py", OWN) == [] and asked == ["fc", "root"]
+    assert told(tmp_path / "own.py", OWN) == [] and asked == ["fc", "twice"]
     monkeypatch.setattr(slopes, "MOST_FLOPS", 1000)
-    assert told(tmp_path / "own.py", OWN) == [] and asked == ["fc", "root", "root"]
+    assert told(tmp_path / "own.py", OWN) == [] and asked == ["fc", "twice", "twice"]
 
 
 @pytest.mark.parametrize("change", WRONG)
@@ -84,6 +59,12 @@ def test_what_is_wrong_is_told_in_a_line(change: tuple[str, str], tmp_path: Path
     assert change[0] in OWN and told(tmp_path / "right.py", OWN) == []
     (line,) = told(tmp_path / "wrong.py", OWN.replace(*change))
     assert WRONG[change] in line and "\n" not in line
+
+
+def test_what_takes_no_numbers_below_zero_is_held_too(tmp_path: Path) -> None:
+    root = OWN.replace(SQUARE, 'value = "x -> sqrt(x)"\n    slope = "d, x -> d / sqrt(x)"')
+    (line,) = told(tmp_path / "root.py", root)
+    assert ".Twice: its gradient of operand 0 says " in line
 
 
 def test_training_tells_it_and_goes_on(
@@ -95,5 +76,5 @@ def test_training_tells_it_and_goes_on(
     (tmp_path / "own.py").write_text(OWN.replace(*next(iter(WRONG))))
     assert main("train own.py --steps 1 --search one_processor".split()) == 0
     out, err = capsys.readouterr()
-    assert err.count("\n") == 1 and err.startswith("castile: own.Root: its gradient of operand 0 says ")
-    assert "leave it only if it is meant so" in err and "own.Root" not in out
+    assert err.count("\n") == 1 and err.startswith("castile: own.Twice: its gradient of operand 0 says ")
+    assert "leave it only if it is meant so" in err and "own.Twice" not in out
