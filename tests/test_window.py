@@ -50,8 +50,7 @@ def test_any_pipeline_takes_what_all_its_microbatches_take(
     @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        known, plan = piped(data, st.integers(20, 40))
-        plan = msgspec.structs.replace(plan, order=order, ahead=data.draw(st.integers(0, 2)))
+        known, plan = pipeline(data, order)
         seen["in a window" if assert_few_say_all(known, plan) else "all"] += 1
 
     check()
@@ -106,6 +105,12 @@ def test_any_tasks_take_what_all_microbatches_take(
     assert seen[True] > examples(400) // 3
 
 
+def pipeline(data: st.DataObject, order: str) -> tuple[evaluators.Evaluator, Strategy]:
+    """One in many microbatches, some of which it may begin ahead."""
+    known, plan = piped(data, st.integers(20, 40))
+    return known, msgspec.structs.replace(plan, order=order, ahead=data.draw(st.integers(0, 2)))
+
+
 def places(number: np.ndarray) -> np.ndarray:
     """Which of the tasks of its microbatch each is, of which those of none come last."""
     of = np.where(number < 0, number.max() + 1, number)
@@ -135,8 +140,7 @@ def test_any_pipeline_is_told_of_through_a_window_as_where_all_of_it_is_written_
     @settings(max_examples=FEWER, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        known, plan = piped(data, st.integers(20, 40))
-        plan = msgspec.structs.replace(plan, order=order, ahead=data.draw(st.integers(0, 2)))
+        known, plan = pipeline(data, order)
         whole = looked_at(known, plan, 1000)
         few = looked_at(known, plan, 4, most=known._num_tasks(plan.microbatches, plan) - 1)
         seen["in a window" if few.left else "all"] += 1

@@ -6,7 +6,7 @@ It does not know what is learned from it.
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -39,16 +39,21 @@ def load(seed: int, *, file: str = "", seq: int = 128, most_bytes: int = 4 * 2**
         raise ValueError(
             f"data set text: {file or 'the library'} has {len(data)} bytes, too few for two windows of {seq}"
         )
-    split = number - max(1, round(number * held_out))
     there = Path(file).stat().st_size if file else 0
-    parts = (Arrays(arrays, np.arange(split)), Arrays(arrays, np.arange(split, number)))
-    return Dataset("text", seed, *parts, read=(len(data), there) if there > len(data) else None)
+    return Dataset("text", seed, *parted(arrays, held_out), read=(len(data), there) if there > len(data) else None)
 
 
 def windows(data: np.ndarray, seq: int) -> dict[str, np.ndarray]:
     """Tokens [n] in windows side by side, and what comes after each, both [windows, seq], without what is left over."""
     number = max(0, len(data) - 1) // seq
     return {name: data[n : n + number * seq].reshape(number, seq) for n, name in enumerate(("tokens", "targets"))}
+
+
+def parted(arrays: Mapping[str, np.ndarray], share: float) -> tuple[Arrays, Arrays]:
+    """Windows to train on, and the last ones, that share of all but at least one, which are held out."""
+    number = len(arrays["tokens"])
+    split = number - max(1, round(number * share))
+    return Arrays(arrays, np.arange(split)), Arrays(arrays, np.arange(split, number))
 
 
 def _file(path: Path, most_bytes: int) -> bytes:

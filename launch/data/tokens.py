@@ -41,9 +41,7 @@ def load(
         )
     judged = _windows(file or held_out, seq, stored, 2 if file else 1)
     if file:
-        cut = len(judged) - max(1, round(len(judged) * share))
-        parts = (Arrays(judged.columns, np.arange(cut)), Arrays(judged.columns, np.arange(cut, len(judged))))
-        return Dataset("tokens", seed, *parts)
+        return Dataset("tokens", seed, *text.parted(judged.columns, share))
     taught = _windows(train, seq, stored, 1) if train else Arrays(judged.columns, np.arange(0))
     return Dataset("tokens", seed, taught, judged)
 

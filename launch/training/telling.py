@@ -281,10 +281,12 @@ def text(facts: dict[str, Any]) -> str:
         )
     if facts.get("num_held_up"):
         measured, all_were = report.counted(facts["num_sampled"], "step"), facts["num_held_up"] == facts["num_sampled"]
+        of = "the others, and transfers are learned from them"
+        if all_were:
+            of = "the quickest, and transfers are learned from it where nothing else is known of them"
         lines.append(
             f"other programs held up {facts['num_held_up']} of {measured} that were measured task by task: errors are "
-            f"of {'the quickest, and transfers' if all_were else 'the others, and transfers are learned from them'}"
-            f"{' are learned from it where nothing else is known of them' if all_were else ''}"
+            f"of {of}"
         )
     if facts["num_steps"]:
         lines.append(f"steps waited {ms(facts['waited_seconds'])} for samples in all")
