@@ -175,7 +175,7 @@ def _said(setting: Any) -> str:
 def _figure_table(figures: Mapping[str, Mapping[str, Any]], what: str) -> Table:
     table = report.table("", ">a", ">b", ">b is more by")
     step = figures["step_seconds"]
-    table.add_row(what, *map(report.milliseconds, (step["a"], step["b"])), signed(step["delta"]))
+    table.add_row(what, *map(report.duration, (step["a"], step["b"])), signed(step["delta"]))
     for name, words in (("peak_bytes", "memory"), ("moved_bytes", f"moved a {what}")):
         of = figures[name]
         delta = ("-" if of["delta"] < 0 else "+") + memory.written(abs(of["delta"]))

@@ -98,7 +98,7 @@ def run(command: Explain) -> int:
     if command.why_not:
         facts["why_not"] = _against(evaluator, plan, worth, explanation, command.why_not, budget)
     outputs = Outputs()
-    title = f"{facts['model']}, plan {command.plan}: {report.milliseconds(worth.seconds)} on {facts['machine']}"
+    title = f"{facts['model']}, plan {command.plan}: {report.duration(worth.seconds)} on {facts['machine']}"
     outputs.write(
         "picture", command.picture, lambda path: files.write(path, layout.picture(title, evaluator, plan).encode())
     )

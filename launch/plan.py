@@ -327,4 +327,4 @@ def _picture(facts: Mapping[str, Any], evaluator: Evaluator, plan: Strategy) -> 
     title = f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a {what}, on {facts['machine']}"
     if "front" in facts:
         return front.picture(title, facts["front"], facts["seeds"], int(evaluator.capacity.max()))
-    return layout.picture(f"{title}: {report.milliseconds(facts['found']['step_seconds'])}", evaluator, plan)
+    return layout.picture(f"{title}: {report.duration(facts['found']['step_seconds'])}", evaluator, plan)

@@ -238,7 +238,7 @@ def _drawn(seen: Seen) -> str:
     """What a step takes, and how much of it is drawn."""
     count, few = seen.strategy.microbatches, seen.num_microbatches
     drawn = f", of {count} microbatches {few} drawn" if few < count else ""
-    return f"{report.milliseconds(seen.seconds)} simulated{drawn}"
+    return f"{report.duration(seen.seconds)} simulated{drawn}"
 
 
 def _of(facts: Mapping[str, Any]) -> str:
@@ -253,7 +253,7 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     for line in lines:
         out.say(f"  {line}")
     out.say(
-        f"\na {what} takes {report.milliseconds(facts['step_seconds'])}{report.without(facts)} in "
+        f"\na {what} takes {report.duration(facts['step_seconds'])}{report.without(facts)} in "
         f"{facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])} and moves "
         f"{memory.written(facts['moved_bytes'])}; prices: {report.prices_words(facts['prices'])}"
     )

@@ -222,7 +222,7 @@ def lacking(lengths: np.ndarray, capacities: np.ndarray) -> tuple[int, str] | No
 
 def written(nbytes: int) -> str:
     """Bytes as people read them."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= size:
             return f"{nbytes / size:.1f} {unit}"
     return f"{nbytes} bytes"

@@ -253,16 +253,16 @@ def test_explain_tells_people_the_same(plan, capsys):
     facts = answer(capsys, *words)
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert report.milliseconds(facts["step_seconds"]) in out and f"in {facts['num_tasks']} tasks" in out
+    assert report.duration(facts["step_seconds"]) in out and f"in {facts['num_tasks']} tasks" in out
     for row in facts["spans"]:
-        assert report.milliseconds(row["mean_seconds"]) in out and report.percent(row["share"]) in out
+        assert report.duration(row["mean_seconds"]) in out and report.percent(row["share"]) in out
     # what `plan` tells of that plan is with buckets and an order of its own
-    took = report.milliseconds(facts["why_not"]["step_seconds"])
+    took = report.duration(facts["why_not"]["step_seconds"])
     assert f"the layouts of one_processor, all else equal, take {took}, " in out
     assert f"({facts['why_not']['times']:.2f} times as long)" in out
     for row in facts["why_not"]["switches"]:
         line = next(line for line in out.splitlines() if line.startswith(row["name"] + " ") and row["there"] in line)
-        assert report.milliseconds(row["step_seconds"]) in line and f"{row['times']:.3f}" in line
+        assert report.duration(row["step_seconds"]) in line and f"{row['times']:.3f}" in line
 
 
 def test_a_budget_is_for_other_plans(plan, capsys):

@@ -30,6 +30,7 @@ MODEL, MACHINE = "mlp:layers=1,width=16", "dgx-h100:nodes=1"
 UNITS = {
     "ms": ("seconds", 1e3), "us": ("seconds", 1e6), "s": ("seconds", 1.0), "%": ("", 100.0),
     "bytes": ("bytes", 1.0), "KiB": ("bytes", 2.0**-10), "MiB": ("bytes", 2.0**-20), "GiB": ("bytes", 2.0**-30),
+    "TiB": ("bytes", 2.0**-40),
     "samples/s": ("samples_per_second", 1.0), "k samples/s": ("samples_per_second", 1e-3),
     "M samples/s": ("samples_per_second", 1e-6), "tokens/s": ("tokens_per_second", 1.0),
     "k tokens/s": ("tokens_per_second", 1e-3), "M tokens/s": ("tokens_per_second", 1e-6),
@@ -66,10 +67,10 @@ def others(facts: Any, rng: random.Random, path: str = "") -> Any:
     if isinstance(facts, bool) or not isinstance(facts, int | float):
         return facts
     if "bytes" in path:
-        return rng.choice((-1, 1) if facts < 0 else (1,)) * int(2 ** rng.uniform(5, 38))
+        return rng.choice((-1, 1) if facts < 0 else (1,)) * int(2 ** rng.uniform(5, 52))
     if isinstance(facts, int):
         return rng.randrange(1000, 100000)
-    return rng.uniform(-1 if facts < 0 else 0.01, 1) * (1e-2 if "seconds" in path else 1)
+    return rng.uniform(-1 if facts < 0 else 0.01, 1) * (10 ** rng.uniform(-2, 5) if "seconds" in path else 1)
 
 
 def rounding(shown: str) -> float:

@@ -125,9 +125,9 @@ def test_plan_tells_people_the_same(capsys):
     out = capsys.readouterr().out
     for name, seed in facts["seeds"].items():
         line = next(line for line in out.splitlines() if line.startswith(name + " "))
-        assert report.milliseconds(seed["step_seconds"]) in line
+        assert report.duration(seed["step_seconds"]) in line
         assert f"{seed['speedup_over_data_parallel']:.2f}" in line
-    assert report.milliseconds(facts["found"]["step_seconds"]) in out
+    assert report.duration(facts["found"]["step_seconds"]) in out
     assert f"after {facts['num_proposals']} proposals" in out and f"{facts['num_tasks']} tasks" in out
 
 
@@ -158,7 +158,7 @@ def test_plan_says_what_no_plan_can_beat(capsys):
     assert facts["gap_share"] == pytest.approx(facts["found"]["step_seconds"] / facts["bound_seconds"] - 1)
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert f"no plan takes less than {report.milliseconds(facts['bound_seconds'])}" in out
+    assert f"no plan takes less than {report.duration(facts['bound_seconds'])}" in out
     assert f"the plan found takes {report.percent(facts['gap_share'])} more" in out
 
 
@@ -218,7 +218,7 @@ def test_a_front_begins_with_a_plan_as_fast_as_is_found_without(model, batch, te
     searches.tell(facts, [])
     table = capsys.readouterr().out.split("plans that no other beats in both time and memory:")[1]
     assert table.split("\n")[1].split()[:3] == ["plan", "step", "arena"]
-    assert all(report.milliseconds(step) in table and memory_of(most) in table for step, most in front)
+    assert all(report.duration(step) in table and memory_of(most) in table for step, most in front)
 
 
 @pytest.mark.parametrize("search, has_gaps", [("one_processor", False), ("megatron", True)])

@@ -77,7 +77,7 @@ def test_people_are_told_the_same(capsys):
         assert row["samples_per_second_per_proc"] * row["num_procs"] == pytest.approx(row["samples_per_second"])
         (line,) = (line for line in out.splitlines() if line.startswith(row["machine"]))
         told = [
-            str(row["num_procs"]), report.milliseconds(row["found"]["step_seconds"]),
+            str(row["num_procs"]), report.duration(row["found"]["step_seconds"]),
             report.pace(row["samples_per_second"]), report.pace(row["samples_per_second_per_proc"]),
             report.percent(row["model_flops_utilisation"]), written(max(row["found"]["arena_bytes"])),
             written(row["capacity_bytes"][0]),

@@ -112,9 +112,9 @@ def test_simulate_tells_people_the_same(capsys):
     facts = answer(capsys, *words)
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert report.milliseconds(facts["step_seconds"]) in out and f"in {facts['num_tasks']} tasks" in out
+    assert report.duration(facts["step_seconds"]) in out and f"in {facts['num_tasks']} tasks" in out
     for row in facts["kinds"]:
-        assert row["what"] in out and report.milliseconds(row["proc_seconds"]) in out
+        assert row["what"] in out and report.duration(row["proc_seconds"]) in out
     lines = [line.split() for line in out.splitlines()]
     at = next(number for number, words in enumerate(lines) if words[:1] == ["processor"])
     assert lines[at][1:4] == ["computing", "moving", "waiting"]

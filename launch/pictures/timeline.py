@@ -83,7 +83,7 @@ def picture(
     drawn, used, low = [], set[int](), TOP
     for name, timeline in timelines.items():
         if len(timelines) > 1:
-            drawn.append(text(8, low + SIZE, f"{name}: {report.milliseconds(timeline.seconds)}", SIZE))
+            drawn.append(text(8, low + SIZE, f"{name}: {report.duration(timeline.seconds)}", SIZE))
             low += SIZE + GAP
         alike = _groups(graph, timeline, kind_of, low)
         groups = [group._replace(procs=_all(group.procs, of_role)) for group in alike]
@@ -207,7 +207,7 @@ class _Chart:
         long = (row.end - row.start) * self.scale >= LEAST
         yield from self._short(_Row(row.lane, *(array[~long] for array in row[1:])), top, bottom)
         for task, start, end, kind in zip(*(array[long].tolist() for array in row[1:])):
-            told = f"{self.graph.tasks[task].name}, {report.milliseconds((end - start) / PICOSECONDS)}"
+            told = f"{self.graph.tasks[task].name}, {report.duration((end - start) / PICOSECONDS)}"
             # A hair of white tells it from the next.
             yield rect(Box(self.x(start), top, self.x(end) - 0.3, bottom), self.kinds[kind][1], told)
 

@@ -83,6 +83,6 @@ def searching(which: str = "") -> Iterator[Progress | None]:
         task = shown.add_task("", total=None)
 
         def show(spent: float, best: Evaluated) -> None:
-            shown.update(task, completed=spent, total=1.0, description=report.milliseconds(best.seconds))
+            shown.update(task, completed=spent, total=1.0, description=report.duration(best.seconds))
 
         yield show

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from castile.launch.reports import report
-from castile.launch.reports.report import Output, milliseconds, percent, table
+from castile.launch.reports.report import Output, duration, percent, table
 from castile.planner.alternatives import pattern
 from castile.runtime.memory import written
 
@@ -55,11 +55,11 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
 def _worth(facts: Mapping[str, Any], what: str) -> str:
     """What the plan takes, in a sentence."""
     before = facts["predicted_step_seconds"]
-    changed = before is not None and milliseconds(before) != milliseconds(facts["step_seconds"])
-    note = f" (by the prices of its file {milliseconds(before)})" if changed else ""
+    changed = before is not None and duration(before) != duration(facts["step_seconds"])
+    note = f" (by the prices of its file {duration(before)})" if changed else ""
     over = "" if facts["fits"] else ", too many"
     return (
-        f"a {what} takes {milliseconds(facts['step_seconds'])}{note}{report.without(facts)} in "
+        f"a {what} takes {duration(facts['step_seconds'])}{note}{report.without(facts)} in "
         f"{facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])}, moves "
         f"{written(facts['moved_bytes'])}, and holds {written(facts['live_bytes'])} at once of "
         f"{written(facts['capacity_bytes'])}{over}"
@@ -70,7 +70,7 @@ def _span_table(spans: Sequence[Mapping[str, Any]], what: str) -> Table:
     """What processors do."""
     made = table(f"a processor's {what}", ">mean", ">share", ">least", ">most")
     for row in spans:
-        seconds = (milliseconds(row[f"{which}_seconds"]) for which in ("mean", "least", "most"))
+        seconds = (duration(row[f"{which}_seconds"]) for which in ("mean", "least", "most"))
         mean, *extremes = seconds
         made.add_row(SPANS[row["what"]], mean, percent(row["share"]), *extremes)
     return made
@@ -83,8 +83,8 @@ def _cause_table(causes: Sequence[Mapping[str, Any]]) -> Table:
         moved = written(row["moved_bytes"]) if row["moved_bytes"] else ""
         hidden = percent(row["hidden_share"]) if row["kind"] == "transfer" else ""
         made.add_row(
-            shortened(_cause(row)), milliseconds(row["chain_seconds"]), percent(row["chain_share"]),
-            str(row["num_tasks"]), moved, milliseconds(row["proc_seconds"]), hidden,
+            shortened(_cause(row)), duration(row["chain_seconds"]), percent(row["chain_share"]),
+            str(row["num_tasks"]), moved, duration(row["proc_seconds"]), hidden,
         )  # fmt: skip
     _add_rest(made, causes)
     return made
@@ -96,7 +96,7 @@ def _level_table(causes: Sequence[Mapping[str, Any]]) -> Table:
     for row in [row for row in causes if row["levels"]][:MOST_ROWS]:
         for level in row["levels"]:
             latency, transfer = level["latency_seconds"], level["transfer_seconds"]
-            made.add_row(shortened(_cause(row)), level["level"], milliseconds(latency), milliseconds(transfer))
+            made.add_row(shortened(_cause(row)), level["level"], duration(latency), duration(transfer))
     return made
 
 
@@ -126,14 +126,14 @@ def _tell_op(out: Output, op: Mapping[str, Any], what: str) -> None:
 def _tell_why_not(out: Output, why: Mapping[str, Any], what: str) -> None:
     """What another plan takes, and by what."""
     out.say(
-        f"\nthe layouts of {why['name']}, all else equal, take {milliseconds(why['step_seconds'])}, "
+        f"\nthe layouts of {why['name']}, all else equal, take {duration(why['step_seconds'])}, "
         f"{signed(why['longer_seconds'])} "
         f"({why['times']:.2f} times as long); where its longest chain differs:",
     )
     made = table("node or edge", ">here", ">there", ">longer by")
     for row in why["causes"][:MOST_ROWS]:
         over = f" over {row['link']}" if row["link"] else ""
-        here, there = milliseconds(row["chain_seconds"]), milliseconds(row["other_chain_seconds"])
+        here, there = duration(row["chain_seconds"]), duration(row["other_chain_seconds"])
         made.add_row(
             shortened(f"{row['op']} {row['form']}{over}: {row['name']}".lstrip()),
             here,
@@ -155,7 +155,7 @@ def _tell_why_not(out: Output, why: Mapping[str, Any], what: str) -> None:
 
 
 def _priced(row: Mapping[str, Any]) -> tuple[str, ...]:
-    step, longer = milliseconds(row["step_seconds"]), signed(row["longer_seconds"])
+    step, longer = duration(row["step_seconds"]), signed(row["longer_seconds"])
     note = "" if row["fits"] else "does not fit"
     return step, longer, f"{row['times']:.3f}", written(row["live_bytes"]), written(row["moved_bytes"]), note
 
@@ -167,7 +167,7 @@ def with_members(row: Mapping[str, Any]) -> str:
 
 def signed(seconds: float) -> str:
     """A difference with its sign."""
-    return f"{'-' if seconds < 0 else '+'}{milliseconds(abs(seconds))}"
+    return f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
 
 
 def folded(names: Sequence[str]) -> str:

@@ -189,7 +189,7 @@ def without(facts: Mapping[str, Any]) -> str:
     """
     told, (order, ahead) = list[str](), (facts["order"], facts["ahead"])
     if order is not None:
-        told.append(f"{milliseconds(order['step_seconds_without'])} if kernels ran as they become ready")
+        told.append(f"{duration(order['step_seconds_without'])} if kernels ran as they become ready")
     if ahead is not None:
         told.append(ahead_words(ahead))
     return f" ({'; '.join(told)})" if told else ""
@@ -198,7 +198,7 @@ def without(facts: Mapping[str, Any]) -> str:
 def ahead_words(row: Mapping[str, Any]) -> str:
     """What a step would take if it began no microbatch ahead."""
     live, alone = written(row["live_bytes"]), written(row["live_bytes_without"])
-    step = milliseconds(row["step_seconds_without"])
+    step = duration(row["step_seconds_without"])
     return f"{step}, with {alone} live instead of {live}, if no microbatch were begun ahead"
 
 
@@ -224,7 +224,7 @@ def plan_table(rows: Mapping[str, Mapping[str, Any]], what: str = "step", memory
         factor = f"{row['speedup_over_data_parallel']:.2f}"
         moved = written(row["moved_bytes"])
         made.add_row(
-            name, milliseconds(row["step_seconds"]), written(row["live_bytes"]), moved, factor, *[notes[name]] * noted
+            name, duration(row["step_seconds"]), written(row["live_bytes"]), moved, factor, *[notes[name]] * noted
         )
     return made
 
@@ -234,7 +234,7 @@ def kind_table(kinds: Sequence[Mapping[str, Any]]) -> Table:
     made = table("what", ">tasks", ">time", ">share")
     for kind in kinds:
         num = str(kind["num_tasks"]) if kind["num_tasks"] else ""
-        made.add_row(kind["what"], num, milliseconds(kind["proc_seconds"]), percent(kind["share"]))
+        made.add_row(kind["what"], num, duration(kind["proc_seconds"]), percent(kind["share"]))
     return made
 
 
@@ -269,9 +269,11 @@ def table(*columns: str) -> Table:
     return made
 
 
-def milliseconds(seconds: float) -> str:
-    """Seconds as people read a step's."""
-    return f"{seconds * 1e3:.3f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+def duration(seconds: float) -> str:
+    """Seconds as people read a step's: 1.297 ms, 412 ms, 75.30 s, 29492 s."""
+    if seconds < 10:
+        return f"{seconds * 1e3:.3f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+    return f"{seconds:.2f} s" if seconds < 1000 else f"{seconds:.0f} s"
 
 
 def counted(number: int, noun: str) -> str:

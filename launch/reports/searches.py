@@ -92,7 +92,7 @@ def _worth(row: Mapping[str, Any]) -> tuple[str, ...]:
     paces = (report.pace(row[name]) for name in ("samples_per_second", "samples_per_second_per_proc"))
     share = row["model_flops_utilisation"]
     used = "" if share is None else report.percent(share)
-    return report.milliseconds(row["found"]["step_seconds"]), *paces, used, written(needed), written(there)
+    return report.duration(row["found"]["step_seconds"]), *paces, used, written(needed), written(there)
 
 
 def _briefly(row: Mapping[str, Any]) -> str:
@@ -109,5 +109,5 @@ def _briefly(row: Mapping[str, Any]) -> str:
 def _bound_words(facts: Mapping[str, Any]) -> str:
     by_work = facts["work_bound_seconds"] >= facts["chain_bound_seconds"]
     why = "all processors' work" if by_work else "the longest chain of passes"
-    least, gap = report.milliseconds(facts["bound_seconds"]), report.percent(facts["gap_share"])
+    least, gap = report.duration(facts["bound_seconds"]), report.percent(facts["gap_share"])
     return f"no plan takes less than {least} ({why}); the plan found takes {gap} more"

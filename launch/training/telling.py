@@ -18,7 +18,7 @@ from castile.launch.jobs.execution import Prepared
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring.explore import Chosen, simulated
 from castile.launch.reports import report, throughput
-from castile.launch.reports.report import milliseconds as ms
+from castile.launch.reports.report import duration
 from castile.launch.training.judging import HeldOut
 from castile.planner.cost import CostModel
 from castile.planner.costs.learn import held_up, undisturbed
@@ -96,7 +96,8 @@ def plan_text(job: Job, chosen: Chosen) -> str:
     lines = [f"{job.model.text} on {job.machine.name}: batch {job.graph.batch}, {num_tasks} tasks a step{travel}"]
     if chosen.candidates:
         lines.append(f"{'plan':24} {'simulated':>12} {'measured':>12}")
-        lines += [f"{c.name:24} {ms(c.simulated_seconds):>12} {ms(c.measured_seconds):>12}" for c in chosen.candidates]
+        for row in chosen.candidates:
+            lines.append(f"{row.name:24} {duration(row.simulated_seconds):>12} {duration(row.measured_seconds):>12}")
         equal = f", which is the known plan {chosen.equals}" if chosen.equals else ""
         why = f"{chosen.equals}, as asked" if chosen.asked_for else f"the fastest as measured{equal}"
         lines.append(f"chosen after {report.counted(chosen.num_proposals, 'proposal')}: {why}")
@@ -140,14 +141,16 @@ def show_plan(job: Job, chosen: Chosen) -> None:
 def step_line(job: Job, step: int, progress: Progress, prepared: Prepared, last: int) -> str:
     """step 120  loss 2.3140 | 41.200 ms (sim 39.800, +3.5 %) | 12.4k samples/s | mem 3.1 GiB/139.0 GiB"""
     seconds, simulated_seconds = float(np.median(progress.seconds[-last:])), prepared.simulated.seconds
+    took = duration(seconds)
+    unit = took[took.index(" ") :]
     off = 100 * (seconds / simulated_seconds - 1)
     rate = float(np.median(progress.paces[-last:]))
     fullest = int(prepared.packing.peak_bytes.argmax())
     processor = job.machine.processors[fullest]
     used, there = int(prepared.packing.peak_bytes[fullest]), processor.capacity_bytes
     return (
-        f"step {step:5d}  loss {progress.losses[-1]:.4f} | {ms(seconds)} "
-        f"(sim {ms(simulated_seconds).removesuffix(' ms')}, {off:+.1f} %) | {report.pace(rate)} | "
+        f"step {step:5d}  loss {progress.losses[-1]:.4f} | {took} "
+        f"(sim {duration(simulated_seconds).removesuffix(unit)}, {off:+.1f} %) | {report.pace(rate)} | "
         f"mem {written(used)}/{written(there)}"
     )
 
@@ -272,7 +275,7 @@ def text(facts: dict[str, Any]) -> str:
     """The end of a run in a few lines."""
     lines = list(facts["remarks"])
     if "step_seconds" in facts:
-        lines.append(f"a step took {ms(facts['step_seconds'])}, the median: {throughput.words(facts)}")
+        lines.append(f"a step took {duration(facts['step_seconds'])}, the median: {throughput.words(facts)}")
     if "error_before_learning" in facts:
         before, after = 100 * facts["error_before_learning"], 100 * facts["error_after_learning"]
         lines.append(
@@ -289,7 +292,7 @@ def text(facts: dict[str, Any]) -> str:
             f"of {of}"
         )
     if facts["num_steps"]:
-        lines.append(f"steps waited {ms(facts['waited_seconds'])} for samples in all")
+        lines.append(f"steps waited {duration(facts['waited_seconds'])} for samples in all")
     if facts.get("num_skipped"):
         many = report.counted(facts["num_steps"], "step")
         lines.append(f"{facts['num_skipped']} of {many} skipped, whose gradients were too large for half precision")
