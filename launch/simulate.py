@@ -18,6 +18,7 @@ from castile.launch import models
 from castile.launch.jobs import checks, offline
 from castile.launch.jobs.offline import Desk
 from castile.launch.pictures import timeline as timelines
+from castile.launch.pictures.timeline import Undrawn
 from castile.launch.processes.ranks import UserError
 from castile.launch.reports import report, throughput, trace
 from castile.launch.typed import files, options
@@ -106,7 +107,9 @@ def run(command: Simulate) -> int:
     outputs.write("trace", command.trace, lambda path: trace.write(path, seen.folded.placed(seen.tasks), lanes))
     outputs.write(
         "picture", command.picture,
-        lambda path: files.write(path, timelines.picture(title, seen.tasks, lanes, machine, seen.role).encode()),
+        lambda path: files.write(
+            path, timelines.picture(title, seen.tasks, lanes, machine, seen.role, undrawn(seen)).encode()
+        ),
     )  # fmt: skip
     facts["files"] = outputs.paths
     if command.json:
@@ -239,6 +242,14 @@ def _drawn(seen: Seen) -> str:
     count, few = seen.strategy.microbatches, seen.num_microbatches
     drawn = f", of {count} microbatches {few} drawn" if few < count else ""
     return f"{report.duration(seen.seconds)} simulated{drawn}"
+
+
+def undrawn(seen: Seen) -> Undrawn | None:
+    """What a picture leaves out: microbatches not written out, nor stood for by others; None where none is."""
+    if not seen.left:
+        return None
+    computes = (seen.busy_seconds / seen.seconds)[seen.role]
+    return Undrawn(*seen.timeline.longest_pause(), f"{seen.left} microbatches", computes)
 
 
 def _of(facts: Mapping[str, Any]) -> str:

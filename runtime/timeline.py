@@ -38,6 +38,14 @@ class Timeline:
         """int64[N]: what each task took, in picoseconds."""
         return self.end - self.start
 
+    def longest_pause(self) -> tuple[int, int]:
+        """From when till when nothing runs for longest, in picoseconds; the first such time."""
+        order = np.argsort(self.start, kind="stable")
+        ends = np.maximum.accumulate(np.append(0, self.end[order]))
+        begins = np.append(self.start[order], ends[-1])
+        longest = int((begins - ends).argmax())
+        return int(ends[longest]), int(max(begins[longest], ends[longest]))
+
 
 def merge(timelines: list[Timeline]) -> Timeline:
     """One timeline of several ranks' tasks; a task that several took part in spans latest start to latest end.

@@ -3,11 +3,12 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
 from castile.launch.pictures import timeline as pictures
+from castile.launch.reports import report
 from castile.planner.families.updates import Updates
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
@@ -28,12 +29,12 @@ def levels_of(graph):
     return sorted({level_name(key.link) for key in graph.cost_keys if key.link})
 
 
-def drawn(graph, timeline, title="a step", **others):
+def drawn(graph, timeline, title="a step", undrawn=None, **others):
     processor = Processor("p", 1e9, 1e9, 2**30, 0, 0.0)
     levels = tuple(Level(name, graph.num_procs, 0.0, 1e9) for name in levels_of(graph) or ["link"])
     levels = levels if graph.num_procs > 1 else ()
     machine = Machine("drawn", (processor,) * graph.num_procs, levels, tuple(Lane))
-    return Picture(pictures.picture(title, graph, {"simulated": timeline, **others}, machine))
+    return Picture(pictures.picture(title, graph, {"simulated": timeline, **others}, machine, None, undrawn))
 
 
 @settings(max_examples=examples(100))
@@ -122,6 +123,37 @@ def test_simulated_and_measured_lie_below_each_other_on_one_scale(data):
         "simulated", "measured"]  # fmt: skip
     right = max((box.right for _, box in ((0, box_of(rect)) for _, rect in picture.told("rect"))), default=0.0)
     assert right <= pictures.WIDTH - pictures.RIGHT + 0.1
+
+
+@settings(max_examples=examples(100))
+@given(st.data())
+def test_a_time_that_is_left_out_is_a_break_and_all_else_is_in_proportion(data):
+    graph = data.draw(task_graphs())
+    timeline = simulate(graph, data.draw(timings(graph)) * 10**9, tuple(Lane)).timeline
+    assume(graph.num_tasks)
+    later, last = np.zeros(graph.num_tasks, bool), int(timeline.end.max())
+    later[np.argsort(timeline.start, kind="stable")[data.draw(st.integers(0, graph.num_tasks - 1)) :]] = True
+    start, end = timeline.start + 3 * last * later, timeline.end + 3 * last * later
+    timeline, until = Timeline(timeline.task, start, end), int(end.max())
+    since, to = timeline.longest_pause()
+    assert (since, to) == (end[~later].max(initial=0), start[later].min())
+    undrawn = pictures.Undrawn(since, to, "9 microbatches", np.arange(graph.num_procs) / 256)
+    chart = pictures._Chart(graph, until, [("", "")] * 9, undrawn)
+    left, right = pictures.LEFT, pictures.WIDTH - pictures.RIGHT
+    assert chart.x(to) - chart.x(since) == pytest.approx(pictures.BREAK)
+    assert chart.scale * (until - to + since) == pytest.approx(right - left - pictures.BREAK)
+    for moment in {*start.tolist(), *end.tolist()}:
+        place = left + moment * chart.scale if moment <= since else right - (until - moment) * chart.scale
+        assert chart.x(moment) == pytest.approx(place)
+    picture = drawn(graph, timeline, undrawn=undrawn)
+    told = [words for words, _ in picture.words]
+    groups = pictures._groups(graph, timeline, pictures._kinds(graph, levels_of(graph)), 0.0)
+    shares = [report.percent(group.procs[0] / 256) for group in groups if group.rows and group.rows[0].lane == 0]
+    assert picture.is_readable() and "9 microbatches" in told
+    assert [words for words in told if words.endswith(" %")] == shares
+    # A break takes the room of what it stands for at most.
+    chart = pictures._Chart(graph, 99 * until, [], undrawn)
+    assert chart.x(to) == pytest.approx(left + to * (right - left) / (99 * until))
 
 
 @pytest.mark.parametrize("model", ["rnntc:seq=4,width=8,vocab=8", "convnet", "gpt", "moe"])

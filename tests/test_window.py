@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from castile.launch.simulate import kinds, looked_through
+from castile.launch.simulate import kinds, looked_through, undrawn
 from castile.planner.evaluation import evaluator as evaluators
 from castile.planner.evaluation import seen as seeing
 from castile.planner.explanation import account, label
@@ -167,6 +167,9 @@ def check_told_alike(known: evaluators.Evaluator, few: seeing.Seen, whole: seein
     assert working.tolist() == all_working.tolist()
     assert few.busy_seconds.tolist() == whole.busy_seconds.tolist()
     assert kinds(few, working) == kinds(whole, all_working)
+    left_out = undrawn(few)
+    assert left_out is not None and undrawn(whole) is None
+    assert left_out.computes.tolist() == (whole.busy_seconds / whole.seconds)[whole.role].tolist()
     found, other = (account(of, label(of, known.cost), known.cost) for of in (few, whole))
     assert (found.makespan, found.causes) == (other.makespan, other.causes)
     for name in ("num_tasks", "moved_bytes", "total", "spent", "awaited", "idle", "chain"):

@@ -28,6 +28,8 @@ KERNELS, TRANSFERS, GAP, MEMORY = 18.0, 9.0, 6.0, 90.0
 SIZE, SMALL = 11, 8
 # Of processors that differ so many are shown.
 MOST_SHOWN = 12
+# So many pixels stand for a time in which nothing is drawn.
+BREAK = 120.0
 # Tasks so many pixels long are drawn by themselves; shorter ones as what most of a column of half a pixel is.
 LEAST, COLUMN = 3.0, 0.5
 # What is done, in words and colour: passes by their letters, then what else there is.
@@ -67,19 +69,39 @@ class _Group(NamedTuple):
         return self.top + max(KERNELS, sum(row.height for row in self.rows))
 
 
+class Undrawn(NamedTuple):
+    """What is not drawn of a step, and the longest time in which nothing is.
+
+    since, until   in picoseconds; a break stands for it where it would take more room
+    words          what is left out
+    computes[P]    for which share of the whole step each of the machine's processors computes
+    """
+
+    since: int
+    until: int
+    words: str
+    computes: np.ndarray
+
+
 def picture(
-    title: str, graph: TaskGraph, timelines: Mapping[str, Timeline], machine: Machine, role: np.ndarray | None = None
+    title: str,
+    graph: TaskGraph,
+    timelines: Mapping[str, Timeline],
+    machine: Machine,
+    role: np.ndarray | None = None,
+    undrawn: Undrawn | None = None,
 ) -> str:
     """The SVG text: a row for each lane at work, processors that do the same once; below, what fills the fullest one.
 
     timelines  of the graph's tasks by name, one below the other; the first, of all tasks, says when memory is held
     role       the processor of the graph that does the same as each of the machine's; each is itself by default
+    undrawn    what is not drawn; by default all is
     """
     of_role = _members(np.arange(graph.num_procs) if role is None else role, graph.num_procs)
     levels = [level.name for level in machine.levels]
     kinds = [*PASSES.values(), UPDATES, AGAIN, COPIES, *zip(levels, LINKS)]
     first, kind_of = next(iter(timelines.values())), _kinds(graph, levels)
-    chart = _Chart(graph, max(int(timeline.end.max(initial=1)) for timeline in timelines.values()), kinds)
+    chart = _Chart(graph, max(int(timeline.end.max(initial=1)) for timeline in timelines.values()), kinds, undrawn)
     drawn, used, low = [], set[int](), TOP
     for name, timeline in timelines.items():
         if len(timelines) > 1:
@@ -100,6 +122,7 @@ def picture(
         *chart.axis(low, top + MEMORY),
         *drawn,
         *chart.memory(first, top, machine, [procs[0] for procs in of_role]),
+        *chart.left_out((TOP - 6, low), (top, top + MEMORY + 1)),
     ]
     return svg(WIDTH, top + MEMORY + 16, title, elements)
 
@@ -168,22 +191,40 @@ def _groups(graph: TaskGraph, timeline: Timeline, kind: np.ndarray, top: float) 
 class _Chart:
     """Where times lie across, and what is drawn there."""
 
-    def __init__(self, graph: TaskGraph, last: int, kinds: Sequence[tuple[str, str]]) -> None:
-        self.graph, self.last, self.kinds = graph, max(1, last), kinds
-        self.scale = (WIDTH - LEFT - RIGHT) / self.last
-        self.columns = np.linspace(0, self.last, round((WIDTH - LEFT - RIGHT) / COLUMN) + 1)
+    def __init__(
+        self, graph: TaskGraph, last: int, kinds: Sequence[tuple[str, str]], undrawn: Undrawn | None = None
+    ) -> None:
+        self.graph, self.last, self.kinds, self.undrawn = graph, max(1, last), kinds, undrawn
+        left, right = LEFT, WIDTH - RIGHT
+        self.scale = (right - left) / self.last
+        # Times, and where they lie: in proportion between each and the next.
+        self.moments, self.places = [0, self.last], [left, right]
+        # From when till when a break stands for what is between, nothing of which is drawn.
+        self.gap = (0, 0)
+        if undrawn is not None and (undrawn.until - undrawn.since) * self.scale > BREAK:
+            self.gap = since, until = undrawn.since, undrawn.until
+            self.scale = (right - left - BREAK) / max(1, self.last - until + since)
+            place = left + since * self.scale
+            self.moments[1:1], self.places[1:1] = [since, until], [place, place + BREAK]
+        columns = np.linspace(left, right, round((right - left) / COLUMN) + 1)
+        self.columns = np.interp(columns, self.places, self.moments)
 
     def x(self, moment: float) -> float:
-        return LEFT + moment * self.scale
+        return float(np.interp(moment, self.moments, self.places))
 
     def axis(self, low: float, bottom: float) -> Iterator[str]:
-        """Times in milliseconds, through all rows and the memory below."""
-        for tick in ticks(self.last / PICOSECONDS * 1e3, 10):
-            x = self.x(tick * PICOSECONDS / 1e3)
+        """Times in milliseconds, those of long steps in seconds, through all rows and the memory below."""
+        unit, size = ("ms", PICOSECONDS / 1e3) if self.last < 10 * PICOSECONDS else ("s", float(PICOSECONDS))
+        since, until = self.gap
+        _, step, *_ = ticks((self.last - until + since) / size, 10)
+        for tick in np.arange(int(self.last / size / step * (1 + 1e-9)) + 1) * step:
+            if since < tick * size < until:
+                continue
+            x = self.x(tick * size)
             yield line(x, TOP - 6, x, bottom, GRID)
             yield text(x, TOP - 10, f"{tick:g}", SIZE, "middle")
         yield text(8, TOP - 10, "processor", SIZE)
-        yield text(LEFT - 16, TOP - 10, "ms", SIZE, "end")
+        yield text(LEFT - 16, TOP - 10, unit, SIZE, "end")
         yield text(WIDTH - 4, TOP - 26, "computing", SIZE, "end")
         yield line(LEFT, low, WIDTH - RIGHT, low, EDGE)
 
@@ -198,10 +239,23 @@ class _Chart:
             if not number:
                 yield text(8, base + 1, clipped(name, SIZE, LEFT - 20 - length(words, SMALL)), SIZE)
             if row.lane == Lane.COMPUTE:
-                share = float((row.end - row.start).sum()) / max(1, int(timeline.end.max()))
+                drawn = float((row.end - row.start).sum()) / max(1, int(timeline.end.max()))
+                share = drawn if self.undrawn is None else float(self.undrawn.computes[group.procs[0]])
                 yield text(WIDTH - 4, base + 1, report.percent(share), SIZE, "end")
             yield from self._row(row, top + 0.5, top + row.height - 0.5)
             top += row.height
+
+    def left_out(self, *spans: tuple[float, float]) -> Iterator[str]:
+        """Over what is drawn from one height to another: nothing, for the time that is left out, and what that is."""
+        if self.undrawn is None or not any(self.gap):
+            return
+        left, right = map(self.x, self.gap)
+        words = clipped(self.undrawn.words, SIZE, BREAK - 8)
+        for top, bottom in spans:
+            yield rect(Box(left, top, right, bottom), "white")
+            yield line(left, top, left, bottom, EDGE, dashes="4 3")
+            yield line(right, top, right, bottom, EDGE, dashes="4 3")
+        yield text((left + right) / 2, sum(spans[0]) / 2, words, SIZE, "middle")
 
     def _row(self, row: _Row, top: float, bottom: float) -> Iterator[str]:
         long = (row.end - row.start) * self.scale >= LEAST
