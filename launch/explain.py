@@ -164,6 +164,7 @@ def _elsewise(
         "num_layouts": found.num_layouts,
         "num_simulated": found.num_simulated,
         "num_excluded": found.num_excluded,
+        "num_refused": found.num_refused,
     }
 
 
@@ -172,7 +173,7 @@ def _against(
 ) -> dict[str, Any]:
     """What makes the known plan of that name slower, or faster, than the plan."""
     other = _judged(evaluator, seed, plan)
-    found, num_left = switches(evaluator, plan, other, budget)
+    found = switches(evaluator, plan, other, budget)
     return {
         "name": seed,
         **_priced(evaluator.evaluate(other), worth),
@@ -180,9 +181,10 @@ def _against(
         "switches": [
             {"nodes": list(s.names), "here": _told(s.here), "there": _told(s.there)}
             | {"name": folded(s.names), **_priced(s.evaluated, worth)}
-            for s in found
+            for s in found.best
         ],
-        "num_switches_left": num_left,
+        "num_switches_left": found.num_left,
+        "num_switches_refused": found.num_refused,
     }
 
 

@@ -36,6 +36,7 @@ class Alternatives:
     best            the best others, each with what the plan with it is worth
     num_layouts     other layouts that differ in degrees or replicas, each placed as near as it goes
     num_simulated   of these; a bound rules out num_excluded, which take longer than the best ones
+    num_refused     that would have been simulated but for too many transfers or tasks to look at
     """
 
     name: str
@@ -44,6 +45,7 @@ class Alternatives:
     num_layouts: int
     num_simulated: int
     num_excluded: int
+    num_refused: int
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,18 @@ class Switch:
     here: Config | None
     there: Config | None
     evaluated: Evaluated
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What each difference to another plan does by itself: first those that make the step shorter.
+
+    num_left, num_refused   how many the budget did not reach, and how many have too much to look at
+    """
+
+    best: tuple[Switch, ...]
+    num_left: int
+    num_refused: int
 
 
 def node_of(lowering: Lowering, plan: Strategy, name: str) -> str:
@@ -84,23 +98,24 @@ def alternatives(evaluator: Evaluator, plan: Strategy, name: str, budget: Budget
     floors = _floors(evaluator, plan, name, layouts)
     best: list[tuple[Config, Evaluated]] = []
     run = _Spending(budget)
-    num_excluded = 0
+    num_excluded = num_refused = 0
     for number in sorted(range(len(layouts)), key=lambda n: (*_apart(layouts[n], chosen), floors[n])):
         if len(best) == most and best[-1][1].fits and floors[number] > best[-1][1].seconds:
             num_excluded += 1
         elif run.take():
             config = layouts[number]
             found = _with(evaluator, plan, {name: config})
+            num_refused += found is None
             if found is not None:
                 best = sorted([*best, (config, found)], key=lambda pair: pair[1].rank)[:most]
-    return Alternatives(name, chosen, tuple(best), len(layouts), run.num_spent, num_excluded)
+    num_simulated = run.num_spent - num_refused
+    return Alternatives(name, chosen, tuple(best), len(layouts), num_simulated, num_excluded, num_refused)
 
 
-def switches(evaluator: Evaluator, plan: Strategy, other: Strategy, budget: Budget) -> tuple[list[Switch], int]:
-    """What each difference to another plan does by itself, and how many the budget did not reach.
+def switches(evaluator: Evaluator, plan: Strategy, other: Strategy, budget: Budget) -> Switches:
+    """What each difference to another plan does by itself.
 
-    Nodes whose names differ in numbers only and that move alike switch together. The first ones make the step shorter.
-    Those that make too many transfers to look at are left out.
+    Nodes whose names differ in numbers only and that move alike switch together.
     """
     groups = differences(plan.configs, other.configs)
     run = _Spending(budget)
@@ -110,7 +125,8 @@ def switches(evaluator: Evaluator, plan: Strategy, other: Strategy, budget: Budg
             worth = _with(evaluator, plan, dict.fromkeys(names, there))
             if worth is not None:
                 found.append(Switch(tuple(names), here, there, worth))
-    return sorted(found, key=lambda switch: switch.evaluated.rank), len(groups) - run.num_spent
+    best = tuple(sorted(found, key=lambda switch: switch.evaluated.rank))
+    return Switches(best, len(groups) - run.num_spent, run.num_spent - len(found))
 
 
 Difference = tuple[str, Config | None, Config | None]
@@ -154,7 +170,7 @@ class _Spending:
 
 
 def _with(evaluator: Evaluator, plan: Strategy, changes: Mapping[str, Config | None]) -> Evaluated | None:
-    """What the plan is worth with these Configs instead of its own; None where it has too many transfers to look at."""
+    """What the plan is worth with these Configs instead of its own; None where it has too much to look at."""
     configs = {name: config for name, config in {**plan.configs, **changes}.items() if config is not None}
     with contextlib.suppress(TooManyTransfers):
         return evaluator.evaluate(msgspec.structs.replace(plan, configs=configs))

@@ -198,13 +198,15 @@ def test_a_switch_of_every_part_is_the_other_plan():
     evaluator = desk()
     known = seeds(evaluator.lowering)
     plan, other = known["data_parallel"], known["one_processor"]
-    found, left = switches(evaluator, plan, other, Budget(proposals=100))
-    assert left == 0 and sorted(n for s in found for n in s.names) == sorted(plan.configs)
+    every = switches(evaluator, plan, other, Budget(proposals=100))
+    found = every.best
+    assert every.num_left == every.num_refused == 0
+    assert sorted(n for s in found for n in s.names) == sorted(plan.configs)
     changed = {name: s.there for s in found for name in s.names}
     assert evaluator.evaluate(Strategy(changed)).seconds == evaluator.evaluate(other).seconds
     assert [s.evaluated.rank for s in found] == sorted(s.evaluated.rank for s in found)
-    few, left = switches(evaluator, plan, other, Budget(proposals=2))
-    assert len(few) == 2 and left == len(found) - 2
+    few = switches(evaluator, plan, other, Budget(proposals=2))
+    assert len(few.best) == 2 and few.num_left == len(found) - 2
 
 
 def test_layers_of_a_kind_differ_together():

@@ -170,17 +170,18 @@ def test_what_differs_is_told_without_what_has_too_many(refusing) -> None:
     lowering, plans = known(FOLDED_FROM // 8)
     plan, other = plans["data_parallel"], plans["megatron"]
     evaluator, groups = Evaluator(lowering, CostModel(lowering.machine)), differences(plan.configs, other.configs)
-    every, _ = switches(evaluator, plan, other, Budget(proposals=100))
+    every = switches(evaluator, plan, other, Budget(proposals=100)).best
     assert len(every) == len(groups)
     refusing(lowering, plan)
     evaluator = Evaluator(lowering, CostModel(lowering.machine))
-    some, left = switches(evaluator, plan, other, Budget(proposals=100))
-    assert left == 0 and [s.names for s in some] == [s.names for s in every if s in some] and len(some) < len(every)
-    _, left = switches(evaluator, plan, other, Budget(proposals=1))
-    assert left == len(groups) - 1
+    told = switches(evaluator, plan, other, Budget(proposals=100))
+    some = told.best
+    assert [s.names for s in some] == [s.names for s in every if s in some] and len(some) < len(every)
+    assert (told.num_left, told.num_refused) == (0, len(every) - len(some))
+    assert switches(evaluator, plan, other, Budget(proposals=1)).num_left == len(groups) - 1
     name = next(name for one in every if one not in some for name in one.names if name in lowering.graph.nodes)
     found = alternatives(evaluator, plan, name, Budget(proposals=100), most=100)
-    assert len(found.best) < found.num_simulated
+    assert len(found.best) == found.num_simulated and found.num_refused
 
 
 def test_a_plan_that_is_asked_for_is_refused_by_its_name(refusing, tmp_path: Path) -> None:

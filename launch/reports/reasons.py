@@ -17,6 +17,7 @@ from castile.runtime.memory import written
 
 MOST_ROWS = 10
 MOST_LETTERS = 58
+REFUSED = "too many tasks to be simulated"
 SPANS = {
     "compute": "computing",
     "copy": "copies and sums beside it",
@@ -113,10 +114,13 @@ def _cause(row: Mapping[str, Any]) -> str:
 
 def _tell_op(out: Output, op: Mapping[str, Any], what: str) -> None:
     """The next best layouts of a node."""
+    refused = f", {op['num_refused']} have {REFUSED}" if op["num_refused"] else ""
     out.say(
-        f"{op['name']} otherwise, all else equal (of {op['num_layouts']} other layouts {op['num_simulated']} were "
-        f"simulated, {op['num_excluded']} ruled out by a bound):",
+        f"{op['name']} otherwise, all else equal (of {op['num_layouts']} other layouts "
+        f"{op['num_simulated']} were simulated, {op['num_excluded']} ruled out by a bound{refused}):"
     )
+    if not op["alternatives"]:
+        return
     made = table("layout", f">{what}", ">longer by", ">x", ">memory", f">moved a {what}", "")
     for row in op["alternatives"]:
         made.add_row(shortened(row["config"]), *_priced(row))
@@ -150,6 +154,8 @@ def _tell_why_not(out: Output, why: Mapping[str, Any], what: str) -> None:
         )
     _add_rest(made, why["switches"])
     out.say_table(made)
+    if why["num_switches_refused"]:
+        out.say(f"{why['num_switches_refused']} more parts have {REFUSED}")
     if why["num_switches_left"]:
         out.say(f"{why['num_switches_left']} more parts were not tried: raise --budget")
 
