@@ -5,7 +5,7 @@ It does not know how a plan becomes tasks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -26,8 +26,8 @@ MAX_FILE_BYTES = 256 * 2**20
 # Which of the kernels that are ready a processor begins first: what has been ready longest, what comes first in the
 # program, or what the longest chain of tasks begins with.
 READY, PROGRAM, PATH = ORDERS = ("ready", "program", "path")
-# Of processors that are not in a row, so many are told one by one.
-MOST_RUNS = 16
+# Of processors that are not in a row, so many are told one by one; of places where nodes are cut alike so many.
+MOST_RUNS, MOST_PLACES = 16, 3
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, dict=True):
@@ -57,10 +57,27 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         # Plans are known by their Configs: each is asked for this many times.
         return hash((tuple(sorted(self.split.items())), self.replicas, self.procs))
 
-    def __str__(self) -> str:
+    @property
+    def cuts(self) -> str:
+        """How a node is cut, in words, wherever its parts lie."""
         cuts = " ".join(f"{axis}:{degree}" for axis, degree in self.split.items() if degree > 1) or "whole"
-        copies = f" x{self.replicas}" if self.replicas > 1 else ""
-        return f"{cuts}{copies} on {_briefly(self.procs)}"
+        return f"{cuts} x{self.replicas}" if self.replicas > 1 else cuts
+
+    def __str__(self) -> str:
+        return f"{self.cuts} on {_briefly(self.procs)}"
+
+
+def in_words(alike: Sequence[Config]) -> str:
+    """Configs that are cut alike, each elsewhere: `o:4 on 0-3`, `o:4 on each of 0-3 ... 60-63`; of several not in
+    which order their processors have the parts.
+    """
+    if len(alike) == 1:
+        return str(alike[0])
+    first, *others = dict.fromkeys(runs_of(tuple(sorted({*config.procs}))) for config in alike)
+    if not others:
+        return f"{alike[0].cuts} on {first} in {len(alike)} orders"
+    places = f"{first} ... {others[-1]}" if len(others) >= MOST_PLACES else ", ".join([first, *others])
+    return f"{alike[0].cuts} on each of {places}"
 
 
 def runs_of(procs: tuple[int, ...]) -> str:

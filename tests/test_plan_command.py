@@ -413,7 +413,9 @@ def test_one_processor_has_no_sums_to_put_in_buckets():
 
 
 def test_a_long_plan_stays_short():
-    configs = {f"n{n}x": Config({}, 1, (n,)) for n in range(40)}
+    elsewhere = {f"n{n}x": Config({}, 1, (n,)) for n in range(40)}
+    assert report.plan_lines(Strategy(elsewhere)) == ["whole on each of 0 ... 39  n*x"]
+    configs = {f"n{n}x": Config({}, n + 1, tuple(range(n + 1))) for n in range(40)}
     lines = report.plan_lines(Strategy(configs))
     assert len(lines) == report.PLAN_LINES and lines[-1] == "and 31 more layouts, of 31 nodes"
     alike = {"".join(c): Config() for c in np.random.default_rng(0).choice(list("abcdefgh"), (60, 9)).tolist()}

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from castile.launch import models
 from castile.launch.pictures import front, layout
 from castile.launch.pictures.drawing import Box, Dot, names, svg
+from castile.launch.reports import report
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.strategy import parts
+from castile.planner.strategy import Config, Strategy, parts
 from castile.runtime import machine as machines
 from tests.effort import examples
 from tests.strategies import SGD, problems, strategies
@@ -47,13 +48,13 @@ def test_each_processor_has_the_parts_that_its_config_says(data):
             continue
         node = names.nodes.get(row.name) or names.optional[row.name]
         has = {}
-        for number, proc in enumerate(row.config.procs):
-            has.setdefault(proc, []).append(number // row.config.replicas)
-        blocks = parts(node, row.config.split)
+        for number, proc in enumerate(row.configs[0].procs):
+            has.setdefault(proc, []).append(number // row.configs[0].replicas)
+        blocks = parts(node, row.configs[0].split)
         for axis, kind in zip(row.axes, row.kinds, strict=True):
             ranges = sorted({part.ranges[axis] for part in blocks})
             wanted = {proc: sorted({ranges.index(blocks[n].ranges[axis]) for n in held}) for proc, held in has.items()}
-            shown = stripes[f"{row.name}: {axis} cut in {row.config.degree(axis)}, {kind}"]
+            shown = stripes[f"{row.name}: {axis} cut in {row.configs[0].degree(axis)}, {kind}"]
             for proc, indices in wanted.items():
                 for n, index in enumerate(indices):
                     middle = grid.x(proc + (n + 0.5) / len(indices))
@@ -102,6 +103,28 @@ def test_large_plans_on_many_processors_have_few_rows(model):
     picture = Picture(text)
     assert picture.is_readable() and len(text) < 2e6
     assert picture.whole.bottom <= layout.TOP + layout.ROW * (layout.MOST_ROWS + 2)
+
+
+def test_a_pipeline_of_many_stages_is_shown_whole():
+    """Each row has the processors of all its stages."""
+    machine = machines.parse("dgx-h100:nodes=8")
+    evaluator = Evaluator(Lowering(models.parse("gpt:layers=64,width=64").graph(64), machine, SGD), CostModel(machine))
+    nodes = evaluator.lowering.graph.nodes
+    places = [tuple(range(first, first + 4)) for first in range(0, 64, 4)]
+    block = {name: int(name[5:].partition(".")[0]) - 1 for name in nodes if name.startswith("block")}
+    axis = {name: "h" if name.endswith(".attention") else "b" for name in nodes}
+    plan = Strategy({name: Config({axis[name]: 4}, 1, places[block.get(name, 0) // 4]) for name in nodes})
+    rows, left = layout._rows(evaluator, plan)
+    assert not left and sum(row.num_nodes for row in rows) == len(nodes)
+    (shown,) = (row for row in rows if row.name == "block*.attention")
+    assert {config.procs for config in shown.configs} == {*places} and shown.num_nodes == 64
+    picture = Picture(layout.picture("a pipeline", evaluator, plan))
+    words = "h:4 on each of 0-3 ... 60-63"
+    assert picture.is_readable() and words in [told for told, _ in picture.words]
+    (*parts,) = rects(picture)["block*.attention, 64 nodes: h cut in 4, attributes"]
+    assert sorted(parts, key=lambda one: one[1].left) == parts and [part for part, _ in parts] == [*range(4)] * 16
+    lines = report.plan_lines(plan)
+    assert [line.split("  ")[0] for line in lines] == [words.replace("h", "b", 1), words]
 
 
 def point(seconds, nbytes, fits=True):

@@ -15,14 +15,14 @@ from castile.launch.reports import report
 from castile.planner.alternatives import pattern
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.graph import Node
-from castile.planner.strategy import Config, Strategy
+from castile.planner.strategy import Config, Strategy, in_words
 from castile.runtime.levels import Level
 from castile.runtime.timeline import PICOSECONDS
 
-WIDTH, LEFT, RIGHT, TOP = 1230.0, 280.0, 390.0, 92.0
+WIDTH, LEFT, RIGHT, TOP = 1255.0, 280.0, 415.0, 92.0
 ROW, SIZE = 17.0, 11
 # At the right: what a node's Config is, and a bar for what its kernels take.
-WORDS, BAR = 205.0, 100.0
+WORDS, BAR = 230.0, 100.0
 # Of rows so many are shown, those that take most; of processors as many as can be told apart.
 MOST_ROWS, MOST_COLUMNS = 40, 280
 # What the axes of a node are, by colour; later parts along them are paler, the last ones the palest.
@@ -42,6 +42,7 @@ class _Row(NamedTuple):
 
     name      of the first kind of nodes, and of the last
     kinds     what the axes are that are cut
+    configs   that cut them so: one, or several that lie on other processors each
     seconds   that their kernels take where that is longest
     """
 
@@ -49,7 +50,7 @@ class _Row(NamedTuple):
     last: str
     axes: tuple[str, ...]
     kinds: tuple[str, ...]
-    config: Config
+    configs: tuple[Config, ...]
     num_nodes: int
     seconds: float
 
@@ -92,13 +93,14 @@ def _samples(evaluator: Evaluator) -> set[str]:
 def _rows(evaluator: Evaluator, plan: Strategy) -> tuple[list[_Row], list[_Row]]:
     """The rows in the order of the graph: those that take most, and the others.
 
-    Where there are too many, neighbours of one Config are one row.
+    Where there are too many, neighbours of one Config are one row; where these are still too many, as those of a
+    pipeline's stages, nodes that are cut alike wherever they lie.
     """
     names, samples = evaluator.lowering.names, _samples(evaluator)
     alike: dict[tuple[str, Config], list[str]] = {}
     for name, config in plan.configs.items():
         alike.setdefault((pattern(name), config), []).append(name)
-    rows = []
+    every = []
     for (word, config), of in alike.items():
         node = names.nodes.get(of[0]) or names.optional[of[0]]
         axes = tuple(axis for axis in node.alignment.axes if config.degree(axis) > 1)
@@ -106,11 +108,30 @@ def _rows(evaluator: Evaluator, plan: Strategy) -> tuple[list[_Row], list[_Row]]
         kinds = tuple(kind_of(node, axis, samples) if of[0] in names.nodes else PARAMETERS for axis in axes)
         seconds = sum(int(evaluator.work(name, config).max()) for name in of) / PICOSECONDS
         word = word if len(of) > 1 else of[0]
-        rows.append(_Row(word, word, axes, kinds, config, len(of), seconds))
-    if len(rows) > MOST_ROWS:
-        rows = [_joined(list(beside)) for _, beside in groupby(rows, lambda row: (row.kinds, row.config))]
+        every.append(_Row(word, word, axes, kinds, (config,), len(of), seconds))
+    rows = every
+    if len(rows) > MOST_ROWS and len(rows := _beside(every)) > MOST_ROWS:
+        rows = _beside(_wherever(every))
     most = sorted(range(len(rows)), key=lambda number: -rows[number].seconds)[:MOST_ROWS]
     return [rows[n] for n in sorted(most)], [rows[n] for n in sorted(set(range(len(rows))) - set(most))]
+
+
+def _beside(rows: Sequence[_Row]) -> list[_Row]:
+    """Neighbours that lie alike as one row."""
+    return [_joined(list(alike)) for _, alike in groupby(rows, lambda row: (row.kinds, row.configs))]
+
+
+def _wherever(rows: Sequence[_Row]) -> list[_Row]:
+    """Those whose names differ in numbers only and that are cut alike as one row, where the first of them is."""
+    alike: dict[tuple[str, tuple[str, ...], str], list[_Row]] = {}
+    for row in rows:
+        alike.setdefault((pattern(row.name), row.kinds, row.configs[0].cuts), []).append(row)
+    found = []
+    for (word, _, _), of in alike.items():
+        word = word if len(of) > 1 else of[0].name
+        configs = tuple(dict.fromkeys(row.configs[0] for row in of))
+        found.append(_joined(of)._replace(name=word, last=word, configs=configs))
+    return found
 
 
 def _joined(rows: Sequence[_Row]) -> _Row:
@@ -138,7 +159,7 @@ def _shade(kind: str, index: int, count: int) -> str:
 def _figures(row: _Row, top: float, longest: float, total: float) -> Iterator[str]:
     """The Config in words, and what the kernels take beside the longest."""
     base, left = top + SIZE + 1, WIDTH - RIGHT + 8
-    yield text(left, base, clipped(str(row.config), SIZE, WORDS), SIZE)
+    yield text(left, base, clipped(in_words(row.configs), SIZE, WORDS), SIZE)
     left += WORDS + 8
     if longest:
         yield rect(Box(left, top + 3, left + BAR * row.seconds / longest, top + ROW - 4), "#9aa7b5")
@@ -172,10 +193,11 @@ class _Grid:
         """A stripe for each axis that is cut, in the shade of the part that each processor has; of several parts each
         has its share of the processor's column.
         """
-        degrees = [row.config.degree(axis) for axis in row.axes] or [1]
+        degrees = [row.configs[0].degree(axis) for axis in row.axes] or [1]
         held: dict[int, set[int]] = {}
-        for number, proc in enumerate(row.config.procs):
-            held.setdefault(proc, set()).add(number // row.config.replicas)
+        for config in row.configs:
+            for number, proc in enumerate(config.procs):
+                held.setdefault(proc, set()).add(number // config.replicas)
         height = (ROW - 3) / len(degrees)
         for number, (kind, count) in enumerate(zip(row.kinds or (WHOLE,), degrees, strict=True)):
             told = f"{row.told}: {f'{row.axes[number]} cut in {count}, {kind}' if row.axes else WHOLE}"

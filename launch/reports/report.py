@@ -17,7 +17,7 @@ from rich.table import Table
 from castile.planner.alternatives import pattern
 from castile.planner.evaluation.evaluated import Evaluated
 from castile.planner.evaluation.evaluator import Evaluator
-from castile.planner.strategy import PATH, PROGRAM, READY, Strategy, runs_of
+from castile.planner.strategy import PATH, PROGRAM, READY, Config, Strategy, in_words, runs_of
 from castile.runtime.memory import written
 
 # A plan in words has at most so many lines of so many letters; of more processors that differ than these the others are
@@ -48,10 +48,24 @@ def layouts(strategy: Strategy) -> list[Layout]:
     return [Layout(tuple(nodes), config) for (_, config), nodes in rows]
 
 
+def _wherever(strategy: Strategy) -> list[Layout]:
+    """The same of nodes that are cut alike, on whatever processors."""
+    nodes: dict[tuple[bool, str], list[str]] = {}
+    alike: dict[tuple[bool, str], dict[str, Config]] = {}
+    for name, config in strategy.configs.items():
+        key = "/" in name, config.cuts
+        nodes.setdefault(key, []).append(name)
+        alike.setdefault(key, {})[str(config)] = config
+    rows = [(key, in_words([*configs.values()])) for key, configs in alike.items()]
+    return [Layout(tuple(nodes[key]), words) for key, words in sorted(rows, key=lambda row: row[0][0])]
+
+
 def plan_lines(strategy: Strategy) -> list[str]:
     """The plan in few lines: a Config and its nodes, those of repeated blocks as `block*.q`; then what else it says."""
     rows, more = layouts(strategy), _further(strategy)
     most = PLAN_LINES - len(more)
+    # Of a pipeline of many stages there is one for each of them.
+    rows = rows if len(rows) <= most else _wherever(strategy)
     shown, rest = (rows, []) if len(rows) <= most else (rows[: most - 1], rows[most - 1 :])
     indent = max((len(row.config) for row in shown), default=0)
     width = PLAN_WIDTH - indent - 2
