@@ -30,7 +30,6 @@ from castile.planner.known.seeds import seeds
 from castile.planner.search import Budget, Evaluated, Evaluator, parse_budget
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Machine
-from castile.runtime.strict import suggestion
 from castile.runtime.timeline import PICOSECONDS
 from castile.runtime.transfer import TooManyTransfers
 
@@ -142,13 +141,10 @@ def desk_of(
 
 def _seed(evaluator: Evaluator, name: str) -> Strategy:
     """The known plan of that name. Raises UserError where there is none."""
-    known = seeds(evaluator.lowering, cost=evaluator.cost)
-    if name not in known:
-        near, among = suggestion(name, list(known)), ", ".join(known)
-        raise UserError(
-            f"--why-not {name}: no known plan is called so and differs from the others{near}; there are {among}"
-        )
-    return known[name]
+    try:
+        return seeds(evaluator.lowering, [name], evaluator.cost)[name]
+    except ValueError as error:
+        raise UserError(f"--why-not {name}: {error}") from error
 
 
 def _elsewise(

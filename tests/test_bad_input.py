@@ -199,7 +199,7 @@ CASES = [
             ("unread.py", r"parameter 'gain' has no influence on the loss 'loss'"),
         )
     ),
-    ("explain mlp1.json --machine local:procs=1 --why-not data_paralel", r"called so .*did you mean 'data_parallel'"),
+    ("explain mlp1.json --machine local:procs=1 --why-not data_paralel", r"data_paralel' \(did you mean 'data_"),
     ("explain mlp1.json --machine local:procs=1 --op fc11", r"no node 'fc11' \(did you mean 'fc1'"),
     ("diff mlp1.json cut.json --machine local:procs=1", r"plan cut.json is not JSON"),
     ("diff mlp1.json beyond.json --machine local:procs=1", r"plan beyond.json: fc1: processor 7 is out of range"),

@@ -315,7 +315,7 @@ def test_why_not_adds_up(plan, capsys):
         (["--machine", MACHINE, "--batch", "24"], "give the same model, settings and --batch"),
         (["--machine", MACHINE, "--model", "mlp:width=32"], "give the same model, settings and --batch"),
         (["--machine", MACHINE, "--op", "fc2"], "no node 'fc2' (did you mean 'fc1'"),
-        (["--machine", MACHINE, "--why-not", "data_paralel"], "differs from the others (did you mean 'data_parallel'"),
+        (["--machine", MACHINE, "--why-not", "data_paralel"], "plan 'data_paralel' (did you mean 'data_parallel'"),
         (["--machine", MACHINE, "--budget", "ten"], "budget 'ten': give a number"),
         (["--machine", MACHINE, "--profile", "none.db"], "profile database none.db: no such file"),
         (["--machine", MACHINE, "--batch", "0"], "--batch 0: give 1 or more"),

@@ -147,13 +147,14 @@ def _tell_why_not(out: Output, why: Mapping[str, Any], what: str) -> None:
     _add_rest(made, why["causes"])
     out.say_table(made)
     out.say(f"\nthis plan with a part laid out as in {why['name']}, each by itself:")
-    made = table("nodes", "here", "there", f">{what}", ">longer by", ">x", ">memory", f">moved a {what}", "")
-    for row in why["switches"][:MOST_ROWS]:
-        made.add_row(
-            shortened(row["name"], 32), shortened(row["here"], 24), shortened(row["there"], 24), *_priced(row)
-        )
-    _add_rest(made, why["switches"])
-    out.say_table(made)
+    if why["switches"]:
+        made = table("nodes", "here", "there", f">{what}", ">longer by", ">x", ">memory", f">moved a {what}", "")
+        for row in why["switches"][:MOST_ROWS]:
+            made.add_row(
+                shortened(row["name"], 32), shortened(row["here"], 24), shortened(row["there"], 24), *_priced(row)
+            )
+        _add_rest(made, why["switches"])
+        out.say_table(made)
     if why["num_switches_refused"]:
         out.say(f"{why['num_switches_refused']} more parts have {REFUSED}")
     if why["num_switches_left"]:
