@@ -150,8 +150,8 @@ def _tell(facts: Mapping[str, Any]) -> None:
     for name, of in facts["settings"].items():
         if name == hidden:
             continue
-        here, there = (_said(of[plan]) for plan in "ab")
-        out.say(f"  {name.removesuffix('_name').replace('_', ' ')}: {here} -> {there}")
+        here, there = (_said(name, of[plan]) for plan in "ab")
+        out.say(f"  {name.removesuffix('_name').removesuffix('_bytes').replace('_', ' ')}: {here} -> {there}")
     figures = facts["figures"]
     if figures is None:
         out.say("\na file predicts nothing: --machine simulates both plans, with --forward their forward passes")
@@ -167,8 +167,10 @@ def _tell(facts: Mapping[str, Any]) -> None:
         out.say(f"  and {len(facts['moved']) - MOST_ROWS} more moves")
 
 
-def _said(setting: Any) -> str:
+def _said(name: str, setting: Any) -> str:
     """A setting in words; of several nodes how many they are."""
+    if setting and name.endswith("_bytes"):
+        return memory.written(setting)
     return f"{len(setting)} nodes" if setting and isinstance(setting, tuple) else str(setting or "none")
 
 

@@ -37,6 +37,7 @@ from castile.planner.searching import settling
 from castile.planner.searching.settling import settled, settled_known, sized
 from castile.planner.strategy import ORDERS, PATH, READY, Strategy
 from castile.runtime import machine as machines
+from castile.runtime import memory
 from castile.runtime.transfer import TooManyTransfers
 from tests.answers import answer
 from tests.effort import examples, some
@@ -391,7 +392,7 @@ def test_people_are_told_the_same(tmp_path, capsys):
     assert main(["simulate", other, *words[2:4]]) == 0
     assert "buckets" not in capsys.readouterr().out
     assert main(["diff", other, out]) == 0
-    assert f"bucket bytes: none -> {row['size_bytes']}" in capsys.readouterr().out
+    assert f"bucket: none -> {memory.written(row['size_bytes'])}" in capsys.readouterr().out
 
 
 def test_a_search_goes_on_from_a_plan_with_buckets_of_its_own(tmp_path, capsys):
