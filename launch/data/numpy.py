@@ -25,8 +25,9 @@ READS = (".npz", ".npy")
 def load(seed: int, *, file: str = "", train: str = "", held_out: str = "", share: float = 0.1) -> Dataset:
     """An input for each array [n, ...], sample by sample: numbers or truth values, integers as int32.
 
-    file              all samples, of which `share` are held out, drawn by the seed
-    train, held_out   or two files: samples to train on, and those to hold out; only the latter where nothing is trained
+    file       all samples, of which `share` are held out, drawn by the seed
+    train      instead, a file of samples to train on; none where nothing is trained
+    held_out   and one of samples to hold out
     Each is a file.npz; a folder of npy files, each named after its input; or one such NAME.npy. An npy file is mapped,
     so that it may be larger than the memory; an npz is read whole.
     Raises ValueError in one sentence for files that are missing, damaged or do not fit together.

@@ -25,10 +25,11 @@ def load(
 ) -> Dataset:  # fmt: skip
     """tokens [seq] and targets [seq], whole numbers, from windows that lie side by side.
 
-    file              all tokens; of their windows the last `share`, at least one, are held out
-    train, held_out   or two files: tokens to train on, and those to hold out; only the latter where nothing is trained
-    stored            what numbers a file holds that is no npy file: uint8, uint16, uint32, int32 or int64, in the order
-                      of this machine's bytes
+    file       all tokens; of their windows the last `share`, at least one, are held out
+    train      instead, a file of tokens to train on; none where nothing is trained
+    held_out   and one of tokens to hold out
+    stored     what numbers a file holds that is no npy file: uint8, uint16, uint32, int32 or int64, in the order of
+               this machine's bytes
     Files are mapped, so that they may be larger than the memory.
     Raises ValueError in one sentence for files that are missing, damaged or too short.
     """

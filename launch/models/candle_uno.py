@@ -29,9 +29,12 @@ def build(
 ) -> Graph:
     """doses [b, 1] and descriptions of cell and drugs [b, their features] -> growth [b, 1], a number.
 
-    width                              features of every hidden layer
-    encoders, layers                   how many layers encode each description, and how many follow on all together
-    cell, descriptors, fingerprints    features of a cell, and of either description of a drug
+    width          features of every hidden layer
+    encoders       how many layers encode each description
+    layers         how many layers follow on all together
+    cell           features of a cell
+    descriptors    features of a drug's description by numbers of its molecule
+    fingerprints   features of a drug's description by parts of its molecule
     """
     g = Graph("candle_uno", dtype)
     b = batch or RECIPE.batch

@@ -57,7 +57,8 @@ def build(
     sizes         how many values each category has, joined by +; in training those of the data set unless given
     numbers       how many columns of numbers there are; likewise
     features      the width of the vectors
-    bottom, top   widths of the hidden layers below and above the products, joined by +
+    bottom        widths of the hidden layers below the products, joined by +
+    top           widths of the hidden layers above the products, joined by +
     """
     if size not in FORMS:
         raise ValueError(f"model dlrm: size should be one of {', '.join(FORMS)}, got {size!r}")

@@ -119,7 +119,8 @@ class Blocks:
     """What all blocks have in common.
 
     layers     how many there are
-    norm, mlp  "layer" or "rms"; "gelu" or "silu", which is gated
+    norm       "layer" or "rms"
+    mlp        "gelu" or "silu", which is gated
     base       of the angles by which queries and keys are turned; 0 where a table says positions instead
     eps        what norms add to a variance or a mean square
     """
@@ -185,7 +186,8 @@ def build(
                    they have; layers, width, heads, seq, vocab, positions and tied are the size's unless given
     dropout        of the embedding and of what each half of a block adds, in training only
     positions      rows of the table of positions, in a small one seq; with `rotary` queries and keys are turned instead
-    norm, mlp      "layer" or "rms"; "gelu" or "silu", which is gated
+    norm           "layer" or "rms"
+    mlp            "gelu" or "silu", which is gated
     kv_heads       heads of keys and values, by default one for each of queries
     hidden         features between the two halves of an MLP, by default four times the width
     class_blocks   how many blocks of the vocabulary the loss may be cut into, by default 96 of a large one
