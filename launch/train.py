@@ -110,6 +110,9 @@ class Train:
     """Write a line of JSON for each step, evaluation and checkpoint to this file (.jsonl); when resumed, add to it."""
     tensorboard: options.Folder = ""
     """Write the same as TensorBoard's event files into this folder."""
+    watch: bool = False
+    """On CPUs: look at what each task makes. Where the loss, or a parameter, is no finite number any more, tell the
+    operator, pass and sample where that begins; and record the norm of each parameter's gradient. Steps take longer."""
     out: options.File = ""
     """Write the plan that was used to this file (JSON)."""
     trace: options.File = ""

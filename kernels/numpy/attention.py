@@ -190,16 +190,17 @@ def _softmax(scores, rows, width, cols, first, causal, scale):  # type: ignore[n
     for r in range(scores.size // width):
         row = scores[r * width : (r + 1) * width]
         seen = min(cols, first + r % rows) if causal else cols
-        top = row_max(row[:seen]) * scale
+        top = row_max(row[:seen])
         total = scale - scale
         for j in range(seen):
-            row[j] = exp(row[j] * scale - top)
+            # not row[j] * scale - top * scale, of which one product alone is rounded: of large scores that is large
+            row[j] = exp((row[j] - top) * scale)
             total += row[j]
         factor = f32(1) / total
         for j in range(seen):
             row[j] *= factor
         row[seen:cols] = 0
-        row[width - 1] = top + log(total)
+        row[width - 1] = top * scale + log(total)
 
 
 @compiled
@@ -210,7 +211,9 @@ def _softmax_grad(scores, grads, rows, width, cols, first, causal, scale):  # ty
         seen = min(cols, first + r % rows) if causal else cols
         lse, dot = p[width - 1], d[width - 1]
         for j in range(seen):
-            p[j] = exp(p[j] * scale - lse)
+            # of large scores what is rounded in it is large, and a probability is at most 1
+            share = p[j] * scale - lse
+            p[j] = exp(f32(0) if share > 0 else share)
             d[j] = p[j] * (d[j] - dot) * scale
         p[seen:cols] = 0
         d[seen:cols] = 0

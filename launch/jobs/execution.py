@@ -26,7 +26,7 @@ from castile.planner.step.beside import BEGINNINGS
 from castile.planner.step.program import GRADIENT, in_whole
 from castile.planner.strategy import Strategy
 from castile.runtime import memory, rng
-from castile.runtime.backends.base import Arenas, State
+from castile.runtime.backends.base import Arenas, Backend, State
 from castile.runtime.comm.base import Communicator
 from castile.runtime.memory import Packing
 from castile.runtime.region import Box, slices
@@ -119,7 +119,7 @@ class Execution:
     procs: Sequence[int]
     state: State = field(default_factory=dict)
     seed: int = 0
-    backend: str = "numpy"
+    backend: str | type[Backend] = "numpy"
     poison: bool = False
     lent: Arenas | None = None
 

@@ -37,6 +37,7 @@ from castile.planner.step.recompute import Recomputation
 from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
 from castile.runtime.backends.base import Arenas, State
+from castile.runtime.backends.numpy import Look, watched
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.processors import rank_of
 from castile.runtime.machine import Machine, parse
@@ -157,11 +158,14 @@ class Job:
 
     def execute(
         self, prepared: Prepared, seed: int, state: State | None = None, graph: Graph | None = None,
-        lent: Arenas | None = None,
+        lent: Arenas | None = None, look: Look | None = None,
     ) -> Execution:  # fmt: skip
-        """This rank's part of a prepared plan of a graph, its parameters filled unless they came with `state`."""
-        held = {} if state is None else state
-        made = Execution(graph or self.graph, prepared, self.comm, self.procs, held, seed, self.backend, lent=lent)
+        """This rank's part of a prepared plan of a graph, its parameters filled unless they came with `state`.
+
+        look   is shown each task that has run on a CPU, as `watched` shows it
+        """
+        held, backend = {} if state is None else state, watched(look) if look is not None else self.backend
+        made = Execution(graph or self.graph, prepared, self.comm, self.procs, held, seed, backend, lent=lent)
         if state is None:
             made.initialise(seed)
         return made

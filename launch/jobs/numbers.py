@@ -152,7 +152,7 @@ def _first(name: str, rows: np.ndarray, is_odd: Callable[[np.ndarray], np.ndarra
 def is_finite(array: np.ndarray) -> bool:
     """Whether an array holds no infinity and no NaN."""
     # the extremes of an array are finite where all of it is, and no second array is made
-    return array.dtype.kind != "f" or not array.size or bool(np.isfinite(array.min()) and np.isfinite(array.max()))
+    return array.dtype.kind not in "fV" or not array.size or bool(np.isfinite(array.min()) and np.isfinite(array.max()))
 
 
 def look(nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> None:

@@ -27,9 +27,11 @@ from castile.launch.jobs.jobs import Job
 from castile.launch.measuring import explore
 from castile.launch.measuring.explore import Chosen, Wish
 from castile.launch.processes import interrupts
+from castile.launch.processes.ranks import UserError
 from castile.launch.reports.screen import Speaker
 from castile.launch.training import records, resume, slopes, telling
 from castile.launch.training.training import Course
+from castile.launch.training.watching import Watch
 from castile.launch.typed import optimizers, rates
 from castile.planner import searches
 from castile.planner import strategy as strategies
@@ -110,7 +112,8 @@ class Begun:
     def course(self, chosen: Chosen) -> Course:
         """The way through the steps, with this rank's part of the plan and the numbers that training begins with."""
         with interrupts.told(telling.not_begun(self.before, True)):
-            execution = self.job.execute(chosen.prepared, self.command.seed)
+            watch = Watch(self.job.graph, chosen.prepared) if self.command.watch else None
+            execution = self.job.execute(chosen.prepared, self.command.seed, look=watch)
             if self.values is not None:
                 execution.initialise(self.command.seed, self.values)
             saver = self._saver()
@@ -122,7 +125,7 @@ class Begun:
             steps = rates.parse(self.command.schedule).rates(self.command.lr, self.num_steps)
             return Course(
                 chosen.plan, chosen.prepared, execution, self.dataset, steps, self.first_step, self.num_steps,
-                self.command.evaluate_every, saver,
+                self.command.evaluate_every, saver, watch,
             )  # fmt: skip
 
     def _saver(self) -> Checkpointer | None:
@@ -145,6 +148,7 @@ def begin(command: Any, undecayed: str) -> Begun:
         command.recompute, command.data, command.seed, command.dtype, command.plan,
     )  # fmt: skip
     command = replace(command, model=job.model.text)
+    check_watched(command, job)
     if command.search:
         searches.find(command.search, job.lowering)
     checks.some_match("undecayed", undecayed, [param.name for param in job.graph.params])
@@ -170,6 +174,15 @@ def begin(command: Any, undecayed: str) -> Begun:
         say.line(telling.nothing_to_train(saved.step, num_steps))
         return begun.untouched()
     return begun
+
+
+def check_watched(command: Any, job: Job) -> None:
+    """Raises UserError where it cannot be looked at what tasks make."""
+    if command.watch and job.backend != "numpy":
+        raise UserError(
+            "--watch: it looks at what CPUs make: begin the command with CUDA_VISIBLE_DEVICES= so that it goes on "
+            "there from a checkpoint, or leave it out"
+        )
 
 
 def _saved(command: Any, job: Job, facts: Facts, say: Speaker) -> Reader | None:

@@ -19,6 +19,7 @@ from castile.launch.jobs.jobs import Job
 from castile.launch.measuring.explore import Chosen, simulated
 from castile.launch.reports import report, throughput
 from castile.launch.reports.report import duration
+from castile.launch.training import watching
 from castile.launch.training.judging import HeldOut
 from castile.planner.cost import CostModel
 from castile.planner.costs.learn import held_up, undisturbed
@@ -33,6 +34,7 @@ class Progress:
 
     losses, seconds, waited   of each step: the loss, wall seconds of running it, and of waiting for its samples
     paces                     of each step: samples a second, its samples' loading included
+    gradients                 the norm of each parameter's gradient in the last step, where somebody looked (rank 0)
     num_skipped               how many were skipped, as their gradients were too large for 16 bits (rank 0)
     num_sampled, sampled      how many steps were measured whole, and their timelines (rank 0)
     evaluations, checkpoints  the facts of each
@@ -48,6 +50,7 @@ class Progress:
     seconds: list[float] = field(default_factory=list)
     waited: list[float] = field(default_factory=list)
     paces: list[float] = field(default_factory=list)
+    gradients: dict[str, float] = field(default_factory=dict)
     num_skipped: int = 0
     num_sampled: int = 0
     sampled: list[Timeline] = field(default_factory=list)
@@ -215,6 +218,7 @@ def facts(job: Job, chosen: Chosen, progress: Progress, first_step: int, run: di
         "num_steps": progress.num_steps,
         "num_skipped": progress.num_skipped,
         "losses": [finite(loss) for loss in progress.losses],
+        "gradients": progress.gradients,
         "waited_seconds": sum(progress.waited),
         "copied_seconds": progress.copied_seconds,
         "stopped_by": progress.stopped_by,
@@ -293,6 +297,8 @@ def text(facts: dict[str, Any]) -> str:
         )
     if facts["num_steps"]:
         lines.append(f"steps waited {duration(facts['waited_seconds'])} for samples in all")
+    if facts["gradients"]:
+        lines.append(f"gradients in the last step: {watching.longest(facts['gradients'])}")
     if facts.get("num_skipped"):
         many = report.counted(facts["num_steps"], "step")
         lines.append(f"{facts['num_skipped']} of {many} skipped, whose gradients were too large for half precision")

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
+
+import msgspec
 
 from castile.launch.checkpoints.checkpointer import Checkpointer
 from castile.launch.data import Dataset
@@ -23,12 +26,13 @@ from castile.launch.processes.stopping import SIGNALS, Stopping
 from castile.launch.reports import report
 from castile.launch.reports.progress import Advance
 from castile.launch.reports.screen import Speaker
-from castile.launch.training import evaluate, telling
+from castile.launch.training import evaluate, telling, watching
 from castile.launch.training.evaluate import Passing
 from castile.launch.training.feeding import Feeder
 from castile.launch.training.metrics import Metrics
 from castile.launch.training.saving import SMALLER, Saves
 from castile.launch.training.telling import Progress
+from castile.launch.training.watching import Seen, Watch
 from castile.planner.step.beside import NORM, is_scaled
 from castile.planner.strategy import Strategy
 from castile.runtime import debug
@@ -47,6 +51,7 @@ class Course:
 
     evaluate_every   how many steps lie between evaluations on held-out samples, None for one at the end alone
     saver            saves the state when it is due, after the last step and when a signal asks to stop
+    watch            has looked at what each task made, None where nobody does
     """
 
     plan: Strategy
@@ -58,6 +63,7 @@ class Course:
     num_steps: int
     evaluate_every: int | None = None
     saver: Checkpointer | None = None
+    watch: Watch | None = None
 
 
 @dataclass
@@ -166,15 +172,28 @@ class Training:
         loss = execution.output(self.job.graph.loss)
         lost, pace = feeder.waited_seconds - waited, self.job.graph.batch / (done - begun)
         progress.add(float(loss) if loss is not None else math.nan, done - ready, lost, pace)
+        seen, before = self._seen(), progress.gradients
+        progress.gradients = watching.norms(seen)
         self._record(step + 1, rate)
-        if loss is not None and not math.isfinite(progress.losses[-1]):
-            self.log.record("end", step=step + 1, reason="the loss is not a finite number")
-            raise UserError(f"step {step + 1}: the loss is not a finite number: {self._to_blame(step, feeder)}")
-        self._look_for_skipped(step + 1)
+        spoilt = next((each.spoilt for each in seen if each.spoilt), "")
+        is_lost = loss is not None and not math.isfinite(progress.losses[-1])
+        if is_lost or spoilt:
+            what = "the loss is not a finite number" if is_lost else f"{spoilt!r} holds numbers that are not finite"
+            self.log.record("end", step=step + 1, reason=what)
+            raise UserError(f"step {step + 1}: {what}: {self._to_blame(step, feeder, seen, before)}")
+        self._look_for_skipped(step + 1, seen)
         if timeline is not None:
             self._sample(step + 1, timeline)
 
-    def _look_for_skipped(self, step: int) -> None:
+    def _seen(self) -> list[Seen]:
+        """What all ranks have seen in a step, on rank 0; nothing where nobody looks."""
+        if self.course.watch is None:
+            return []
+        with self.course.execution.runner.prompt():
+            parts = self.job.comm.gather_bytes(msgspec.msgpack.encode(self.course.watch.seen()))
+        return [msgspec.msgpack.decode(part, type=Seen) for part in parts or ()]
+
+    def _look_for_skipped(self, step: int, seen: Sequence[Seen]) -> None:
         """Count a step that was skipped, where the loss is scaled. Raises UserError where all are from now on."""
         norm, graph = self.course.execution.output(NORM), self.job.graph
         if norm is None or not is_scaled(graph, self.job.lowering.updates):
@@ -186,9 +205,11 @@ class Training:
         self._num_skipped += 1
         if self._num_skipped == MOST_SKIPPED:
             self.log.record("end", step=step, reason=f"gradients are too large for {graph.dtype}")
+            trouble = watching.first(seen)
+            where = f"{trouble.words}: " if trouble is not None else ""
             raise UserError(
                 f"step {step}: {MOST_SKIPPED} steps in a row were skipped, since gradients are too large for "
-                f"{graph.dtype} where the loss is not scaled up, too: train with --dtype bfloat16 or float32"
+                f"{graph.dtype} where the loss is not scaled up, too: {where}train with --dtype bfloat16 or float32"
             )
 
     def _begin_next(self, step: int, feeder: Feeder) -> None:
@@ -206,9 +227,9 @@ class Training:
     def _is_judged(self, step: int) -> bool:
         return self.course.evaluate_every is not None and step % self.course.evaluate_every == 0
 
-    def _to_blame(self, step: int, feeder: Feeder) -> str:
+    def _to_blame(self, step: int, feeder: Feeder, seen: Sequence[Seen], before: dict[str, float]) -> str:
         """What may have made the loss of a step no finite number, and what to do: samples of it or of the one before,
-        of which an update may have been, or the rate."""
+        of which an update may have been, what ranks have seen, or the rate; `before` are gradients before that step."""
         dataset, batch = self.course.dataset, self.job.graph.batch
         # Before the first update no rate is to blame.
         at_once = "look for such numbers in samples and parameters, and for labels out of range"
@@ -219,7 +240,15 @@ class Training:
                 place = dataset.place(int(dataset.indices(fed, batch)[rows.places[found.name][found.row]]))
                 instead = f", or where it is meant {mend}" if step and math.isinf(found.value) else ""
                 return f"{place}, counted from 0, has {found.words}: {numbers.MEND}{instead}"
-        return mend
+        if self.course.watch is None:
+            return f"{mend}, or with --watch, which tells where they begin" if self.job.backend == "numpy" else mend
+        trouble = watching.first(seen)
+        words = [trouble.words] if trouble is not None else []
+        if trouble is not None and trouble.sample is not None:
+            words.append(f"for {dataset.place(int(dataset.indices(step, batch)[trouble.sample]))}, counted from 0")
+        if before:
+            words.append(f"gradients a step before: {watching.longest(before)}")
+        return f"{', '.join(words)}: mend the network there, or {SMALLER if step else at_once}" if words else mend
 
     def _feed(self, step: int, feeder: Feeder) -> None:
         self.course.execution.feed(next(feeder), self.course.rates(step), step)
@@ -228,12 +257,13 @@ class Training:
         prepared, progress, batch = self.course.prepared, self.progress, self.job.graph.batch
         norm = self.course.execution.output(NORM)
         # where gradients overflow 16 bits they have no norm, and the step is skipped
-        clipped = {"norm": float(norm) if math.isfinite(norm) else None} if norm is not None else {}
+        norms: dict[str, Any] = {"norm": float(norm) if math.isfinite(norm) else None} if norm is not None else {}
+        norms |= {"gradients": progress.gradients} if progress.gradients else {}
         self.log.record(
             "step", step=step, samples=step * batch, loss=progress.losses[-1], rate=rate,
             step_seconds=progress.seconds[-1], simulated_seconds=prepared.simulated.seconds,
             samples_per_second=progress.paces[-1], peak_bytes=int(prepared.packing.peak_bytes.max()),
-            waited_seconds=progress.waited[-1], **clipped,
+            waited_seconds=progress.waited[-1], **norms,
         )  # fmt: skip
 
     @property

@@ -99,6 +99,7 @@ CASES = {
     "tensorboard": Case(HERE, f"{HERE} --tensorboard events",
                         lambda ran: any(name.startswith("events/events.out.tfevents.") for name in ran.files),
                         becomes(True)),
+    "watch": Case(HERE, f"{HERE} --watch", lambda ran: len(ran.facts["gradients"]) > 0, becomes(True)),
     "out": Case(HERE, f"{HERE} --out new.json", planned, becomes(TRAINED)),
     "trace": trace_of(HERE, {"simulated", "measured"}),
     "picture": Case(HERE, f"{HERE} --picture new/step.svg", lambda ran: "new/step.svg" in ran.files, becomes(True)),
