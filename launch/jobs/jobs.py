@@ -36,8 +36,7 @@ from castile.planner.simulation.meetings import Lesson
 from castile.planner.step.recompute import Recomputation
 from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
-from castile.runtime.backends.base import Arenas, State
-from castile.runtime.backends.numpy import Look, watched
+from castile.runtime.backends.base import Arenas, Backend, Look, State
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.processors import rank_of
 from castile.runtime.machine import Machine, parse
@@ -164,7 +163,7 @@ class Job:
 
         look   is shown each task that has run on a CPU, as `watched` shows it
         """
-        held, backend = {} if state is None else state, watched(look) if look is not None else self.backend
+        held, backend = {} if state is None else state, self.backend if look is None else _watched(look)
         made = Execution(graph or self.graph, prepared, self.comm, self.procs, held, seed, backend, lent=lent)
         if state is None:
             made.initialise(seed)
@@ -198,6 +197,13 @@ class Job:
         """Write what was learned to the profile database."""
         if self.database is not None and self.leads:
             self.database.add(self.snapshot)
+
+
+def _watched(look: Look) -> type[Backend]:
+    # commands that run nothing do without kernels
+    from castile.runtime.backends.numpy import watched
+
+    return watched(look)
 
 
 def start(

@@ -27,6 +27,8 @@ Key = tuple[str, Box, int]
 State = dict[Key, np.ndarray]
 # What lies on a processor only while a step runs, by its number.
 Arenas = dict[int, np.ndarray]
+# Is shown a task that has run, and the arrays of its views.
+Look = Callable[[Task, list[np.ndarray]], None]
 
 
 def is_out_of_range(error: BaseException) -> bool:

@@ -22,8 +22,6 @@ from castile.runtime.task import Arg, Call, Comm, Task, TaskGraph, View
 
 ALIGNMENT = 64
 POISON = 0xFF  # all bits one: a NaN in every float
-# Is shown a task that has run, and the arrays of its views.
-Look = Callable[[Task, list[np.ndarray]], None]
 
 
 class Backend(base.Backend):
@@ -159,7 +157,7 @@ class Backend(base.Backend):
         return memory
 
 
-def watched(look: Look) -> type[Backend]:
+def watched(look: base.Look) -> type[Backend]:
     """The backend that shows each task that computes as soon as it has run, with the arrays of its views."""
 
     class Watched(Backend):
