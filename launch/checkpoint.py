@@ -99,6 +99,7 @@ def _line(row: Mapping[str, Any]) -> str:
         return f"{row['name']}  {row['why']}"
     told = f"{row['samples']:>10} samples  {written(row['size_bytes']):>9}  {row['model']}"
     told += f" on {row['data']}" if row["data"] else ""
+    told += f", held-out loss {row['held_out_loss']:.4f}" if row["held_out_loss"] is not None else ""
     return f"{row['name']}{told}"
 
 
@@ -122,6 +123,7 @@ def _row(path: Path) -> dict[str, Any]:
         "seed": facts.seed,
         "dtype": facts.dtype,
         "castile": found.manifest.castile,
+        "held_out_loss": folders.noted(path),
     }
 
 

@@ -97,6 +97,8 @@ class Train:
     ONNX file."""
     evaluate_every: options.Count = None
     """Evaluate on the held-out samples every so many steps; without it, at the end."""
+    patience: options.Count = None
+    """End when so many evaluations in a row brought no lower loss of held-out samples than the best before them."""
     checkpoint: options.Folder = ""
     """Save the training in this folder: at the end, and when SIGTERM or SIGUSR1 asks to stop, which then ends the job
     with status 0."""
@@ -104,6 +106,9 @@ class Train:
     """Also save every so many steps."""
     keep: options.Count = None
     """How many checkpoints to keep; 2 by default."""
+    best: bool = False
+    """Also save whenever an evaluation has the lowest loss of held-out samples so far, and keep that checkpoint beside
+    the latest; `castile checkpoint ls` tells which it is."""
     resume: bool = False
     """Continue from the latest checkpoint in the folder of --checkpoint; where there is none yet, begin."""
     metrics: options.File = ""
@@ -231,7 +236,8 @@ def _check(command: Train) -> None:
     """Raises UserError or ValueError for what can be known to be wrong before the ranks have met."""
     checks.counts(
         batch=command.batch, epochs=command.epochs, steps=command.steps, evaluate_every=command.evaluate_every,
-        checkpoint_every=command.checkpoint_every, keep=command.keep, accumulate=command.accumulate,
+        patience=command.patience, checkpoint_every=command.checkpoint_every, keep=command.keep,
+        accumulate=command.accumulate,
     )  # fmt: skip
     checks.rates(lr=command.lr)
     checks.norm(command.clip)
@@ -245,8 +251,11 @@ def _check(command: Train) -> None:
             raise UserError(f"--plan {command.plan} and --{name} {said}: give one of the two")
     if not command.checkpoint:
         checks.only_with(
-            "checkpoint", checkpoint_every=command.checkpoint_every, keep=command.keep, resume=command.resume
-        )
+            "checkpoint", checkpoint_every=command.checkpoint_every, keep=command.keep, best=command.best,
+            resume=command.resume,
+        )  # fmt: skip
+    if not command.evaluate_every:
+        checks.only_with("evaluate_every", patience=command.patience, best=command.best)
     if command.optimizer:
         optimizers.parse(command.optimizer)
     if command.schedule:

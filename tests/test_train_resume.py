@@ -334,7 +334,7 @@ def test_a_loss_that_is_no_number_before_the_first_update_is_blamed_on_no_rate(a
     assert main([*MLP, "--steps", "10", "--weights", "nan.safetensors"]) == 2
     assert capsys.readouterr().err.endswith(
         "castile: step 1: the loss is not a finite number: look for such numbers in samples and parameters, "
-        "and for labels out of range\n"
+        "and for labels out of range, or with --watch, which tells where they begin\n"
     )
 
 

@@ -93,7 +93,7 @@ class Checkpointer:
 
     A rank keeps a second copy of what it writes in memory, from `prepare` on.
 
-    every_steps   a save is due after so many steps. keep: how many checkpoints stay
+    every_steps   a save is due after so many steps. keep: how many checkpoints stay, beside the best of those `noted`
     facts         what is trained
     begin_step    the step that the run goes on from, 0 for one that begins
 
@@ -208,6 +208,20 @@ class Checkpointer:
             self._saved_step = save.step
         warning = self._failure(save, nbytes, error) if error else ""
         return Outcome(save.step, str(save.path), nbytes, perf_counter() - save.begun, not error, warning)
+
+    def note(self, step: int, loss: float) -> str:
+        """Put the loss of held-out samples beside the checkpoint of that step, on the rank that leads and while no save
+        is under way, so that the best one is known and stays; why that failed, "" where it did not.
+        """
+        if step != self._saved_step:
+            return f"the checkpoint of step {step}, the best so far, is not there"
+        try:
+            folders.note(self.disk, self.folder / folders.name_of(step), loss)
+            # what was the best until now stays no longer
+            folders.retire(self.disk, self.folder, self.keep)
+        except OSError as error:
+            return f"the loss could not be put beside {folders.name_of(step)}: {self._refusal(error)}"
+        return ""
 
     def close(self) -> Outcome | None:
         """`wait`, and end. Collective."""

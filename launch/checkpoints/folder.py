@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from castile.launch.checkpoints import manifest, writer
 from castile.launch.checkpoints.disk import Disk
 from castile.launch.checkpoints.reader import Damaged, Gone, Reader, open_checkpoint
@@ -21,8 +23,14 @@ from castile.launch.typed import files
 
 LOCK = ".lock"
 DAMAGED = ".damaged"
+# The file beside a checkpoint's own that tells the loss of held-out samples, where the best is to be known.
+NOTE = "held_out.json"
 _NAME = re.compile(r"step-(\d{8,18})")
 _LEFT = re.compile(_NAME.pattern + re.escape(PART))
+
+
+class _Note(msgspec.Struct, frozen=True):
+    loss: float
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,31 @@ def _damaged(folder: Path, step: int) -> Iterator[Path]:
             )
 
 
+def note(disk: Disk, path: Path, loss: float) -> None:
+    """Put the loss of held-out samples beside a checkpoint's own files. Raises OSError."""
+    part = path / (NOTE + PART)
+    disk.remove_tree(part)
+    disk.write_file(part, [memoryview(msgspec.json.encode(_Note(loss)))])
+    disk.rename(part, path / NOTE)
+
+
+def noted(path: Path) -> float | None:
+    """The loss of held-out samples that was put beside a checkpoint, None for none that can be read."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode((path / NOTE).read_bytes(), type=_Note).loss
+    return None
+
+
+def best(folder: str | Path) -> tuple[int, float] | None:
+    """The step of the checkpoint with the lowest noted loss, the earliest of equal ones, and that loss."""
+    found = [(loss, step) for step, path in checkpoints(folder).items() if (loss := noted(path)) is not None]
+    loss, step = min(found, default=(None, 0))
+    return (step, loss) if loss is not None else None
+
+
 def retire(disk: Disk, folder: Path, keep: int) -> None:
-    """Remove all but the `keep` latest checkpoints. Raises OSError."""
-    for path in list(checkpoints(folder).values())[:-keep]:
-        writer.take_away(disk, path)
+    """Remove all but the `keep` latest checkpoints, and the best of those with a noted loss. Raises OSError."""
+    chosen = best(folder)
+    for step, path in list(checkpoints(folder).items())[:-keep]:
+        if chosen is None or step != chosen[0]:
+            writer.take_away(disk, path)

@@ -29,7 +29,8 @@ from castile.launch.measuring.explore import Chosen, Wish
 from castile.launch.processes import interrupts
 from castile.launch.processes.ranks import UserError
 from castile.launch.reports.screen import Speaker
-from castile.launch.training import records, resume, slopes, telling
+from castile.launch.training import evaluate, records, resume, slopes, telling
+from castile.launch.training.patience import Patience
 from castile.launch.training.training import Course
 from castile.launch.training.watching import Watch
 from castile.launch.typed import optimizers, rates
@@ -125,8 +126,16 @@ class Begun:
             steps = rates.parse(self.command.schedule).rates(self.command.lr, self.num_steps)
             return Course(
                 chosen.plan, chosen.prepared, execution, self.dataset, steps, self.first_step, self.num_steps,
-                self.command.evaluate_every, saver, watch,
+                self.command.evaluate_every, saver, watch, self._patience(), self.command.best and saver is not None,
             )  # fmt: skip
+
+    def _patience(self) -> Patience:
+        """Which evaluation was the best until now, as is noted beside checkpoints; rank 0 alone knows it."""
+        found = folders.best(self.command.checkpoint) if self.job.leads and self.command.best else None
+        if found is None:
+            return Patience(self.command.patience)
+        every = self.command.evaluate_every
+        return Patience(self.command.patience, found[1], found[0], self.first_step // every - found[0] // every)
 
     def _saver(self) -> Checkpointer | None:
         if not self.command.checkpoint:
@@ -158,6 +167,9 @@ def begin(command: Any, undecayed: str) -> Begun:
         say.line(line)
     for line in slopes.remarks(job.graph) if job.leads else ():
         say.warn(line)
+    if (command.patience or command.best) and not evaluate.truths(job, dataset.held_out):
+        what = "--best" if command.best else f"--patience {command.patience}"
+        raise UserError(f"{what}: no held-out samples have labels to judge by: give other --data, or leave it out")
     alike.check_data(job.comm, dataset)
     alike.check_file(job.comm, "--weights", command.weights)
     alike.check_file(job.comm, "--schedule", rates.file(command.schedule))

@@ -52,6 +52,7 @@ class Saves:
     say: Speaker
     progress: Progress
     is_stopped: Callable[[], bool]
+    _is_over: bool = False
 
     @property
     def latest(self) -> Path | None:
@@ -80,6 +81,17 @@ class Saves:
         with self.execution.runner.prompt():
             copied = self.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(self.plan))
         self.progress.copied_seconds += copied.seconds + copied.waited_seconds
+
+    def save_best(self, step: int, loss: float) -> None:
+        """Save what came of that many steps, which did better than all before on held-out samples, so that it stays;
+        all ranks come to it.
+        """
+        assert self.saver is not None
+        if not self._is_over:
+            self.save(step)
+            self._told(self._ended(self.saver))
+        if self.job.leads and (warning := self.saver.note(step, loss)):
+            self.say.warn(warning)
 
     def poll(self) -> None:
         """Tell what has become of a save, as soon as that is known."""
@@ -111,6 +123,7 @@ class Saves:
         if self.job.leads and outcome is not None and not outcome.complete:
             self.progress.unsaved = f"what was trained since is lost: {outcome.warning}"
         saver.close()
+        self._is_over = True
         self.progress.latest = str(self.latest or "")
 
     def break_off(self) -> None:

@@ -34,6 +34,8 @@ class Progress:
 
     losses, seconds, waited   of each step: the loss, wall seconds of running it, and of waiting for its samples
     paces                     of each step: samples a second, its samples' loading included
+    best                      the step and loss of the best evaluation so far, where it is looked for (rank 0)
+    is_out_of_patience        whether training ended early as evaluations brought nothing better
     gradients                 the norm of each parameter's gradient in the last step, where somebody looked (rank 0)
     num_skipped               how many were skipped, as their gradients were too large for 16 bits (rank 0)
     num_sampled, sampled      how many steps were measured whole, and their timelines (rank 0)
@@ -50,6 +52,8 @@ class Progress:
     seconds: list[float] = field(default_factory=list)
     waited: list[float] = field(default_factory=list)
     paces: list[float] = field(default_factory=list)
+    best: dict[str, Any] = field(default_factory=dict)
+    is_out_of_patience: bool = False
     gradients: dict[str, float] = field(default_factory=dict)
     num_skipped: int = 0
     num_sampled: int = 0
@@ -184,7 +188,8 @@ def evaluation_line(facts: dict[str, Any]) -> str:
 
 def end(progress: Progress, first_step: int) -> dict[str, Any]:
     """What the last record of a run holds."""
-    facts = {"step": first_step + progress.num_steps, "reason": progress.stopped_by or "done"}
+    reason = "patience" if progress.is_out_of_patience else progress.stopped_by or "done"
+    facts = {"step": first_step + progress.num_steps, "reason": reason}
     return facts | ({"num_skipped": progress.num_skipped} if progress.num_skipped else {})
 
 
@@ -222,6 +227,8 @@ def facts(job: Job, chosen: Chosen, progress: Progress, first_step: int, run: di
         "waited_seconds": sum(progress.waited),
         "copied_seconds": progress.copied_seconds,
         "stopped_by": progress.stopped_by,
+        "is_out_of_patience": progress.is_out_of_patience,
+        "best": progress.best,
         "evaluations": progress.evaluations,
         "checkpoints": progress.checkpoints,
         "latest_checkpoint": progress.latest,
@@ -309,6 +316,9 @@ def text(facts: dict[str, Any]) -> str:
         lines.append(f"stopped by {facts['stopped_by']} after step {done}: {left}")
     if "num_held_out" in facts:
         lines.append(f"held out: {judged(facts['evaluations'][-1])}")
+    if facts["best"]:
+        ended = ", and nothing better came of those since" if facts["is_out_of_patience"] else ""
+        lines.append(f"the best evaluation: loss {facts['best']['loss']:.4f} after step {facts['best']['step']}{ended}")
     lines += [f"{what}: {path}" for what, path in facts["files"].items()]
     lines.append(f"{facts['total_seconds']:.1f} s in all")
     return "\n".join(lines)

@@ -29,7 +29,9 @@ from castile.launch.reports.screen import Speaker
 from castile.launch.training import evaluate, telling, watching
 from castile.launch.training.evaluate import Passing
 from castile.launch.training.feeding import Feeder
+from castile.launch.training.judging import HeldOut
 from castile.launch.training.metrics import Metrics
+from castile.launch.training.patience import Patience
 from castile.launch.training.saving import SMALLER, Saves
 from castile.launch.training.telling import Progress
 from castile.launch.training.watching import Seen, Watch
@@ -51,6 +53,8 @@ class Course:
 
     evaluate_every   how many steps lie between evaluations on held-out samples, None for one at the end alone
     saver            saves the state when it is due, after the last step and when a signal asks to stop
+    patience         which evaluation was the best so far, and when nothing better is waited for any more
+    keeps_best       whether the state is saved, and stays, whenever an evaluation is the best so far
     watch            has looked at what each task made, None where nobody does
     """
 
@@ -64,6 +68,8 @@ class Course:
     evaluate_every: int | None = None
     saver: Checkpointer | None = None
     watch: Watch | None = None
+    patience: Patience = field(default_factory=Patience)
+    keeps_best: bool = False
 
 
 @dataclass
@@ -104,7 +110,8 @@ class Training:
             self._steps()
             progress.remarks, progress.workspace_bytes = runner.remarks, runner.workspace_bytes
             # a job that was asked to stop has little time left
-            if not progress.stopped_by and evaluate.truths(self.job, course.dataset.held_out):
+            is_told = bool(progress.stopped_by) or progress.is_out_of_patience
+            if not is_told and evaluate.truths(self.job, course.dataset.held_out):
                 many = report.counted(course.dataset.num_held_out, "sample")
                 with self.say.under_way(f"evaluating on {many}") as advance:
                     self._evaluate(self._last, advance)
@@ -121,7 +128,7 @@ class Training:
         return max(self.course.num_steps, self.course.first_step)
 
     def _steps(self) -> None:
-        """All steps, or those until a signal asks to stop; what came of them is saved."""
+        """All steps, or those until a signal asks to stop or patience ends; what came of them is saved."""
         course, job, first, last = self.course, self.job, self.course.first_step, self._last
         with ExitStack() as stack:
             inputs, batch = course.execution.inputs, job.graph.batch
@@ -133,7 +140,8 @@ class Training:
                 self._after(step + 1)
                 if course.saver is not None and not self.progress.stopped_by and self._is_asked_to_stop(step):
                     self.progress.stopped_by = self._stopping.name
-                if self.progress.stopped_by and not self._is_ahead:
+                is_ended = bool(self.progress.stopped_by) or self.progress.is_out_of_patience
+                if is_ended and not self._is_ahead:
                     break
             self._saves.end(self._done)
 
@@ -311,8 +319,13 @@ class Training:
         if self.progress.stopped_by:
             self.say.line(telling.unjudged_line(step, self.progress.stopped_by))
             return
-        if judged is None:
-            return
+        if judged is not None:
+            self._told(step, judged)
+        self._weigh(step, judged.loss if judged is not None else math.nan)
+
+    def _told(self, step: int, judged: HeldOut) -> None:
+        """Tell and record what an evaluation said, on rank 0."""
+        course = self.course
         facts = telling.evaluation(step, judged)
         self.progress.evaluations.append(facts)
         self.log.record("evaluation", **facts)
@@ -322,3 +335,19 @@ class Training:
         # the last is told at the end of the run
         if step < course.num_steps:
             self.say.line(telling.evaluation_line(facts))
+
+    def _weigh(self, step: int, loss: float) -> None:
+        """What an evaluation means for what is kept and for how long the run goes on; all ranks come to it."""
+        course, patience, progress = self.course, self.course.patience, self.progress
+        if not (course.keeps_best or patience.most):
+            return
+
+        def judge() -> bytes:
+            return b"best" if patience.take(step, loss) else b"over" if patience.is_over else b"later"
+
+        with course.execution.runner.prompt():
+            verdict = self.job.agree(judge)
+        if verdict == b"best" and course.keeps_best:
+            self._saves.save_best(step, loss)
+        progress.best = {"step": patience.step, "loss": patience.loss} if patience.loss is not None else {}
+        progress.is_out_of_patience = verdict == b"over" and step < course.num_steps

@@ -15,6 +15,7 @@ HERE = f"{LINE} --json"
 EPOCH = f"train {TRAINED} --batch 700 --search data_parallel --json"
 RECORDED = f"{HERE} --metrics m.jsonl"
 SAVED = f"{HERE} --checkpoint new"
+JUDGED = f"{HERE} --evaluate-every 1"
 DECAYED = f"{HERE} --optimizer sgd:decay=0.5"
 
 
@@ -88,6 +89,10 @@ CASES = {
     "dtype": Case(HERE, f"{HERE} --dtype float64", losses),
     "weights": Case(HERE, f"{HERE} --weights weights.safetensors", losses),
     "evaluate_every": Case(HERE, f"{HERE} --evaluate-every 1", evaluated, becomes([1, 2, 3])),
+    # of a rate that leads nowhere no evaluation is better than the first
+    "patience": Case(f"{JUDGED} --lr 1e-30", f"{JUDGED} --lr 1e-30 --patience 1", evaluated, becomes([1, 2])),
+    "best": Case(f"{JUDGED} --checkpoint new", f"{JUDGED} --checkpoint new --best", fact("best"),
+                 lambda without, given: not without and given["step"] in (1, 2, 3)),
     "checkpoint": Case(HERE, SAVED, saved, becomes(["step-00000003"])),
     "checkpoint_every": Case(SAVED, f"{SAVED} --checkpoint-every 2", saved,
                              becomes(["step-00000002", "step-00000003"])),
