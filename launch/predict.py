@@ -178,6 +178,8 @@ def run(command: Predict) -> int:
         "simulated_seconds": planned.prepared.simulated.seconds,
         "outputs": {c.name: {"shape": [count, *c.shape], "dtype": c.dtype} for c in columns},
         "quality": telling.quality(judged) if judged is not None else None,
+        "classes": telling.classes(judged) if judged is not None else [],
+        "confusion": judged.confusion if judged is not None else None,
         "files": {name: path for name in ("out", "losses") if (path := getattr(command, name))},
         "total_seconds": time.perf_counter() - begun,
     }  # fmt: skip
@@ -386,6 +388,7 @@ def _text(facts: dict[str, Any]) -> str:
     lines = [f"{report.counted(facts['samples'], 'sample')} in {facts['seconds']:.2f} s, {pace}"]
     if facts["quality"] is not None:
         lines.append(telling.judged(facts["quality"] | {"num_samples": facts["samples"]}))
+    lines += telling.class_lines(facts["classes"])
     for name, told in facts["outputs"].items():
         lines.append(f"{name}: {' x '.join(map(str, told['shape']))} of {told['dtype']}")
     lines += [f"{what}: {path}" for what, path in facts["files"].items()]

@@ -176,7 +176,7 @@ def test_who_needs_columns_that_are_not_named_is_told_how(planes):
 def test_rows_stay_whole_across_blocks(tmp_path, monkeypatch):
     path = write(tmp_path / "t.csv", "n,kind,same\n,k0,3\n" + table(300).partition("\n")[2] + "NA,k1,3\n")
     loaded = [data.load(f"csv:file={path},label=n,categories=kind", 0)]
-    monkeypatch.setattr("castile.launch.data.csv.ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("castile.launch.typed.tables.ROWS_AT_ONCE", 7)
     loaded.append(data.load(f"csv:file={path},label=n,categories=kind", 0))
     assert [d.num_dropped for d in loaded] == [2, 2]
     plain, again = map(both, loaded)
@@ -297,3 +297,39 @@ def test_without_columns_that_are_named_all_are_taken_for_what_they_hold(cells):
         found = data.load(f"csv:file={path},label=label", 0)
     assert found.num_dropped == sum(missing) and list(found.sizes) == [name for name in cells if not is_number[name]]
     assert found.shapes["numbers"] == (1 + sum(is_number.values()),)
+
+
+def test_what_is_missing_is_filled_where_the_user_says_so(planes: Path) -> None:
+    """A number by the mean of those that are trained on, a category by 0; without a label a row is left out still."""
+    text = f"csv:file={planes},label=delay,categories=carrier,numbers=seats,rare=1,held_out=0.2"
+    plain, filled = (data.load(f"{text},filled={yes}", 0) for yes in ("false", "true"))
+    assert (plain.num_dropped, filled.num_dropped) == (2, 1)
+    assert plain.num_samples + plain.num_held_out == 4 and filled.num_samples + filled.num_held_out == 5
+    seats = np.array([10, 20, 30, 40, np.nan, 50])
+    known = seats[data.rows_of(filled.train)]
+    scaled = np.nan_to_num((seats - np.nanmean(known)) / np.nanstd(known))
+    every = filled.in_order("all")
+    np.testing.assert_allclose(everything(every)["numbers"][:, 0], scaled[data.rows_of(every)], rtol=1e-6)
+
+
+@given(
+    cells=st.lists(st.sampled_from(["a", "b", "", "NA", "nan"]), min_size=4, max_size=12),
+    numbers=st.lists(st.sampled_from(["1", "2", "-3.5", "", "null"]), min_size=12, max_size=12),
+    seed=st.integers(0, 9),
+)
+def test_filled_rows_are_those_of_a_table_with_means(cells: list[str], numbers: list[str], seed: int) -> None:
+    lines = [f"{c},{n},{k % 2}" for k, (c, n) in enumerate(zip(cells, numbers, strict=False))]
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "t.csv", "\n".join(["c,n,y", *lines]) + "\n")
+        text = f"csv:file={path},label=y,categories=c,numbers=n,rare=1,held_out=0.3,filled=true"
+        found = data.load(text, seed)
+        again = data.load(f"{text},new={path}", seed)
+    arrays = everything(found.in_order("all"))
+    assert len(arrays["label"]) == len(cells) and found.num_dropped == 0
+    is_none = np.array([cell in ("", "NA", "nan") for cell in cells])
+    assert (arrays["categories"][is_none, 0] == 0).all() and found.sizes["c"] <= 3
+    lacks = np.array([cell in ("", "null") for cell in numbers[: len(cells)]])
+    assert (arrays["numbers"][lacks, 0] == 0).all() and np.isfinite(arrays["numbers"]).all()
+    # as new rows they are the same samples
+    for name, rows in everything(again.held_out).items():
+        np.testing.assert_array_equal(rows, arrays[name])

@@ -158,6 +158,38 @@ def test_what_is_told_follows_from_what_the_model_says() -> None:
     assert judge(g, [(np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [2.0], [5.0]]))], 3) == HeldOut(4 / 3, 3)
 
 
+@given(st.integers(1, 30), st.integers(2, 25), st.integers(0, 99))
+def test_each_class_is_counted_by_itself(samples: int, num_classes: int, seed: int) -> None:
+    rng, g = np.random.default_rng(seed), Graph("said", "float64")
+    said = g.linear("fc", g.input("x", (samples, 3), "b i"), features=num_classes)
+    g.minimise(g.cross_entropy("loss", said, g.input("y", (samples,), "b", "int32")))
+    g.outputs = [said.name]
+    scores, truth = rng.normal(size=(samples, num_classes)), rng.integers(0, num_classes, samples)
+    pieces = [(scores[n : n + 7], truth[n : n + 7]) for n in range(0, samples, 7)]
+    judged = judge(g, pieces, samples)
+    found = telling.classes(judged)
+    for c, told in enumerate(found):
+        of_class, said_so = truth == c, scores.argmax(-1) == c
+        assert (told["class"], told["num_labels"], told["num_said"]) == (c, of_class.sum(), said_so.sum())
+        hits = (of_class & said_so).sum()
+        assert told["recall"] == (pytest.approx(hits / of_class.sum()) if of_class.any() else None)
+        assert told["precision"] == (pytest.approx(hits / said_so.sum()) if said_so.any() else None)
+    lines = telling.class_lines(found)
+    assert len(lines) == 1 + min(num_classes, telling.MOST_LINES) + (num_classes > telling.MOST_LINES)
+    assert len({len(line) for line in lines[: 1 + min(num_classes, telling.MOST_LINES)]}) == 1
+
+
+def test_two_classes_of_one_number_are_counted_and_many_are_not() -> None:
+    g = Graph("clicked", "float64")
+    said = g.linear("fc", g.input("x", (4, 3), "b i"), features=1)
+    g.minimise(g.bce("loss", said, g.input("y", (4, 1), "b o")))
+    g.outputs = [said.name]
+    judged = judge(g, [(np.array([[1.0], [-1.0], [2.0], [np.nan]]), np.array([[1.0], [1.0], [0.0], [0.0]]))], 4)
+    assert judged.confusion == ((0, 1), (1, 1))
+    many = judge(build(False), [(np.zeros((2, 101)), np.array([0, 100]))], 2)
+    assert many.confusion is None and telling.class_lines(telling.classes(many)) == []
+
+
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 6), st.integers(0, 9))
 def test_the_loss_of_each_prediction_is_told(samples: int, seq: int, classes: int, seed: int) -> None:
     """By definition, in the shape of labels of classes or else of outputs; of sequences e to their mean is told."""

@@ -7,35 +7,24 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import operator
 import re
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from castile.launch.data import Arrays, Dataset, split
+from castile.launch.typed import tables
+from castile.launch.typed.tables import MISSING
 from castile.runtime.strict import suggestion
 
-if TYPE_CHECKING:
-    from _csv import Reader as _Reader
-
-MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "NULL"})
 # Names of files that are meant where one stands for a data set.
 READS = (".csv", ".csv.gz", ".csv.zip")
 # Settings by which cells become numbers: with others what was trained does not know these.
-FITTED = ("file", "label", "categories", "numbers", "rare", "held_out")
-# cells become numbers so many rows at a time: whole columns of text would fill the memory
-ROWS_AT_ONCE = 2**14
+FITTED = ("file", "label", "categories", "numbers", "rare", "filled", "held_out")
 # so many of a column's cells are told where none is what was meant, and looked at for one like it
 MOST_TOLD, MOST_LIKE = 8, 1000
 Comparison = Callable[[np.ndarray, float], np.ndarray]
@@ -57,6 +46,7 @@ def load(
     categories: str = "",
     numbers: str = "",
     rare: int = 2,
+    filled: bool = False,
     held_out: float = 0.1,
     new: str = "",
 ) -> Dataset:
@@ -72,11 +62,13 @@ def load(
                  they are all columns but the label's: numbers those of which each cell is one, or missing
     classes      whether the label names classes, as a softmax tells them apart
     rare         in so many rows a value of a category is at least, or its number is 0
+    filled       whether rows stay where something other than the label is missing: a number is then the mean of those
+                 that are there, a category is 0
     held_out     the share of the rows to judge by, drawn by the seed
     new          another such file, whose rows are those to judge by or to predict instead, numbered and scaled as in
                  training with `file`; the label's column may be missing
-    Rows where a used column is missing (empty, NA, N/A, NaN or null) are left out and counted in `num_dropped`. `sizes`
-    holds, by column, how many numbers there are, 0 included.
+    Other rows where a used column is missing (empty, NA, N/A, NaN or null) are left out, and counted in `num_dropped`.
+    `sizes` holds, by column, how many numbers there are, 0 included.
     Raises ValueError in one sentence, with the line, for a file that is missing, damaged or not such a table.
     """
     _check(file, label, positive, classes, rare)
@@ -85,12 +77,13 @@ def load(
     texts, figures = {name: Texts() for name in of_texts}, {name: Figures() for name in of_figures}
     target = _Label.of(positive, classes)
     wanted: list[tuple[str, Texts | Figures]] = [*texts.items(), *figures.items(), (label, target.column)]
-    rows, num_dropped = _read(Path(file), wanted)
+    fill = frozenset([*texts, *figures] if filled else ())
+    rows, num_dropped = _read(Path(file), wanted, fill)
     if len(rows) < 2:
         raise _too_few(file, len(rows), num_dropped, "fill at least 2, or name other columns")
     lack = target.lack()
     fault = f"data set csv: positive={positive}: in column {label!r} {lack}" if lack else ""
-    added, num_dropped = _added(Path(new), wanted, classes) if new else (None, num_dropped)
+    added, num_dropped = _added(Path(new), wanted, classes, fill) if new else (None, num_dropped)
     train, rest = split(seed, "csv", len(rows), held_out)
     sizes, columns = {}, {}
     if texts:
@@ -114,14 +107,16 @@ def _too_few(file: str, count: int, num_dropped: int, mend: str) -> ValueError:
     return ValueError(f"data set csv: {file}: {whole}: {mend}")
 
 
-def _added(path: Path, wanted: Sequence[tuple[str, Texts | Figures]], classes: bool) -> tuple[np.ndarray, int]:
+def _added(
+    path: Path, wanted: Sequence[tuple[str, Texts | Figures]], classes: bool, fill: Collection[str]
+) -> tuple[np.ndarray, int]:
     """Read rows behind those that were read before; the label, wanted last, may be missing. As `_read`.
 
     Raises ValueError where none has all that is used, and for a class that no row had before.
     """
     label, target = wanted[-1]
     known = len(target.seen) if isinstance(target, Texts) else 0
-    rows, num_dropped = _read(path, wanted if label in _header(path) else wanted[:-1])
+    rows, num_dropped = _read(path, wanted if label in tables.header(path) else wanted[:-1], fill)
     if not len(rows):
         raise _too_few(str(path), 0, num_dropped, f"leave out the column {label!r} where it is not known")
     if classes and isinstance(target, Texts) and (strange := list(target.seen)[known:]):
@@ -166,6 +161,8 @@ class Texts:
         """Each row's number by rank of frequency among the rows `train`, rare and unseen ones 0; how many there are."""
         codes = np.concatenate(self.parts)
         counts = np.bincount(codes[train], minlength=len(self.seen))
+        # what is missing is no value
+        counts[[code for cell, code in self.seen.items() if cell in MISSING]] = -1
         # a stable order: of equally frequent values the one that appears first in the file
         order = np.argsort(-counts, kind="stable")
         kept = int((counts >= rare).sum())
@@ -202,9 +199,9 @@ class Figures:
     parts: list[np.ndarray] = field(default_factory=list)
 
     def add(self, cells: Sequence[str]) -> None:
-        """Take in the cells of some more rows. Raises ValueError where one is no finite number."""
-        part = np.fromiter(map(float, cells), np.float64, len(cells))
-        if not np.isfinite(part).all():
+        """Take in the cells of some more rows. Raises ValueError where one is no finite number, and not missing."""
+        part = np.fromiter((np.nan if cell in MISSING else float(cell) for cell in cells), np.float64, len(cells))
+        if np.isinf(part).any():
             raise ValueError("not finite")
         self.parts.append(part)
 
@@ -217,10 +214,13 @@ class Figures:
         return "" if compare(values, bound).any() else f"no cell is: they go from {values.min():g} to {values.max():g}"
 
     def standardised(self, train: np.ndarray) -> np.ndarray:
-        """The numbers with mean 0 and deviation 1 over the rows `train`, 0 where those are all the same; float32."""
+        """The numbers with mean 0 and deviation 1 over the rows `train`, 0 where those are all the same, and where one
+        is missing; float32.
+        """
         values = self.values()
-        mean, deviation = values[train].mean(), values[train].std()
-        return ((values - mean) / (deviation or 1)).astype(np.float32)
+        known = values[train][~np.isnan(values[train])]
+        mean, deviation = (known.mean(), known.std()) if len(known) else (0.0, 0.0)
+        return np.nan_to_num((values - mean) / (deviation or 1), nan=0.0).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -258,143 +258,41 @@ def _bound(text: str, positive: str) -> float:
         raise ValueError(f"data set csv: positive={positive}: {text!r} is not a number") from error
 
 
-def _read(path: Path, wanted: Sequence[tuple[str, Texts | Figures]]) -> tuple[np.ndarray, int]:
-    """Read the wanted columns; which rows were kept, counted from 0, and how many others there are."""
+def _read(path: Path, wanted: Sequence[tuple[str, Texts | Figures]], fill: Collection[str]) -> tuple[np.ndarray, int]:
+    """Read the wanted columns; which rows were kept, counted from 0, and how many others there are, where something is
+    missing of a column that is not to be filled.
+    """
     kept: list[int] = []
     num_dropped = 0
-    with _opened(path) as stream:
-        reader = csv.reader(stream, skipinitialspace=True, strict=True)
-        with _wording_damage(path, reader):
-            header = next(reader, [])
-            places = [_place(path, header, name) for name, _ in wanted]
-            for block in _blocks(path, reader, len(header), places):
-                kept, num_dropped = kept + block.numbers, num_dropped + block.lacking
-                for (name, column), cells in zip(wanted, zip(*block.rows, strict=True), strict=bool(block.rows)):
-                    _add(path, name, column, cells, block.lines)
+    with tables.reading(path) as reader:
+        header = next(reader, [])
+        places = [tables.place(path, header, name) for name, _ in wanted]
+        needed = [place for place, (name, _) in zip(places, wanted, strict=True) if name not in fill]
+        for block in tables.blocks(path, reader, len(header), places, needed):
+            kept, num_dropped = kept + block.numbers, num_dropped + block.lacking
+            for (name, column), cells in zip(wanted, zip(*block.rows, strict=True), strict=bool(block.rows)):
+                _add(path, name, column, cells, block.lines)
     return np.array(kept, np.int64), num_dropped
-
-
-def _header(path: Path) -> list[str]:
-    """The names of the columns."""
-    with _opened(path) as stream:
-        reader = csv.reader(stream, skipinitialspace=True, strict=True)
-        with _wording_damage(path, reader):
-            return next(reader, [])
 
 
 def _others(path: Path, label: str) -> tuple[list[str], list[str]]:
     """The columns beside the label: those with a cell that is no number, and those of numbers alone."""
-    with _opened(path) as stream:
-        reader = csv.reader(stream, skipinitialspace=True, strict=True)
-        with _wording_damage(path, reader):
-            header = next(reader, [])
-            _place(path, header, label)
-            texts = {
-                name for row in reader for name, cell in zip(header, row) if not (cell in MISSING or _is_number(cell))
-            }
+    with tables.reading(path) as reader:
+        header = next(reader, [])
+        tables.place(path, header, label)
+        cells = ((name, cell) for row in reader for name, cell in zip(header, row))
+        texts = {name for name, cell in cells if not (cell in MISSING or tables.is_number(cell))}
     others = [name for name in header if name != label]
     return [name for name in others if name in texts], [name for name in others if name not in texts]
-
-
-class _Block(NamedTuple):
-    """Rows with nothing missing: their lines, their numbers among all rows, their wanted cells; how many others."""
-
-    lines: list[int]
-    numbers: list[int]
-    rows: list[tuple[str, ...]]
-    lacking: int
-
-
-def _blocks(path: Path, reader: _Reader, width: int, places: Sequence[int]) -> Iterator[_Block]:
-    """The rows of a table, so many at a time."""
-    block, number = _Block([], [], [], 0), -1
-    for row in reader:
-        if len(row) != width:
-            if not row:
-                continue
-            raise ValueError(
-                f"data set csv: {path}, line {reader.line_num}: {len(row)} cells in a table of {width} columns"
-            )
-        number += 1
-        cells = tuple([row[place] for place in places])
-        if MISSING.isdisjoint(cells):
-            block.lines.append(reader.line_num)
-            block.numbers.append(number)
-            block.rows.append(cells)
-        else:
-            block = block._replace(lacking=block.lacking + 1)
-        if len(block.rows) == ROWS_AT_ONCE:
-            yield block
-            block = _Block([], [], [], 0)
-    yield block
 
 
 def _add(path: Path, name: str, column: Texts | Figures, cells: Sequence[str], lines: Sequence[int]) -> None:
     try:
         column.add(cells)
     except ValueError as error:
-        line, cell = next((line, cell) for line, cell in zip(lines, cells, strict=True) if not _is_number(cell))
+        there = ((line, cell) for line, cell in zip(lines, cells, strict=True) if cell not in MISSING)
+        line, cell = next((line, cell) for line, cell in there if not tables.is_number(cell))
         raise ValueError(
             f"data set csv: {path}, line {line}: column {name!r} has {cell!r}, not a number: name "
             "a column of words among categories, or say classes=true of the label"
         ) from error
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        return bool(np.isfinite(float(cell)))
-    except ValueError:
-        return False
-
-
-def _place(path: Path, header: Sequence[str], name: str) -> int:
-    if not any(header):
-        raise ValueError(f"data set csv: {path}: its first line should be the names of its columns, and is empty")
-    if (count := header.count(name)) > 1:
-        raise ValueError(f"data set csv: {path}: {count} columns are named {name!r}: rename all but one")
-    if not count:
-        near = suggestion(name, known := sorted(set(header))) or ": " + ", ".join(known)
-        raise ValueError(f"data set csv: {path}: no column is named {name!r}{near}")
-    return header.index(name)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[str]]:
-    """The file's text, unpacked as it is read."""
-    try:
-        with path.open("rb") as packed, _unpacked(path, packed) as plain:
-            yield io.TextIOWrapper(plain, encoding="utf-8-sig", newline="")
-    except OSError as error:
-        raise ValueError(f"data set csv: {path}: {error.strerror or error}") from error
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"data set csv: {path} is damaged or no zip file: {error}") from error
-
-
-def _unpacked(path: Path, packed: IO[bytes]) -> IO[bytes]:
-    if path.suffix == ".gz":
-        return cast(IO[bytes], gzip.open(packed))
-    if path.suffix != ".zip":
-        return packed
-    archive = zipfile.ZipFile(packed)
-    tables = [name for name in archive.namelist() if name.endswith(".csv")]
-    if len(tables) != 1:
-        raise ValueError(f"data set csv: {path} holds {len(tables)} files that end in .csv; it should be one")
-    try:
-        return archive.open(tables[0])
-    except (RuntimeError, NotImplementedError) as error:
-        raise ValueError(f"data set csv: {path} cannot be unpacked: {error}") from error
-
-
-@contextmanager
-def _wording_damage(path: Path, reader: _Reader) -> Iterator[None]:
-    """What goes wrong in reading, as one sentence with the line."""
-    try:
-        yield
-    except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"data set csv: {path} is damaged or cut short after line {reader.line_num}: {error}"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"data set csv: {path} is not UTF-8 text after line {reader.line_num}") from error
-    except csv.Error as error:
-        raise ValueError(f"data set csv: {path}, line {reader.line_num}: {error}") from error

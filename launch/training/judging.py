@@ -17,6 +17,8 @@ from castile.planner.op import Tensor
 
 # Numbers that are judged at once.
 _AT_ONCE = 1 << 17
+# Of so many classes each is counted by itself.
+MOST_CLASSES = 100
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class HeldOut:
     num_not_finite    predictions whose loss is no finite number: they are not right
     num_predictions   how many were judged, None where that is one of each sample
     perplexity        e to the loss, of models that tell the classes of a sequence's places, as of words
+    confusion         confusion[c][s] predictions of class c were said to be of class s, of models that tell at most
+                      MOST_CLASSES apart; None of others
     others            the same of outputs behind the first that a loss compares with labels of their own, by their names
     """
 
@@ -40,6 +44,7 @@ class HeldOut:
     num_not_finite: int = 0
     num_predictions: int | None = None
     perplexity: float | None = None
+    confusion: tuple[tuple[int, ...], ...] | None = None
     others: Mapping[str, HeldOut] = field(default_factory=dict)
 
 
@@ -137,6 +142,7 @@ class Judging:
         self._is_told, self._is_sequence = self._is_binary, False
         self._total, self._right, self._count, self._unreal = 0.0, 0, 0, 0
         self._logits = list[tuple[np.ndarray, np.ndarray]]()
+        self._confusion: np.ndarray | None = None
 
     # What is no finite number is counted and told, and not warned of by what met it.
     @np.errstate(over="ignore", invalid="ignore")
@@ -169,6 +175,12 @@ class Judging:
             self._logits.append((some, truth > 0.5))
         # not scores: one that is infinitely low may be a mask's
         real = np.isfinite(losses)
+        classes = some.shape[-1] if are_classes else 2
+        if (are_classes or self._is_binary) and classes <= MOST_CLASSES:
+            said = some.argmax(axis=-1) if are_classes else expit(some) > 0.5
+            of_class = truth if are_classes else truth > 0.5
+            pairs = np.bincount((of_class * classes + said)[real], minlength=classes**2).reshape(classes, classes)
+            self._confusion = pairs if self._confusion is None else self._confusion + pairs
         self._total += float(losses.sum())
         self._right += int((hits & real).sum())
         self._count += losses.size
@@ -185,6 +197,7 @@ class Judging:
             loss, num_samples, self._right / self._count if self._is_told else None,
             auc(*map(np.concatenate, zip(*self._logits, strict=True))) if self._logits else None, self._unreal,
             self._count if self._count != num_samples else None, float(np.exp(loss)) if self._is_sequence else None,
+            tuple(map(tuple, self._confusion.tolist())) if self._confusion is not None else None,
         )  # fmt: skip
 
     def _classes_last(self, outputs: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ It does not know how training is done.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,11 @@ from castile.planner.costs.learn import held_up, undisturbed
 from castile.runtime import debug
 from castile.runtime.memory import written
 from castile.runtime.timeline import Timeline
+
+# What is told of a class beside its numbers.
+SHARES = ("recall", "precision")
+# Of so many classes a line is told.
+MOST_LINES = 20
 
 
 @dataclass
@@ -179,6 +185,35 @@ def quality(judged: HeldOut) -> dict[str, Any]:
         "others": {name: quality(other) for name, other in judged.others.items()} or None,
     }  # fmt: skip
     return {name: value for name, value in facts.items() if value is not None or name == "loss"}
+
+
+def classes(judged: HeldOut) -> list[dict[str, Any]]:
+    """Of each class how many predictions were to say it and how many did, which share of the former did (recall) and
+    was right of the latter (precision), None of none; nothing where classes are not counted by themselves.
+    """
+    confusion = judged.confusion or ()
+    said = [sum(row[c] for row in confusion) for c in range(len(confusion))]
+    return [
+        {
+            "class": c, "num_labels": sum(row), "num_said": said[c],
+            "recall": row[c] / sum(row) if sum(row) else None, "precision": row[c] / said[c] if said[c] else None,
+        }
+        for c, row in enumerate(confusion)
+    ]  # fmt: skip
+
+
+def class_lines(told: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line of each class, those of the lowest recall first where there are many."""
+    if not told:
+        return []
+    rows = told
+    if len(told) > MOST_LINES:
+        rows = sorted(told, key=lambda c: (c["recall"] is None, c["recall"]))[:MOST_LINES]
+    share = {name: [f"{100 * c[name]:.2f} %" if c[name] is not None else "-" for c in rows] for name in SHARES}
+    lines = [f"{'class':>5} {'labels':>8} {'recall':>9} {'said':>8} {'precision':>9}"]
+    for c, recall, precision in zip(rows, *share.values(), strict=True):
+        lines.append(f"{c['class']:>5} {c['num_labels']:>8} {recall:>9} {c['num_said']:>8} {precision:>9}")
+    return lines + ([f"and {len(told) - len(rows)} more, whose recall is higher"] if len(told) > len(rows) else [])
 
 
 def evaluation_line(facts: dict[str, Any]) -> str:
