@@ -20,17 +20,6 @@ def layer_bce(c: Canvas) -> Tensor | None:
     return x
 
 
-@layer()
-def layer_weighted_cross_entropy(c: Canvas) -> Tensor | None:
-    """Added to its logits, so that the result is one to go on with."""
-    x = c.choose(lambda t: len(t.shape) >= 2 and t.shape[0] == c.batch and t.shape[-1] <= 6)
-    if x is None:
-        return None
-    labels, weights = c.tokens(x.shape[-1], *x.shape[1:-1]), [1.0 + n / 4 for n in range(x.shape[-1])]
-    loss = c.graph.weighted_cross_entropy(c.name("weighted"), x, labels, weights)
-    return c.graph.add(c.name("both"), x, loss)
-
-
 def _prediction(c: Canvas) -> Tensor | None:
     x = c.choose(lambda t: len(t.shape) > 1)
     return None if x is None else c.graph.linear(c.name("linear"), x, features=c.integer(1, 4))
