@@ -6,6 +6,7 @@ import shlex
 import sys
 
 import msgspec
+import pytest
 
 from castile.launch import models
 from castile.launch.__main__ import main
@@ -29,6 +30,7 @@ def test_files_and_commands_are_found():
         "climb.py",
         "cluster.toml",
         "sweep.py",
+        "steps.py",
     }
     assert len(COMMANDS) == 13
 
@@ -74,3 +76,11 @@ def test_a_program_can_plan(capsys):
     found = json.loads(capsys.readouterr().out)
     milliseconds = found["found"]["step_seconds"] * 1e3
     assert told[0] == f"1 nodes: {milliseconds:.3f} ms a step in {found['num_tasks']} tasks"
+
+
+def test_a_program_can_take_steps(tmp_path, monkeypatch, capsys):
+    (tmp_path / "net.py").write_text(FILES["net.py"])
+    monkeypatch.chdir(tmp_path)
+    exec(FILES["steps.py"], {})
+    of_found, of_cut = ([float(word) for word in line.split()] for line in capsys.readouterr().out.splitlines())
+    assert of_found[0] < of_cut[0] and of_found[1:] == pytest.approx(of_cut[1:], rel=1e-4)

@@ -94,6 +94,17 @@ def test_where_it_begins_is_told_under_any_plan(which: str) -> None:
     assert any(each.spoilt for each in found)
 
 
+def test_a_microbatch_is_told_too() -> None:
+    data, graph = batch(), network()
+    data["x"][5] = 0
+    found = seen(graph, Strategy(plans(graph)["whole"].configs, num_procs=2, microbatches=2), data)
+    trouble = watching.first(found)
+    assert trouble is not None and trouble.sample == 5
+    told = "'head' (linear) makes nan at [1, 0] in 'head@1:2' of infinities in 'logs@1:2', where "
+    assert trouble.words.startswith(told)
+    assert "where 'logs' (log) makes -inf at [1, 0] in 'logs@1:2' of 'abs@1:2' from 0 to " in trouble.words
+
+
 @pytest.mark.parametrize("which", ["whole", "samples", "features"])
 def test_infinities_that_are_meant_are_no_trouble(which: str) -> None:
     data = batch()

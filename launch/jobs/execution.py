@@ -31,7 +31,7 @@ from castile.runtime.comm.base import Communicator
 from castile.runtime.memory import Packing
 from castile.runtime.region import Box, slices
 from castile.runtime.runner import Runner
-from castile.runtime.task import TaskGraph
+from castile.runtime.task import Arg, Task, TaskGraph
 from castile.runtime.timeline import Timeline
 
 
@@ -102,6 +102,26 @@ Fill = Callable[[np.ndarray | float], None]
 def feed_from(arrays: Mapping[str, np.ndarray]) -> Feed:
     """A feed that cuts boxes out of whole arrays."""
     return lambda region, box: arrays[region][slices(box)]
+
+
+def read_by(task: Task) -> set[int]:
+    """The numbers of the views that a task reads."""
+    args = (arg for call in task.body.calls for arg in call.args)
+    return {arg.index for arg in args if isinstance(arg, Arg) and arg.space == "view"}
+
+
+def written_by(task: Task) -> set[int]:
+    """The numbers of the views that a task writes."""
+    return {arg.index for call in task.body.calls for arg in call.outs if arg.space == "view"}
+
+
+def gradients_of(graph: Graph, tasks: TaskGraph, task: Task) -> dict[int, str]:
+    """The gradients that a task updates parameters by: the number of the view, and the parameter's name."""
+    regions = [tasks.buffers[view.buffer].region for view in task.views]
+    written = written_by(task)
+    renewed = {regions[n] for n in written} & {param.name for param in graph.trained}
+    # an update reads its parameter, then the gradient
+    return {n + 1: name for n, name in enumerate(regions) if name in renewed and n in read_by(task) - written}
 
 
 @dataclass

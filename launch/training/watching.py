@@ -14,14 +14,14 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from castile.launch.jobs.execution import Prepared
+from castile.launch.jobs.execution import Prepared, gradients_of, read_by, written_by
 from castile.launch.jobs.numbers import is_finite
 from castile.planner.graph import Graph
-from castile.planner.step.program import GRADIENT
-from castile.runtime.task import Arg, Task
+from castile.planner.step.program import AGAIN, GRADIENT
+from castile.runtime.task import Task
 
-# Behind a node's name in that of a task: which pass of it that is.
-TASK = re.compile(r"(?P<node>.+)\.(?P<pass_>[FBW])\[")
+# Behind a node's name in that of a task: which pass of it that is, and of which microbatch.
+TASK = re.compile(rf"(?P<node>.+?)(?:{AGAIN})?\.(?P<pass_>[FBW])(?:@\d+)?\[")
 PASSES = {"F": "", "B": ", gradients of its inputs,", "W": ", gradients of its parameters,"}
 # Of so many operands the range is told, and of so many parameters the gradient.
 MOST_OPERANDS, MOST_GRADIENTS = 3, 4
@@ -100,14 +100,8 @@ class Watch:
         return found
 
     def _told_apart(self, task: Task) -> _Views:
-        outs = {arg.index for call in task.body.calls for arg in call.outs if arg.space == "view"}
-        args = [arg for call in task.body.calls for arg in call.args if isinstance(arg, Arg)]
-        reads = {arg.index for arg in args if arg.space == "view"}
-        regions = [self._region(task, n) for n in range(len(task.views))]
-        renewed = {regions[n] for n in outs} & {param.name for param in self.graph.trained}
-        # an update reads its parameter, then the gradient
-        gradients = [(n + 1, name) for n, name in enumerate(regions) if name in renewed and n in reads - outs]
-        return _Views(tuple(sorted(reads)), tuple(sorted(outs)), tuple(gradients))
+        gradients = gradients_of(self.graph, self.prepared.tasks, task)
+        return _Views(tuple(sorted(read_by(task))), tuple(sorted(written_by(task))), tuple(gradients.items()))
 
     def _region(self, task: Task, n: int) -> str:
         return str(self.prepared.tasks.buffers[task.views[n].buffer].region)

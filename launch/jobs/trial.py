@@ -1,0 +1,150 @@
+"""Trial: a few steps of any plan in this process alone, on the user's own arrays, with all that they make.
+
+All processors of the plan are this one's core, whatever machine it was made for. It does not know how plans are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from castile.launch.jobs.execution import Execution, feed_from, gradients_of, prepare, read_by
+from castile.launch.jobs.offline import Desk
+from castile.planner.graph import Graph
+from castile.planner.step.program import GRADIENT
+from castile.planner.strategy import Strategy
+from castile.runtime.backends.numpy import watched
+from castile.runtime.comm.local import LocalWorld
+from castile.runtime.region import slices
+from castile.runtime.strict import suggestion
+from castile.runtime.task import Task, TaskGraph
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step has made, whole and under the tensors' names.
+
+    results     of nodes, those that other nodes read
+    gradients   of the loss by these results, and by parameters as their updates take them
+    """
+
+    loss: float
+    results: Arrays
+    gradients: Arrays
+
+
+@dataclass
+class Trial:
+    """Steps of a plan for a model on a machine, in this process, whose parameters begin by the seed or as `values` say.
+
+    Raises ValueError for a plan that fits neither, or not into the machine's memory.
+    """
+
+    desk: Desk
+    plan: Strategy
+    seed: int = 0
+    values: Mapping[str, np.ndarray] | None = None
+    num_steps: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        evaluator = self.desk.evaluator
+        self.graph = evaluator.lowering.graph
+        prepared = prepare(evaluator.lowering, self.plan, evaluator.cost)
+        self._seen = _Seen(self.graph, prepared.tasks)
+        comm, procs = LocalWorld(1).communicators[0], range(self.desk.machine.num_procs)
+        backend = watched(self._seen.look)
+        self._execution = Execution(self.graph, prepared, comm, procs, seed=self.seed, backend=backend)
+        self._execution.initialise(self.seed, self.values)
+
+    def step(self, inputs: Mapping[str, np.ndarray], rate: float = 0.0) -> Step:
+        """Take a step on a whole batch of each input, at a learning rate; at 0 plain descent changes no parameter.
+
+        Raises ValueError for inputs that are not those of the graph, in their shapes.
+        """
+        arrays = {name: np.asarray(array) for name, array in inputs.items()}
+        _check(self.graph, arrays)
+        self._seen.begin()
+        self._execution.feed(feed_from(arrays), rate, self.num_steps)
+        self._execution.run()
+        self.num_steps += 1
+        loss = self._execution.output(self.graph.loss)
+        assert loss is not None
+        return Step(float(loss), *self._seen.told())
+
+    @property
+    def parameters(self) -> Arrays:
+        """The parameters after the steps so far, and what else is carried from one to the next, whole."""
+        found: Arrays = {}
+        saved = self._execution.saved()
+        for (region, box, _), array in saved.items():
+            if region not in found:
+                hi = np.max([box.hi for (name, box, _) in saved if name == region], axis=0) if box.hi else ()
+                found[region] = np.empty(tuple(hi), array.dtype)
+            found[region][slices(box)] = array
+        return found
+
+
+@dataclass
+class _Seen:
+    """What tasks were given in a step: whole there, where what they make may be a part of a sum."""
+
+    graph: Graph
+    tasks: TaskGraph
+    results: Arrays = field(default_factory=dict)
+    gradients: Arrays = field(default_factory=dict)
+
+    def begin(self) -> None:
+        self.results, self.gradients = {}, {}
+
+    def told(self) -> tuple[Arrays, Arrays]:
+        """Results and gradients, their dims in the graph's order."""
+        orders = self.graph.orders
+        turned = [
+            {n: a.transpose(np.argsort(orders[n])) if n in orders else a for n, a in found.items()}
+            for found in (self.results, self.gradients)
+        ]
+        return turned[0], turned[1]
+
+    def look(self, task: Task, arrays: Sequence[np.ndarray]) -> None:
+        """A task has run, whose views are these arrays now."""
+        by_parameter = gradients_of(self.graph, self.tasks, task)
+        for n in read_by(task):
+            region, _, micro = self._parted(task, n)
+            of = region.removesuffix(GRADIENT)
+            is_result = of in self.graph.tensors and not self.graph.tensors[of].param and of != self.graph.loss
+            if n in by_parameter:
+                self._take(self.gradients, by_parameter[n], "", task, n, arrays[n])
+            elif is_result and of not in self.graph.inputs:
+                self._take(self.gradients if of != region else self.results, of, micro, task, n, arrays[n])
+
+    def _parted(self, task: Task, n: int) -> tuple[str, str, str]:
+        """What a view's region is of, and which microbatch of how many, "" for the whole batch."""
+        region = self.tasks.buffers[task.views[n].buffer].region
+        return region.partition("@")
+
+    def _take(self, found: Arrays, name: str, micro: str, task: Task, n: int, array: np.ndarray) -> None:
+        """Put a view where it belongs in a tensor, whose dims lie as tasks have them."""
+        tensor, box = self.graph.tensors[name], task.views[n].box
+        order = list(self.graph.orders.get(name, range(len(tensor.shape))))
+        whole = found.setdefault(name, np.empty([tensor.shape[dim] for dim in order], array.dtype))
+        if micro:
+            number, count = map(int, micro.split(":"))
+            size = self.graph.batch // count
+            whole = whole[(slice(None),) * order.index(0) + (slice(number * size, (number + 1) * size),)]
+        whole[slices(box)] = array.reshape(box.shape)
+
+
+def _check(graph: Graph, arrays: Arrays) -> None:
+    for name in graph.inputs:
+        wanted = graph.tensors[name].shape
+        if name not in arrays:
+            raise ValueError(f"no array for the input {name!r}, of shape {wanted}: give one for each input")
+        if arrays[name].shape != wanted:
+            raise ValueError(f"input {name!r} has shape {arrays[name].shape}, and the graph takes {wanted}")
+    if strange := next((name for name in arrays if name not in graph.inputs), None):
+        near = suggestion(strange, list(graph.inputs)) or f"; it takes {', '.join(graph.inputs)}"
+        raise ValueError(f"the graph has no input {strange!r}{near}")

@@ -1,0 +1,86 @@
+"""Trials: any plan's steps give whole results and gradients, which are those of one processor and follow from each
+other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from castile.launch.jobs.offline import Desk, desk
+from castile.launch.jobs.trial import Step, Trial
+from castile.planner.strategy import Config, Strategy
+from castile.runtime import machine
+
+BATCH = 8
+MODEL = "mlp:width=6,layers=2"
+
+
+@pytest.fixture(scope="module")
+def at() -> Desk:
+    return desk(MODEL, machine.parse("dgx-h100:nodes=1"), BATCH, dtypes=("float64",))
+
+
+def batch() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {"image": rng.normal(size=(BATCH, 1, 8, 8)), "label": rng.integers(0, 10, BATCH)}
+
+
+def plans(at: Desk) -> dict[str, Strategy]:
+    nodes = at.evaluator.lowering.graph.nodes
+    whole = {name: Config() for name in nodes}
+    samples = {name: Config({"b": 4}, procs=(0, 1, 2, 3)) for name in nodes}
+    summed = whole | {"fc2": Config({"i": 2}, procs=(4, 7)), "fc1": Config({"o": 3}, procs=(1, 2, 3))}
+    away = summed | {"head.bias/update": Config(procs=(6,)), "head.bias/accumulate": Config(procs=(5,))}
+    return {
+        "whole": Strategy(whole, num_procs=8), "samples": Strategy(samples, num_procs=8),
+        "summed": Strategy(summed, num_procs=8), "away": Strategy(away, num_procs=8),
+        "micro": Strategy(whole, num_procs=8, microbatches=2), "both": Strategy(samples, num_procs=8, microbatches=2),
+    }  # fmt: skip
+
+
+def two(at: Desk, plan: Strategy) -> tuple[Step, dict[str, np.ndarray]]:
+    trial = Trial(at, plan)
+    trial.step(batch(), 0.1)
+    return trial.step(batch(), 0.1), trial.parameters
+
+
+@pytest.mark.parametrize("which", ["whole", "samples", "summed", "away", "micro", "both"])
+def test_any_plan_gives_what_one_processor_does(at: Desk, which: str) -> None:
+    step, parameters = two(at, plans(at)[which])
+    first, wanted = two(at, plans(at)["whole"])
+    assert step.loss == pytest.approx(first.loss, rel=1e-12)
+    for found, of_one in ((step.results, first.results), (step.gradients, first.gradients), (parameters, wanted)):
+        assert found.keys() == of_one.keys()
+        for name, array in found.items():
+            np.testing.assert_allclose(array, of_one[name], rtol=1e-9, atol=1e-14, err_msg=name)
+
+
+def test_what_it_gives_follows_from_each_other(at: Desk) -> None:
+    graph, given = at.evaluator.lowering.graph, batch()
+    trial = Trial(at, plans(at)["summed"])
+    before = {name: array.copy() for name, array in trial.parameters.items()}
+    step = trial.step(given, 0.25)
+    flat = given["image"].reshape(BATCH, -1)
+    np.testing.assert_allclose(step.results["fc1"], flat @ before["fc1.weight"].T + before["fc1.bias"], rtol=1e-12)
+    np.testing.assert_allclose(step.gradients["fc1.weight"], step.gradients["fc1"].T @ flat, rtol=1e-9, atol=1e-15)
+    for param in graph.params:
+        slope = step.gradients[param.name]
+        np.testing.assert_allclose(trial.parameters[param.name], before[param.name] - 0.25 * slope, rtol=1e-9)
+    again = Trial(at, plans(at)["whole"], values=before)
+    assert again.step(given).loss == pytest.approx(step.loss, rel=1e-12)
+
+
+def test_what_does_not_fit_is_told_in_a_sentence(at: Desk) -> None:
+    trial, given = Trial(at, plans(at)["whole"]), batch()
+    few = given | {"image": given["image"][:4]}
+    for arrays, told in (
+        ({"image": given["image"]}, "no array for the input 'label', of shape (8,)"),
+        (few, "input 'image' has shape (4, 1, 8, 8), and the graph takes (8, 1, 8, 8)"),
+        (given | {"labels": given["label"]}, "the graph has no input 'labels' (did you mean 'label'?)"),
+    ):
+        with pytest.raises(ValueError) as error:
+            trial.step(arrays)
+        assert str(error.value).startswith(told), error.value
+    cut = plans(at)["whole"].configs | {"fc1": Config({"o": 7}, procs=tuple(range(7)))}
+    with pytest.raises(ValueError, match="fc1"):
+        Trial(at, Strategy(cut, num_procs=8))
