@@ -27,6 +27,7 @@ from castile.runtime import machine
 from castile.runtime.backends.numpy import watched
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.runner import run_local
+from tests.mpi import mpirun_apart
 
 SAMPLES = 8
 SGD = Updates(Sgd())
@@ -148,6 +149,14 @@ def test_a_run_ends_with_operator_and_sample(alone: Path, capsys) -> None:
     err = capsys.readouterr().err
     assert "castile: step 1: the loss is not a finite number: 'logs' (log) makes nan at [0, " in err
     assert " of 'fc' from -" in err and ", counted from 0: mend the network there, or " in err
+
+
+@pytest.mark.mpi
+def test_ranks_end_with_one_sentence(alone: Path) -> None:
+    Path("net.py").write_text(NET)
+    status, _, err = mpirun_apart(2, "-m", "castile", "train", "net.py", *LINE, "--watch", timeout=300)
+    assert status == 2 and err.count("castile: step ") == 1, err
+    assert "castile: step 1: the loss is not a finite number: 'logs' (log) makes nan at [" in err
 
 
 def test_gradients_are_recorded_and_told(alone: Path, capsys) -> None:
