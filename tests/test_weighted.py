@@ -46,3 +46,7 @@ def test_weights_that_fit_no_classes_are_refused(weights: tuple[float, ...]) -> 
     x, label = g.input("x", (BATCH, 3), "b i"), g.input("label", (BATCH,), "b", "int32")
     with pytest.raises(ValueError, match="loss: 3 classes take as many weights above 0, got "):
         g.weighted_cross_entropy("loss", x, label, weights)
+
+
+def test_many_classes_take_as_many_nodes_as_few() -> None:
+    assert len(build((1.0,) * 300).nodes) == len(build((1.0,) * 3).nodes)

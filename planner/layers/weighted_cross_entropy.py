@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
+import numpy as np
+
+from castile.planner.bodies.vocabulary import wide
 from castile.planner.graph import Graph
-from castile.planner.op import Tensor
-from castile.planner.ops.compare import Compare
+from castile.planner.op import Init, Tensor
 
 
 def layer(g: Graph, name: str, logits: Tensor, labels: Tensor, weights: Sequence[float]) -> Tensor:
@@ -15,17 +17,19 @@ def layer(g: Graph, name: str, logits: Tensor, labels: Tensor, weights: Sequence
 
     weights   of each class, above 0: classes that are rare, or dear to miss, count for more. Where labels have weights
               of 1 on average, gradients are as long as those of `cross_entropy`. (PyTorch's mean divides by the sum of
-              a batch's weights, which no microbatch knows.)
+              a batch's weights, which no microbatch knows.) A training that goes on keeps those that it began with.
     Raises ValueError unless there is one for each class.
     """
     classes = logits.shape[-1]
     if len(weights) != classes or not all(isfinite(weight) and weight > 0 for weight in weights):
         raise ValueError(f"{name}: {classes} classes take as many weights above 0, got {tuple(weights)}")
+    dtype, axis = wide(g.dtype), logits.axes[-1:]
+    numbers, factors = (
+        g.state(f"{name}.{what}", (classes,), axis, Init("given", values=np.asarray(values, dtype)))
+        for what, values in (("classes", np.arange(classes)), ("weights", weights))
+    )
     axes = " ".join(labels.axes)
     label = g.reshape(f"{name}.label", g.real(f"{name}.real", labels), f"{axes} -> {axes} one", one=1)
-    each = [
-        g.apply(Compare("==", float(c), float(weight)), f"{name}.is.{c}", label) for c, weight in enumerate(weights)
-    ]
-    shares = g.concat(f"{name}.weights", -1, *each) if classes > 1 else each[0]
+    shares = g.mul(f"{name}.shares", g.compare(f"{name}.is", label, "==", numbers), factors)
     told = g.mul(f"{name}.told", shares, g.log_softmax(f"{name}.log", logits))
     return g.neg(name, g.mean(f"{name}.mean", g.sum(f"{name}.each", told, dims=(-1,))))
