@@ -29,6 +29,11 @@ def untaught(place: Place) -> list[Figure]:
     return place.benchmark("untaught")
 
 
+def untaught_transfers(place: Place) -> list[Figure]:
+    """What is told of steps on two ranks whose transfers were not measured, beside what they take."""
+    return place.benchmark("untaught_transfers")
+
+
 def delta(place: Place) -> list[Figure]:
     """Timing again only what a change of a plan moves, against timing all of it."""
     return place.benchmark("delta")
