@@ -181,7 +181,7 @@ def _rates() -> Finding:
         f"and {one.bytes_per_second / 1e9:.3g} GB/s each"
         for procs, one in known.items()
     )
-    facts = {procs: msgspec.structs.asdict(one) for procs, one in known.items()}
+    facts = {procs: msgspec.to_builtins(one) for procs, one in known.items()}
     return Finding("rates", True, "; ".join(words), {"of_procs": facts})
 
 

@@ -54,9 +54,9 @@ class CostModel:
     roofline's terms (overhead or latency, flops, bytes) learned for the family, else for its class (a pass, or a
     transfer form on a link), else for all kernels or all transfers of the level; the roofline itself (Williams et al.
     2009), for a transfer by the cheapest of the machine's algorithms. Transfers that begin together cost as much as one
-    of all their bytes, and what each more of them takes in its family, by those that were measured. A kernel that reads
-    in strides and was not measured costs as much as on unbroken arrays, times what strides cost its family. Kernels'
-    prices include the snapshot's overhead a task, which measured spans leave out.
+    of all their bytes, and what each more of them takes, which the machine tells until its family was measured. A
+    kernel that reads in strides and was not measured costs as much as on unbroken arrays, times what strides cost its
+    family. Kernels' prices include the snapshot's overhead a task, which measured spans leave out.
 
     Where processors are of several kinds, a kernel's price without a kind is that of the slowest; what was measured
     holds for the kind that the snapshot names as its device, or else for the slowest, and other kinds' prices stand to
@@ -153,10 +153,12 @@ class CostModel:
         """Seconds by the machine alone: overhead and the longer of flops/rate and bytes/bandwidth, or both where a
         processor does not do them at once; or the cheapest way's.
         """
-        return sum(self.terms(key)) if key.link else _slowest(self._processors, key)[0]
+        return algorithms.cheapest(self.machine, key).seconds if key.link else _slowest(self._processors, key)[0]
 
     def terms(self, key: CostKey) -> Terms:
-        """The roofline's terms, seconds: (overhead or latencies, flops over their rate, bytes over bandwidth)."""
+        """The roofline's terms, seconds: (overhead or latencies, flops over their rate, bytes over bandwidth); of
+        several transfers those of one of all their bytes.
+        """
         if key.link:
             return _way_terms(algorithms.cheapest(self.machine, key))
         return _slowest(self._processors, key)[1]
@@ -197,12 +199,21 @@ class CostModel:
         if scales is None:
             return Priced(roofline, "roofline")
         basis = _raised(_way_terms(self.way(key))) if key.link else self._basis(key)
-        learned = _scaled(scales, basis)
-        return Priced(max(learned, FLOOR * roofline) + self._more(key), "learned")
+        learned = _scaled(scales, basis) + self._more(key)
+        return Priced(max(learned, FLOOR * roofline), "learned")
 
     def _more(self, key: CostKey) -> float:
-        """Seconds that several transfers take more than one of all their bytes."""
-        return (key.num_begun - 1) * self._more_seconds.get(family_of(key), 0.0)
+        """Seconds that several transfers take more than one of all their bytes, by what was learned."""
+        if key.num_begun == 1:
+            return 0.0
+        if (each := self._more_seconds.get(family_of(key))) is not None:
+            return (key.num_begun - 1) * each
+        scales = self._scales(key)
+        return scales[0] * self._told_more(key) if scales else 0.0
+
+    def _told_more(self, key: CostKey) -> float:
+        """The same by the machine alone."""
+        return algorithms.cheapest(self.machine, key).more_seconds if key.link else 0.0
 
     def _stride_factor(self, rows: list[Measured]) -> float:
         """By how much reading in strides makes a kernel slower: the geometric mean over what was measured."""
@@ -224,27 +235,30 @@ class CostModel:
 
     def _factor(self, rows: list[Measured]) -> float:
         """The geometric mean of measured over modelled seconds."""
-        return math.exp(sum(math.log(row.seconds / sum(self._terms[row.key])) for row in rows) / len(rows))
+        modelled = [sum(self._terms[row.key]) + self._told_more(row.key) for row in rows]
+        ratios = [row.seconds / seconds for row, seconds in zip(rows, modelled, strict=True)]
+        return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
     def _fit(self, rows: list[Measured]) -> tuple[Terms, float]:
         """Scales of the three terms, and seconds of each more of several transfers: non-negative least squares of
-        relative errors, drawn to the class's factor, and to no seconds.
+        relative errors, drawn to the class's factor of what the machine tells.
 
         Seconds = a + b flops + c bytes + d more in other words; the pull decides what the sizes at hand leave open.
         """
         # slow to import, and needed only where something was measured
         from scipy.optimize import nnls
 
-        prior = self._classes[class_of(rows[0].key)]
-        more = [(row.key.num_begun - 1) * SMALL_SECONDS for row in rows]
-        size = 3 + any(more)
-        terms = np.array([(*self._terms[row.key], n)[:size] for row, n in zip(rows, more, strict=True)])
+        first, weight = rows[0].key, math.sqrt(PRIOR_WEIGHT)
+        told = self._told_more(first.begun_with([first]))
+        each = told or SMALL_SECONDS
+        more = [(row.key.num_begun - 1) * each for row in rows]
+        terms = np.array([(*self._terms[row.key], n) for row, n in zip(rows, more, strict=True)])
         terms /= np.array([[row.seconds] for row in rows])
-        pull = np.eye(size) * math.sqrt(PRIOR_WEIGHT) / prior
-        target = np.concatenate([np.ones(len(rows)), np.full(3, math.sqrt(PRIOR_WEIGHT)), np.zeros(size - 3)])
+        pull = np.eye(4) * weight / self._classes[class_of(first)]
+        target = np.concatenate([np.ones(len(rows)), weight * np.array([1, 1, 1, bool(told)])])
         scales, _ = nnls(np.concatenate([terms, pull]), target)
-        a, b, c, *d = scales.tolist()
-        return (a, b, c), sum(d) * SMALL_SECONDS
+        a, b, c, d = scales.tolist()
+        return (a, b, c), d * each
 
     def _curve(self, rows: list[Measured]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """A family's (log work, log seconds, log intensity), ascending in work, seconds made monotone in it.
@@ -254,7 +268,7 @@ class CostModel:
         points: dict[float, list[tuple[float, float]]] = defaultdict(list)
         for row in rows:
             if (size := self._size(row.key)) > 0:
-                seconds = max(row.seconds - self._more(row.key), FLOOR * row.seconds)
+                seconds = max(row.seconds - self._more(row.key), FLOOR * sum(self._terms[row.key]))
                 points[math.log(size)].append((math.log(seconds), _intensity(row.key)))
         work = np.array(sorted(points))
         means = np.array([np.mean(points[w], axis=0) for w in work]).reshape(-1, 2)
@@ -313,7 +327,7 @@ def _slowest(processors: Sequence[Processor], key: CostKey) -> tuple[float, Term
 
 
 def _way_terms(way: Way) -> Terms:
-    return (way.latency_seconds, 0.0, way.transfer_seconds)
+    return (way.latency_seconds - way.more_seconds, 0.0, way.transfer_seconds)
 
 
 def _roofline(processor: Processor, terms: Terms) -> tuple[float, Terms]:

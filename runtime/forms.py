@@ -114,14 +114,23 @@ def sum_of_all(t: Transfer, copy: Wanted) -> Special | None:
 
 
 def seconds(form: str, nbytes: float, members: int, level: Level) -> float:
-    """Alpha-beta time of a form (Thakur, Rabenseifner, Gropp 2005): `nbytes` as in CostKey, `members` of the group."""
+    """Alpha-beta time of a form (Thakur, Rabenseifner, Gropp 2005): `nbytes` as in CostKey, `members` of the group.
+
+    Of a collective both ends of each message are occupied with it besides, and each member with each round.
+    """
     alpha, beta, n = level.latency_seconds, nbytes / level.bytes_per_second, members
     if form == "move":
         return alpha + beta
+    alpha, once = alpha + 2 * level.message_seconds, level.collective_seconds
     if form == "broadcast":
-        return ceil(log2(n)) * (alpha + beta)
+        return once + ceil(log2(n)) * (alpha + beta)
     rounds = 2 if form == "all_reduce" else 1
-    return rounds * (n - 1) * (alpha + beta / n)
+    return rounds * (once + (n - 1) * (alpha + beta / n))
+
+
+def summed_bytes(form: str, nbytes: float, members: int) -> float:
+    """What each member of a form reads and writes where it adds up its part of a sum."""
+    return 3 * (members - 1) / members * nbytes if form in ("all_reduce", "reduce_scatter") else 0.0
 
 
 def form_seconds(t: Transfer, special: Special) -> float:
@@ -129,7 +138,7 @@ def form_seconds(t: Transfer, special: Special) -> float:
     procs = tuple(dict.fromkeys(map(_PROC, filter(None, ends))))
     n = max(len(procs), len(special.copies) + (special.form == "broadcast"))
     nbytes = special.elements * t.itemsize
-    folded = 3 * nbytes / t.links.copy_bytes_per_second if special.form in ("all_reduce", "reduce_scatter") else 0.0
+    folded = summed_bytes(special.form, nbytes, n) / t.links.copy_bytes_per_second
     level = t.links.level(procs)
     took = seconds(special.form, nbytes, n, level)
     if t.links.has_trees and special.form == "all_reduce":

@@ -18,6 +18,8 @@ class Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     bytes_per_second: one link's, in one direction. shared_by: processors of a group of the level below (a node, a
     switch) that go through one such link, and divide it among those of them that may use it at once.
+    message_seconds, collective_seconds: how long a processor is occupied with each message of a collective (LogP's
+    overhead, Culler et al. 1993), and with each round of one besides; latency_seconds has that of a message by itself.
     """
 
     name: str
@@ -25,6 +27,8 @@ class Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latency_seconds: float
     bytes_per_second: float
     shared_by: int = 1
+    message_seconds: float = 0.0
+    collective_seconds: float = 0.0
 
 
 # By level, nearest first: how many processors share the links that leave each group of the level below.
@@ -62,8 +66,10 @@ def check(name: str, levels: tuple[Level, ...], num_procs: int) -> None:
             raise ValueError(f"{where}: group {level.group} must be a multiple of the {inner} below it, and larger")
         if not (math.isfinite(level.bytes_per_second) and level.bytes_per_second > 0):
             raise ValueError(f"{where}: bytes_per_second must be above 0 and finite, not {level.bytes_per_second}")
-        if not (math.isfinite(level.latency_seconds) and level.latency_seconds >= 0):
-            raise ValueError(f"{where}: latency_seconds must be at least 0 and finite, not {level.latency_seconds}")
+        for field in ("latency_seconds", "message_seconds", "collective_seconds"):
+            value = getattr(level, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{where}: {field} must be at least 0 and finite, not {value}")
         if level.shared_by < 1:
             raise ValueError(f"{where}: shared_by must be at least 1, not {level.shared_by}")
         inner = level.group

@@ -41,7 +41,8 @@ CPU = "cpu"
 
 # How a machine's collectives may be carried out (`castile.planner.costs.algorithms`); the first is the runtime's own
 # over messages, the others are those of NCCL's kind.
-ALGORITHMS = ("exchange", "ring", "tree", "hierarchical")
+EXCHANGE = "exchange"
+ALGORITHMS = (EXCHANGE, "ring", "tree", "hierarchical")
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Machine:
     processors: tuple[Processor, ...]
     levels: tuple[Level, ...]
     engines: tuple[int, ...] = tuple(int(lane) for lane in Lane)
-    algorithms: tuple[str, ...] = ("exchange",)
+    algorithms: tuple[str, ...] = (EXCHANGE,)
 
     def __post_init__(self) -> None:
         if not self.processors:
@@ -217,7 +218,7 @@ def hosts(sizes: Sequence[int]) -> Machine:
     file = _read(str(PRESETS / "local.toml"))
     memory = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * HOST_SHARE) // max(sizes)
     processor = msgspec.structs.replace(_plain(file.processor[0]), memory_bytes=memory)
-    near, far = (Level(level.name, 1, level.latency_seconds, level.bytes_per_second) for level in file.level)
+    near, far = (level.joining(1) for level in file.level)
     engines = _engines(name, file.shared_lanes)
     return Machine(name, (processor,) * sum(sizes), between(sizes, near, far), engines, file.algorithms)
 
@@ -278,6 +279,12 @@ class _Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes_per_second: float
     group: int | None = None
     shared_by: int = 1
+    message_seconds: float = 0.0
+    collective_seconds: float = 0.0
+
+    def joining(self, group: int) -> Level:
+        """The level whose groups have so many processors."""
+        return Level(**{field: getattr(self, field) for field in self.__struct_fields__} | {"group": group})
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -346,7 +353,7 @@ def _build(name: str, file: _File, nodes: int) -> Machine:
         # What joins nothing more than the level below it does not exist: one node of a cluster has no network.
         if (joined[-1].group if joined else 1) < len(procs):
             group = len(procs) if level.group is None else min(level.group, len(procs))
-            joined.append(Level(level.name, group, level.latency_seconds, level.bytes_per_second, level.shared_by))
+            joined.append(level.joining(group))
     return Machine(name, procs, tuple(joined), _engines(name, file.shared_lanes), file.algorithms)
 
 
@@ -383,5 +390,5 @@ def _check_algorithms(name: str, algorithms: tuple[str, ...]) -> None:
             meant = strict.suggestion(algorithm, list(ALGORITHMS))
             raise ValueError(f"machine {name!r}: algorithms: no algorithm {algorithm!r}{meant}; "
                              f"there are {', '.join(ALGORITHMS)}")  # fmt: skip
-    if not {"exchange", "ring"} & set(algorithms):
+    if not {EXCHANGE, "ring"} & set(algorithms):
         raise ValueError(f"machine {name!r}: algorithms must name 'ring' or 'exchange', which know every collective")

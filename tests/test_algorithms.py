@@ -1,14 +1,16 @@
 """Collective algorithms: closed forms, more bytes or members never cheaper, and the chosen way is the cheapest."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from castile.planner.costs.algorithms import WAYS, cheapest, ways
 from castile.runtime.machine import ALGORITHMS, Level, Machine, Processor, parse
-from castile.runtime.task import CostKey
+from castile.runtime.task import BEGUN_TOGETHER, CostKey
 from tests.effort import examples
 
 GPU = Processor("gpu", 1e12, 1e11, 2**30)
@@ -50,11 +52,13 @@ def test_every_algorithm_that_a_machine_can_name_is_here():
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 64, 1000])
 def test_closed_forms_on_one_level(n):
     of = {form: by_name(flat(n), form, 10**9, n, "link") for form in GROUPED}
-    for algorithm in ("ring", "exchange"):
+    # members add up by themselves what NCCL's rings add up on their way
+    for algorithm, summed in (("ring", 0.0), ("exchange", 3 * (n - 1) / n * 10**9 / GPU.bytes_per_second)):
         way = of["all_reduce"][algorithm]
-        assert way.transfer_seconds == pytest.approx(2 * (n - 1) / n)
+        assert way.transfer_seconds == pytest.approx(2 * (n - 1) / n + summed)
         assert way.latency_seconds == pytest.approx(2 * (n - 1) * 1e-6)
-        for form in ("reduce_scatter", "all_gather", "all_to_all"):
+        assert of["reduce_scatter"][algorithm].seconds == pytest.approx((n - 1) / n + summed + (n - 1) * 1e-6)
+        for form in ("all_gather", "all_to_all"):
             assert of[form][algorithm].seconds == pytest.approx((n - 1) / n + (n - 1) * 1e-6)
     depth = math.ceil(math.log2(n))
     assert of["all_reduce"]["tree"].seconds == pytest.approx(2 + 2 * depth * 1e-6)
@@ -82,6 +86,37 @@ def test_closed_forms_on_two_levels():
     assert gather.seconds == pytest.approx(of["hierarchical"].seconds / 2)
     apart = by_name(machine, "all_to_all", 32 * 10**6, 32, "far")["ring"]
     assert [s.transfer_seconds for s in apart.stages] == pytest.approx([7e6 / 1e11, 24e6 / 1e10])
+
+
+@given(
+    st.sampled_from(GROUPED), st.integers(2, 64), st.integers(1, LARGE), st.floats(0, 1e-5), st.floats(0, 1e-5),
+    st.integers(2, 40),
+)  # fmt: skip
+def test_members_that_send_by_themselves_are_occupied_with_rounds_and_messages(form, n, nbytes, message, once, num):
+    """Of several that begin together with each; rings put all of them into the same messages."""
+    machine = flat(n)
+    level = structs.replace(machine.levels[0], message_seconds=message, collective_seconds=once)
+    busy = replace(machine, levels=(level,))
+    of, plain = (by_name(m, form, nbytes, n, "link") for m in (busy, machine))
+    rounds = 1 + (form == "all_reduce")
+    in_turn = math.ceil(math.log2(n)) if form == "broadcast" else (n - 1) * rounds
+    longer = rounds * once + in_turn * 2 * message
+    assert of["exchange"].seconds == pytest.approx(plain["exchange"].seconds + longer)
+    several = structs.replace(key(form, nbytes, n, "link"), shapes=f"{num}{BEGUN_TOGETHER}")
+    for way in ways(busy, several):
+        more = (num - 1) * (once + 2 * (n - 1) * message) if way.algorithm == "exchange" else 0.0
+        assert way.more_seconds == pytest.approx(more)
+        assert way.seconds == pytest.approx(of[way.algorithm].seconds + more)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_processors_that_send_by_themselves_have_a_task_of_it(form):
+    """With what a task takes besides its work; a network card's rings are none of a processor's."""
+    busy = structs.replace(GPU, task_overhead_seconds=3e-6)
+    for algorithms in (("exchange",), ("ring", "tree")):
+        plain, other = (replace(flat(2), processors=(p,) * 2, algorithms=algorithms) for p in (GPU, busy))
+        short, long = (cheapest(machine, key(form, 1000, 2, "link")).seconds for machine in (plain, other))
+        assert long - short == pytest.approx(3e-6 if algorithms == ("exchange",) else 0.0, abs=1e-15)
 
 
 def test_a_shared_port_is_divided_and_a_lone_member_gets_its_share():

@@ -93,7 +93,7 @@ def test_really_measures():
     figures = probe.measure(None, 2)
     rates = [figures.float32_flops_per_second, figures.float64_flops_per_second, figures.bytes_per_second]
     assert all(1e6 < rate < 1e15 for rate in rates) and 0 < figures.row_seconds < figures.task_overhead_seconds < 1
-    assert figures.latency_seconds is None
+    assert figures.link is None
 
 
 def test_rates_are_what_is_done_in_a_second(monkeypatch):
@@ -138,7 +138,8 @@ def test_a_call_takes_what_its_thread_works(seconds, share):
 def test_links_are_measured_between_ranks(monkeypatch, size):
     made = Ranks(size).run(lambda comm: local(comm.size, comm))
     level = made[0].levels[0]
-    assert made[0].num_procs == size and level.bytes_per_second > 0 and level.latency_seconds >= 0
+    assert made[0].num_procs == size and level.bytes_per_second > 0
+    assert min(level.latency_seconds, level.message_seconds, level.collective_seconds) >= 0
     assert level != machines.local(size).levels[0]
     # Known now: no rank measures again, with ranks or without.
     monkeypatch.setattr(probe, "measure", None)
@@ -150,10 +151,12 @@ def test_links_are_measured_between_mpi_ranks(tmp_path):
     script = (
         "from castile.launch.here import hosts; from castile.runtime.comm import mpi; comm = mpi.world();"
         "from castile.runtime import machine; m = hosts.measured(machine.local(comm.size), comm); l = m.levels[0];"
-        "print('link', l.latency_seconds < 0.1, l.bytes_per_second > 1e6) if comm.rank == 0 else None"
+        "busy = l.message_seconds, l.collective_seconds;"
+        "told = l.latency_seconds < 0.1, l.bytes_per_second > 1e6, 1e-7 < min(busy), max(busy) < 1e-3;"
+        "print('link', *told) if comm.rank == 0 else None"
     )
     status, output = mpirun(3, "-c", script, XDG_CACHE_HOME=str(tmp_path))
-    assert (status, "link True True" in output) == (0, True), output
+    assert (status, "link True True True True" in output) == (0, True), output
 
 
 def test_figures_without_links_are_measured_again_with_ranks():
@@ -191,7 +194,7 @@ def even(monkeypatch):
         monkeypatch.setattr(probe, name, lambda *_: 1e9)
     monkeypatch.setattr(probe, "_task_seconds", lambda: 1e-6)
     monkeypatch.setattr(probe, "_row_seconds", lambda: 1e-8)
-    monkeypatch.setattr(pings, "link", lambda *_: (1e-6, 1e9))
+    monkeypatch.setattr(pings, "link", lambda *_: pings.Link(1e-6, 1e9, 2e-6, 4e-6))
     monkeypatch.setattr(cores, "quota", lambda: inf)
 
 
@@ -199,6 +202,7 @@ def assert_share(figures, share):
     rates = (figures.float32_flops_per_second, figures.float64_flops_per_second, figures.bytes_per_second)
     assert rates == (share * 1e9,) * 3
     assert (figures.task_overhead_seconds, figures.row_seconds) == (1e-6 / share, 1e-8 / share)
+    assert figures.link in (None, pings.Link(1e-6 / share, 1e9 * share, 2e-6 / share, 4e-6 / share))
 
 
 def bound(monkeypatch, affinities):
@@ -273,7 +277,7 @@ def test_environment_names_what_measurements_depend_on(monkeypatch):
     assert (env.kernels, env.active_ranks, env.threads) == ("hash", 4, 3) and env.device and "numpy" in env.libraries
 
 
-# Of each size and round what its messages took, and for how much of that each of their two ends had no core.
+# Of each kind and round what its messages took, and for how much of it each of their two ends had no core.
 ROUNDS = st.lists(
     st.tuples(
         st.tuples(*[st.floats(1e-6, 1e-2)] * 3),
@@ -286,20 +290,70 @@ ROUNDS = st.lists(
 
 
 @settings(max_examples=examples(100))
-@given(st.tuples(*[ROUNDS] * len(pings.PING_BYTES)), st.booleans())
-def test_messages_that_other_programs_held_up_do_not_count(sizes, is_crowded):
+@given(st.tuples(*[ROUNDS] * (len(pings.PING_BYTES) + 4)), st.booleans())
+def test_messages_that_other_programs_held_up_do_not_count(kinds, is_crowded):
     """Unless all were, or there are too few cores for the ranks themselves."""
 
-    def both_ways(comm, peer, nbytes, guess):
-        rounds = sizes[pings.PING_BYTES.index(nbytes)]
-        lasted = np.array([messages for messages, *_ in rounds])
-        return lasted, lasted.sum(axis=1) * [held[comm.rank] for _, *held in rounds]
+    def measured(comm, peer, *guess):
+        return [
+            (np.array([messages for messages, *_ in rounds]), np.array([held[comm.rank] for _, *held in rounds]))
+            for rounds in kinds
+        ]
 
     def median(rounds):
         counted = [messages for messages, *held in rounds if is_crowded or max(held) <= 0.1]
         return np.median(counted or [messages for messages, *_ in rounds])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pings, "_pings", both_ways)
-        found = Ranks(2).run(lambda comm: pings.link(comm, range(2), probe.GUESS, is_crowded))
-    assert found[0] == pings.fit(np.array(pings.PING_BYTES, float), np.array([median(rows) for rows in sizes]))
+        patch.setattr(pings, "_measured", measured)
+        found, nothing = Ranks(2).run(lambda comm: pings.link(comm, range(2), probe.GUESS, is_crowded))
+    *sizes, message, messages, gather, gathers = map(median, kinds)
+    latency, rate = pings.fit(np.array(pings.PING_BYTES, float), np.array(sizes))
+    assert nothing is None and (found.latency_seconds, found.bytes_per_second) == (latency, rate)
+    passed, gathered = (max(0, n) / (pings.AT_ONCE - 1) for n in (messages - message, gathers - gather))
+    assert (found.message_seconds, found.collective_seconds) == (passed / 2, max(0, gathered - passed))
+
+
+@given(st.floats(1e-7, 1e-5), st.floats(1e-7, 1e-5), st.floats(1e-7, 1e-4))
+def test_a_gather_more_takes_what_it_does_itself_and_a_message_each_way(message, gather, latency):
+    """What waits for the other is in one by itself, too."""
+
+    def gathering(comm, peer, number):
+        return lambda: latency + number * (gather + 2 * message)
+
+    def passing(comm, peer, number):
+        return lambda: latency + 2 * number * message
+
+    def ping(comm, peer, nbytes):
+        return lambda: latency + nbytes / 1e9
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pings, "_gathering", gathering)
+        patch.setattr(pings, "_passing", passing)
+        patch.setattr(pings, "_ping", ping)
+        found = Ranks(2).run(lambda comm: pings.link(comm, range(2), probe.GUESS, is_crowded=True))[0]
+    assert (found.message_seconds, found.collective_seconds) == pytest.approx((message, gather), rel=1e-6, abs=1e-12)
+    assert found.latency_seconds == pytest.approx(latency, rel=1e-3)
+
+
+def test_what_is_sent_was_just_written_and_lands_elsewhere(monkeypatch):
+    """As in steps: of memory that both ends write in turns a byte takes several times as long."""
+    done = []
+
+    def ping(comm):
+        send, receive = comm.sender, comm.receiver
+
+        def sender(array, peer, tag):
+            return lambda: (done.append((comm.rank, "send", id(array), array.tobytes())), send(array, peer, tag)())[1]
+
+        def receiver(array, peer, tag):
+            return lambda: (done.append((comm.rank, "receive", id(array), b"")), receive(array, peer, tag)())[1]
+
+        comm.sender, comm.receiver = sender, receiver
+        return pings._ping(comm, 1 - comm.rank, 16)()
+
+    Ranks(2).run(ping)
+    for rank in range(2):
+        sent = [(array, what) for who, word, array, what in done if (who, word) == (rank, "send") and len(what) == 16]
+        received = [array for who, word, array, _ in done if (who, word) == (rank, "receive")]
+        assert [what for _, what in sent] == [b"\1" * 16] and sent[0][0] not in received

@@ -7,6 +7,7 @@ import re
 import signal
 import xml.etree.ElementTree as ElementTree
 from contextlib import nullcontext
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -132,6 +133,25 @@ def test_exchanges_are_the_transfers_that_they_say(num_procs):
     one = {(form, size, 1) for form in links.FORMS for size in {2, num_procs} if form != "move" or size == 2}
     several = {(form, size, num) for form in AT_ONCE for size in {2, num_procs} for num in links.NUMBERS}
     assert done == one | several
+
+
+@pytest.mark.parametrize("form", links.FORMS)
+def test_what_is_sent_was_just_written_each_time(form):
+    """As in a step: what only other cores have read since is there in half the time."""
+    machine, seen = machines.local(2), []
+    comm = LocalWorld(1).communicators[0]
+    job = SimpleNamespace(machine=machine, comm=comm, procs=(0, 1), backend="numpy")
+    made = links.bench(job, links.Exchange(form, ((0, 1),), 64, "float32"))
+
+    def meet():
+        seen.append([array.copy() for array in made.sent])
+        for array in made.sent:
+            array.fill(9)
+
+    comm.barrier = meet
+    made.exchange([0], 3)
+    assert len(seen) == 3 and all(len(arrays) == (1 if form in ("move", "broadcast") else 2) for arrays in seen)
+    assert all((array == 1).all() for arrays in seen for array in arrays)
 
 
 def test_a_processor_alone_exchanges_nothing():

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Sequence
 from itertools import accumulate
 
+from castile.runtime.comm import base
+
 
 class Post:
     """A request that is done once its message has come."""
@@ -57,8 +59,9 @@ class Ranks:
         return results
 
 
-class End:
-    """A rank; see `Communicator` for what it tells."""
+class End(base.End):
+    """A rank; see `Communicator` for what it tells. Messages have no tags: they come in the order in which they were
+    sent."""
 
     def __init__(self, world, rank):
         self.world, self.rank, self.size, self.host_sizes = world, rank, world.size, world.host_sizes

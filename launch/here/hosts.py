@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from castile.launch.here import pings, probe
+from castile.launch.here.pings import Link
 from castile.launch.here.probe import Figures
 from castile.runtime import cores
 from castile.runtime import machine as machines
@@ -40,8 +41,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a link of one of these hosts to the others reaches."""
 
     hosts: tuple[str, ...]
-    latency_seconds: float
-    bytes_per_second: float
+    link: Link
 
 
 def measured(named: Machine, comm: Communicator | None = None) -> Machine:
@@ -97,12 +97,8 @@ def _processor(assumed: Processor, figures: Figures, memory_bytes: int) -> Proce
 
 
 def _level(assumed: Level, figures: Figures, network: Network | None) -> Level:
-    latency, rate = figures.latency_seconds, figures.link_bytes_per_second
-    if assumed.name == NETWORK:
-        latency, rate = (network.latency_seconds, network.bytes_per_second) if network else (None, None)
-    if latency is None or rate is None:
-        return assumed
-    return msgspec.structs.replace(assumed, latency_seconds=latency, bytes_per_second=rate)
+    link = figures.link if assumed.name != NETWORK else network.link if network else None
+    return assumed if link is None else msgspec.structs.replace(assumed, **msgspec.structs.asdict(link))
 
 
 def _network(comm: Communicator) -> Network | None:
@@ -115,9 +111,11 @@ def _network(comm: Communicator) -> Network | None:
     is_known = found is not None and found.hosts == hosts
     if comm.bcast_bytes(bytes([is_known])) == bytes([True]):
         return found
-    made = Network(hosts, *pings.link(comm, firsts, GUESS, comm.crowded))
-    if comm.rank == 0:
-        probe.keep(path, made)
+    link = pings.link(comm, firsts, GUESS, comm.crowded)
+    if link is None:
+        return None
+    made = Network(hosts, link)
+    probe.keep(path, made)
     return made
 
 

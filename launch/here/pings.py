@@ -1,4 +1,5 @@
-"""Pings: what a message between ranks takes and how many bytes go in a second, from messages there and back.
+"""Pings: what a message between ranks takes, how many bytes go in a second, and what collectives and their messages
+take of those who send them, from messages there and back, and from many at once.
 
 It does not know what links these are, nor where the figures are kept.
 """
@@ -6,43 +7,73 @@ It does not know what links these are, nor where the figures are kept.
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import isfinite
 
+import msgspec
 import numpy as np
 
 from castile.planner.costs.learn import DELAYED
 from castile.runtime import cores
-from castile.runtime.comm.base import Communicator
+from castile.runtime.comm.base import Communicator, Side
 from castile.runtime.comm.messages import Request
 
 PING_BYTES = (8, 1024, 16384, 262144, 2097152)
 PING_SECONDS = 0.06
 PING_TAG = 1_000_000
-# Messages of one size come in so many rounds at most: the first of each waits for a rank that still asks for how long
-# it had no core.
+# So many messages or gathers begin together: what each takes more than one by itself is no latency.
+AT_ONCE = 16
+# Of each kind it comes to so many rounds at most: the first of each waits for a rank that still asks for how long it
+# had no core.
 PING_ROUNDS = 8
 
+# Does once what is measured, and tells its seconds.
+Once = Callable[[], float]
 
-def link(comm: Communicator, ends: Sequence[int], guess: tuple[float, float], is_crowded: bool) -> tuple[float, float]:
-    """(latency in seconds, bytes per second) between the first two of these ranks while each next pair does the same;
-    figures hold on rank 0, which is the first.
 
-    guess   about what they are: it decides how many messages fit the time. All ranks of `comm` call it.
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a link reaches, as `Level` has it."""
+
+    latency_seconds: float
+    bytes_per_second: float
+    message_seconds: float
+    collective_seconds: float
+
+    def __post_init__(self) -> None:
+        check(self, "bytes_per_second")
+        check(self, "latency_seconds", "message_seconds", "collective_seconds", least=0.0)
+
+    def shared(self, share: float) -> Link:
+        """The same where all ranks send at once, and each has that share of a core: of two that ping one works."""
+        busy = (self.message_seconds / share, self.collective_seconds / share)
+        return Link(self.latency_seconds / share, self.bytes_per_second * share, *busy)
+
+
+def link(comm: Communicator, ends: Sequence[int], guess: tuple[float, float], is_crowded: bool) -> Link | None:
+    """What the link reaches between the first two of these ranks while each next pair does the same, on rank 0, which
+    is the first; None elsewhere.
+
+    guess   about what latency and rate are: it decides how many messages fit the time. All ranks of `comm` call it.
     What other programs held up does not count, unless all was or ranks are too many for the cores themselves.
     """
     at = ends.index(comm.rank) if comm.rank in ends else len(ends)
     # of an odd number the last has nobody to send to
     has_peer = at ^ 1 < len(ends)
-    mine = [_pings(comm, ends[at ^ 1], nbytes, guess) for nbytes in PING_BYTES] if has_peer else []
-    told = comm.gather_bytes(np.concatenate([np.zeros(0), *(held for _, held in mine)]).tobytes())
+    mine = _measured(comm, ends[at ^ 1], *guess) if has_peer else []
+    told = comm.gather_bytes(np.concatenate([np.zeros(0), *(waited for _, waited in mine)]).tobytes())
     if told is None:
-        return guess
+        return None
     # a message waits for whichever end has no core
-    delayed = np.maximum(*(np.frombuffer(told[end]) for end in ends[:2])) * (not is_crowded)
-    each = np.split(delayed, np.cumsum([len(lasted) for lasted, _ in mine])[:-1])
-    medians = [_free(lasted, held) for (lasted, _), held in zip(mine, each, strict=True)]
-    return fit(np.array(PING_BYTES, float), np.array(medians))
+    waited = np.maximum(*(np.frombuffer(told[end]) for end in ends[:2])) * (not is_crowded)
+    each = np.split(waited, np.cumsum([len(lasted) for lasted, _ in mine])[:-1])
+    medians = [_free(lasted, waited) for (lasted, _), waited in zip(mine, each, strict=True)]
+    latency, rate = fit(np.array(PING_BYTES, float), np.array(medians[:-4]))
+    message, messages, gather, gathers = medians[-4:]
+    passed, gathered = max(0.0, messages - message) / (AT_ONCE - 1), max(0.0, gathers - gather) / (AT_ONCE - 1)
+    # one that is sent, and one that is received: a gather of two has as many
+    return Link(latency, rate, passed / 2, max(0.0, gathered - passed))
 
 
 def fit(nbytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
@@ -59,6 +90,13 @@ def fit(nbytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
     return float(latency), 1.0 / positive(float(per_byte or largest), "a byte over the link")
 
 
+def check(figures: msgspec.Struct, *names: str, least: float = sys.float_info.min) -> None:
+    """Raises ValueError where one of these figures is none, or less than that."""
+    for name in names:
+        if not (isfinite(value := getattr(figures, name)) and value >= least):
+            raise ValueError(f"{name} is {value}")
+
+
 def positive(seconds: float, what: str) -> float:
     """The seconds. Raises RuntimeError where they are no duration."""
     if not (np.isfinite(seconds) and seconds > 0):
@@ -66,42 +104,91 @@ def positive(seconds: float, what: str) -> float:
     return seconds
 
 
-def _free(lasted: np.ndarray, delayed: np.ndarray) -> float:
+def _measured(comm: Communicator, peer: int, latency: float, rate: float) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Rounds of messages of each of PING_BYTES; then of one message each way and of AT_ONCE; then of gathers."""
+    pings = [_rounds(_ping(comm, peer, nbytes), latency + nbytes / rate) for nbytes in PING_BYTES]
+    together = [(many, number) for many in (_passing, _gathering) for number in (1, AT_ONCE)]
+    return pings + [_rounds(many(comm, peer, number), number * latency) for many, number in together]
+
+
+def _free(lasted: np.ndarray, waited: np.ndarray) -> float:
     """The median of messages in rounds of which little was waiting for a core, or of all where there are none."""
-    is_free = delayed <= DELAYED * lasted.sum(axis=1)
+    is_free = waited <= DELAYED
     return positive(float(np.median(lasted[is_free] if is_free.any() else lasted)), "a message")
 
 
-def _wait(*requests: Request) -> None:
-    """Poll until all are done; every rank must come to the core, also where there are more ranks than cores."""
-    while not all(request.poll() for request in requests):
+def _wait(request: Request) -> None:
+    """Poll until it is done; every rank must come to the core, also where there are more ranks than cores."""
+    while not request.poll():
         os.sched_yield()
 
 
-def _pings(comm: Communicator, peer: int, nbytes: int, guess: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds of messages: what each took one way, half of there and back, seconds[rounds, messages]; and half of the
-    seconds for which in each round this rank was ready to run and had no core, seconds[rounds].
+def _rounds(once: Once, guess: float) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds of what is measured, as many as fit the time if each takes what is guessed: seconds[rounds, messages]; and
+    for which share of each round this rank was ready to run and had no core, [rounds].
     """
-    array = np.zeros(nbytes, np.uint8)
-    lasted = np.zeros(_num_rounds(nbytes, *guess))
-    delayed = np.zeros(len(lasted))
+    lasted = np.zeros(_num_rounds(guess))
+    waited = np.zeros(len(lasted))
     for number, messages in enumerate(lasted):
-        delayed_ns = cores.delayed_ns()
-        for message in range(len(messages)):
-            begin = time.perf_counter()
-            if comm.rank < peer:
-                _wait(comm.send(array, peer, PING_TAG))
-                _wait(comm.recv(array, peer, PING_TAG))
-            else:
-                _wait(comm.recv(array, peer, PING_TAG))
-                _wait(comm.send(array, peer, PING_TAG))
-            messages[message] = (time.perf_counter() - begin) / 2
-        delayed[number] = (cores.delayed_ns() - delayed_ns) / 2e9
-    return lasted, delayed
+        begin, delayed_ns = time.perf_counter(), cores.delayed_ns()
+        messages[:] = [once() for _ in messages]
+        waited[number] = (cores.delayed_ns() - delayed_ns) / 1e9 / (time.perf_counter() - begin)
+    return lasted, waited
 
 
-def _num_rounds(nbytes: int, latency: float, rate: float) -> tuple[int, int]:
-    """Rounds, and messages in each, that fit the time if they take what is guessed; fixed, so that both ends agree."""
-    num_messages = max(5, int(PING_SECONDS / 2 / (latency + nbytes / rate)))
+def _num_rounds(guess: float) -> tuple[int, int]:
+    """Rounds, and messages in each: fixed, so that both ends agree."""
+    num_messages = max(5, int(PING_SECONDS / 2 / guess))
     num_rounds = min(num_messages, PING_ROUNDS)
     return num_rounds, num_messages // num_rounds
+
+
+def _ping(comm: Communicator, peer: int, nbytes: int) -> Once:
+    """A message one way, half of there and back, as steps send it: out of memory that was just written, and into other.
+
+    What both ends write and read in turns goes from core to core several times as slowly.
+    """
+    sent, received, note = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8), np.zeros(8, np.uint8)
+    leads = comm.rank < peer
+    send, receive = comm.sender(sent, peer, PING_TAG), comm.receiver(received, peer, PING_TAG)
+    # what the second has to write is no part of it
+    ready = comm.receiver(note, peer, PING_TAG) if leads else comm.sender(note, peer, PING_TAG)
+
+    def once() -> float:
+        sent.fill(1)
+        _wait(ready())
+        begin = time.perf_counter()
+        for call in (send, receive) if leads else (receive, send):
+            _wait(call())
+        return (time.perf_counter() - begin) / 2
+
+    return once
+
+
+def _passing(comm: Communicator, peer: int, number: int) -> Once:
+    """So many messages of next to nothing each way: what of it this rank's core is occupied with."""
+    sent, received = np.zeros(1), np.zeros((number, 1))
+
+    def once() -> float:
+        begin = time.thread_time()
+        requests = [comm.recv(array, peer, PING_TAG) for array in received]
+        requests += [comm.send(sent, peer, PING_TAG) for _ in received]
+        for request in requests:
+            _wait(request)
+        return time.thread_time() - begin
+
+    return once
+
+
+def _gathering(comm: Communicator, peer: int, number: int) -> Once:
+    """So many gathers of next to nothing that begin together: what of it this rank's core is occupied with."""
+    group, counts = tuple(sorted((comm.rank, peer))), ((1, 1), (1, 1))
+    sides = [Side("all_gather", group, np.zeros(1), np.zeros(2), None, counts) for _ in range(number)]
+    begin_all = comm.prepared(sides, PING_TAG)
+
+    def once() -> float:
+        begin = time.thread_time()
+        _wait(begin_all())
+        return time.thread_time() - begin
+
+    return once

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
@@ -23,6 +22,7 @@ import numpy as np
 
 import castile
 from castile.launch.here import pings
+from castile.launch.here.pings import Link
 from castile.launch.processes.ranks import UserError
 from castile.launch.typed import files
 from castile.planner.costs.snapshot import Environment
@@ -46,22 +46,17 @@ IMAGE, IMAGES_BYTES = 16, 2**19
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the probe measures; links are None where they were not, for want of ranks."""
+    """What the probe measures; the link is None where it was not, for want of ranks."""
 
     float32_flops_per_second: float
     float64_flops_per_second: float
     bytes_per_second: float
     task_overhead_seconds: float
     row_seconds: float
-    latency_seconds: float | None = None
-    link_bytes_per_second: float | None = None
+    link: Link | None = None
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            least = 0 if name == "latency_seconds" else sys.float_info.min
-            if value is not None and not (isfinite(value) and value >= least):
-                raise ValueError(f"{name} is {value}")
+        pings.check(self, *[name for name in self.__struct_fields__ if name != "link"])
 
 
 def of_host(near: Communicator | None, procs: int) -> Figures:
@@ -78,7 +73,7 @@ def of_host(near: Communicator | None, procs: int) -> Figures:
     if near is None:
         return kept(path, Figures) or _measured(path, None, procs)
     found = kept(path, Figures) if near.rank == 0 else None
-    is_known = found is not None and (near.size == 1 or found.latency_seconds is not None)
+    is_known = found is not None and (near.size == 1 or found.link is not None)
     if near.bcast_bytes(bytes([is_known])) == bytes([False]):
         found = _measured(path, near, procs)
     told = msgspec.json.encode(found) if near.rank == 0 else None
@@ -116,11 +111,9 @@ def measure(near: Communicator | None, procs: int) -> Figures:
     stream = _stream_rate(neighbours)
     _meet(near)
     overhead, row = _task_seconds(), _row_seconds()
-    latency, bandwidth = None, None
-    if near is not None and near.size > 1:
-        latency, bandwidth = pings.link(near, range(near.size), GUESS, near.size > ours)
+    link = pings.link(near, range(near.size), GUESS, near.size > ours) if near is not None and near.size > 1 else None
     rates = (share * single, share * double, share * stream)
-    return Figures(*rates, overhead / share, row / share, latency, bandwidth)
+    return Figures(*rates, overhead / share, row / share, link and link.shared(share))
 
 
 def environment(kernels: str = "", active_ranks: int = 1) -> Environment:

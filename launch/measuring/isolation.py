@@ -39,10 +39,12 @@ class Bench:
     mine       the numbers of this rank's tasks
     by_steps   tasks are not timed one by one but within whole steps, by the device's events: on a GPU a call returns
                before its kernel has run
+    sent       arrays of this rank that its transfers send: in a step they were just written, and what another core
+               wrote takes twice as long to read
     """
 
-    def __init__(self, job: Job, tasks: TaskGraph, runner: Runner) -> None:
-        self.tasks, self.runner, self.by_steps = tasks, runner, job.backend != "numpy"
+    def __init__(self, job: Job, tasks: TaskGraph, runner: Runner, sent: Sequence[np.ndarray] = ()) -> None:
+        self.tasks, self.runner, self.by_steps, self.sent = tasks, runner, job.backend != "numpy", sent
         mine = [tasks.tasks_of(proc) for proc in job.procs]
         self.mine = np.unique(np.concatenate(mine)) if mine else np.zeros(0, np.int64)
 
@@ -79,6 +81,8 @@ class Bench:
         spans, comm = np.zeros((repetitions, 3), np.int64), self.runner.comm
         calls = [call for task in tasks for call in self.runner.calls(task)]
         for number in range(repetitions):
+            for array in self.sent:
+                array.fill(1)
             # to ask takes as long as a short transfer: before the barrier it delays none
             delayed_ns = cores.delayed_ns()
             comm.barrier()

@@ -120,9 +120,10 @@ def bench(job: Job, exchange: Exchange) -> Bench:
     graph = graph_of(job.machine, exchange)
     order = np.arange(graph.num_tasks)
     runner = Runner(graph, Timeline(order, order, order + 1), apart(graph), job.procs, job.comm, job.backend)
-    for (name, box, proc), array in runner.persistent("input").items():
+    sent = runner.persistent("input")
+    for (name, box, proc), array in sent.items():
         runner.backend(proc).fill(array, rng.uniform(0, name, box.shape, box))
-    return Bench(job, graph, runner)
+    return Bench(job, graph, runner, tuple(sent.values()))
 
 
 def _task(number: int, group: tuple[int, ...], exchange: Exchange, buffers: list[Buffer]) -> Task:

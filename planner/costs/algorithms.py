@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from castile.runtime import forms
 from castile.runtime.levels import Level, Spread
-from castile.runtime.machine import Machine
+from castile.runtime.machine import EXCHANGE, Machine
 from castile.runtime.task import CostKey
 
 
@@ -34,11 +34,13 @@ class Way(NamedTuple):
     """A way to carry out a transfer, and what it takes on each level that it crosses, the nearest first.
 
     at_once: all levels carry data at the same time, so the slowest sets the pace; otherwise one follows the other.
+    more_seconds: what of the latency there is for several that begin together, and not for one of all their bytes.
     """
 
     algorithm: str
     stages: tuple[Stage, ...]
     at_once: bool = False
+    more_seconds: float = 0.0
 
     @property
     def latency_seconds(self) -> float:
@@ -47,7 +49,7 @@ class Way(NamedTuple):
 
     @property
     def transfer_seconds(self) -> float:
-        """Bytes over bandwidth."""
+        """Bytes over bandwidth, and over that of members' memory where they add up by themselves."""
         times = [stage.transfer_seconds for stage in self.stages]
         return max(times, default=0.0) if self.at_once else sum(times)
 
@@ -57,12 +59,19 @@ class Way(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A collective to be carried out; nbytes as in CostKey."""
+    """A collective to be carried out, or `num_begun` that begin together; nbytes as in CostKey.
+
+    summed_per_second   bytes that the slowest processor reads and writes
+    task_seconds        what a task takes besides its work, which processors that send by themselves are occupied with
+    """
 
     form: str
     nbytes: float
     members: int
     spread: Spread
+    num_begun: int
+    summed_per_second: float
+    task_seconds: float
 
     @property
     def rounds(self) -> int:
@@ -99,10 +108,12 @@ def ways(machine: Machine, key: CostKey) -> tuple[Way, ...]:
     Raises ValueError where it has no such link.
     """
     spread = machine.spread(key.link, key.members)
-    t = Transfer(key.name.partition(".")[0], key.nbytes, key.members, spread)
+    slowest = min(p.bytes_per_second for p in machine.kinds)
+    task = max(p.task_overhead_seconds for p in machine.kinds) if EXCHANGE in machine.algorithms else 0.0
+    t = Transfer(key.name.partition(".")[0], key.nbytes, key.members, spread, key.num_begun, slowest, task)
     if t.form == "move":
-        last = crossed(spread, everything=True)[-1]
-        return (Way("direct", (last.stage(1, t.nbytes, one=True),)),)
+        last = crossed(spread, everything=True)[-1].stage(1, t.nbytes, one=True)
+        return (Way("direct", (last._replace(latency_seconds=last.latency_seconds + task),)),)
     found = (WAYS[algorithm](t) for algorithm in machine.algorithms)
     return tuple(way for way in found if way is not None)
 
@@ -124,12 +135,19 @@ def crossed(spread: Spread, everything: bool = False) -> list[Crossed]:
 
 
 def _exchange(t: Transfer) -> Way:
-    """All members at once over the farthest level: the time by which the forms of transfers are chosen."""
+    """All members at once over the farthest level: the time by which the forms of transfers are chosen.
+
+    Of several that begin together members are occupied with each, and with its messages from and to each other member.
+    """
     last = crossed(t.spread, everything=True)[-1]
     latency = forms.seconds(t.form, 0, t.members, last.level)
     moved = forms.seconds(t.form, t.nbytes, t.members, last.level) - latency
     contended = last.level.bytes_per_second / last.one_rate
-    return Way("exchange", (Stage(last.level.name, t.members, latency, moved * contended),))
+    summed = forms.summed_bytes(t.form, t.nbytes, t.members) / t.summed_per_second
+    each = last.level.collective_seconds + 2 * (t.members - 1) * last.level.message_seconds
+    more = (t.num_begun - 1) * each
+    stage = Stage(last.level.name, t.members, latency + more + t.task_seconds, moved * contended + summed)
+    return Way(EXCHANGE, (stage,), more_seconds=more)
 
 
 def _ring(t: Transfer) -> Way:
@@ -176,7 +194,7 @@ def _hierarchical(t: Transfer) -> Way | None:
 
 
 WAYS: dict[str, Callable[[Transfer], Way | None]] = {
-    "exchange": _exchange,
+    EXCHANGE: _exchange,
     "ring": _ring,
     "tree": _tree,
     "hierarchical": _hierarchical,

@@ -334,6 +334,9 @@ def _links(cost: CostModel) -> Links:
 
     per_byte = [(seconds(v.name, LARGE) - seconds(v.name, SMALL)) / (LARGE - SMALL) for v in levels]
     latency = [max(0.0, seconds(v.name, SMALL) - SMALL * b) for v, b in zip(levels, per_byte, strict=True)]
+    # most of what is sketched are collectives, of which a hop has its part
+    busy = [2 * v.message_seconds + v.collective_seconds / (v.group - 1) for v in levels]
+    latency = [hop + more for hop, more in zip(latency, busy, strict=True)]
     has_trees = "tree" in cost.machine.algorithms
     group = np.arange(cost.machine.num_procs) // np.array([v.group for v in levels], np.int64).reshape(-1, 1)
     task = min(p.task_overhead_seconds for p in cost.machine.processors)
