@@ -128,17 +128,12 @@ def seconds(form: str, nbytes: float, members: int, level: Level) -> float:
     return rounds * (once + (n - 1) * (alpha + beta / n))
 
 
-def summed_bytes(form: str, nbytes: float, members: int) -> float:
-    """What each member of a form reads and writes where it adds up its part of a sum."""
-    return 3 * (members - 1) / members * nbytes if form in ("all_reduce", "reduce_scatter") else 0.0
-
-
 def form_seconds(t: Transfer, special: Special) -> float:
     ends = chain.from_iterable(zip(special.members, special.copies))
     procs = tuple(dict.fromkeys(map(_PROC, filter(None, ends))))
     n = max(len(procs), len(special.copies) + (special.form == "broadcast"))
     nbytes = special.elements * t.itemsize
-    folded = summed_bytes(special.form, nbytes, n) / t.links.copy_bytes_per_second
+    folded = 3 * nbytes / t.links.copy_bytes_per_second if special.form in ("all_reduce", "reduce_scatter") else 0.0
     level = t.links.level(procs)
     took = seconds(special.form, nbytes, n, level)
     if t.links.has_trees and special.form == "all_reduce":

@@ -78,6 +78,12 @@ class Transfer(NamedTuple):
         """How often all of the data goes round: an all-reduce sums it and then spreads it."""
         return 2 if self.form == "all_reduce" else 1
 
+    @property
+    def summed_bytes(self) -> float:
+        """What each member reads and writes where members add up by themselves, each its part of a sum."""
+        is_sum = self.form in ("all_reduce", "reduce_scatter")
+        return 3 * (self.members - 1) / self.members * self.nbytes if is_sum else 0.0
+
 
 class Crossed(NamedTuple):
     """A level on which a transfer has something to do.
@@ -143,7 +149,7 @@ def _exchange(t: Transfer) -> Way:
     latency = forms.seconds(t.form, 0, t.members, last.level)
     moved = forms.seconds(t.form, t.nbytes, t.members, last.level) - latency
     contended = last.level.bytes_per_second / last.one_rate
-    summed = forms.summed_bytes(t.form, t.nbytes, t.members) / t.summed_per_second
+    summed = t.summed_bytes / t.summed_per_second
     each = last.level.collective_seconds + 2 * (t.members - 1) * last.level.message_seconds
     more = (t.num_begun - 1) * each
     stage = Stage(last.level.name, t.members, latency + more + t.task_seconds, moved * contended + summed)
