@@ -391,11 +391,25 @@ def test_a_failed_measurement_never_becomes_a_cost(seconds):
         Measured(product(1, 1, 1), seconds)
 
 
+@pytest.mark.parametrize("seconds", [-1e-9, math.nan, math.inf])
+def test_what_cannot_have_been_measured_is_in_no_snapshot(seconds):
+    for field in ("overhead_seconds", "meeting_seconds"):
+        with pytest.raises(ValueError, match=f"{seconds} seconds"):
+            Snapshot(HERE, **{field: seconds})
+    with pytest.raises(ValueError, match=f"spread {seconds}"):
+        Measured(product(1, 1, 1), 1.0, seconds)
+    with pytest.raises(ValueError, match="over 0 steps"):
+        Measured(product(1, 1, 1), 1.0, 0.0, 0)
+    with pytest.raises(ValueError, match="-1 meetings"):
+        Snapshot(HERE, num_meetings=-1)
+
+
 @given(st.lists(st.tuples(keys, st.floats(1e-9, 1e3)), max_size=6, unique_by=lambda pair: pair[0]))
 def test_snapshot_travels_as_json_and_does_not_depend_on_order(pairs):
     rows = [Measured(key, seconds, seconds / 7, 3) for key, seconds in pairs]
     snapshot = snapshot_of(HERE, rows, 1e-6)
     assert from_json(to_json(snapshot)) == snapshot == snapshot_of(HERE, rows[::-1], 1e-6)
+    assert snapshot.overhead_seconds == 1e-6
 
 
 def test_faulty_snapshots_are_refused():

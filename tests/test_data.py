@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import shutil
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -157,16 +158,42 @@ def test_the_digits_are_attributed():
     assert "Alpaydin" in note and "CC BY 4.0" in note and "UCI" in note
 
 
-def test_text_is_read_byte_by_byte(tmp_path):
-    path = tmp_path / "a:b=c.txt"
-    path.write_bytes(bytes(range(101)))
-    d = data.load(f"text:file={path},seq=10", 0)
-    assert d.shapes == {"tokens": (10,), "targets": (10,)} and d.num_samples + d.num_held_out == 10
+@settings(max_examples=60)
+@given(st.integers(0, 90), st.integers(1, 30), st.integers(1, 100), st.floats(0, 1, exclude_min=True, exclude_max=True))
+def test_text_is_windows_of_its_bytes_in_their_order(tmp_path_factory, length, seq, most, share):
+    """Those of the beginning are trained on, the rest, some but not all, held out; what is not read is told."""
+    path = tmp_path_factory.getbasetemp() / "a:b=c.txt"
+    path.write_bytes(bytes(range(length)))
+    text, number = f"text:file={path},seq={seq},most_bytes={most},held_out={share}", (min(length, most) - 1) // seq
+    if number < 2:
+        with pytest.raises(ValueError, match=f"{min(length, most)} bytes, too few for two windows of {seq}"):
+            data.load(text, 0)
+        return
+    d = data.load(text, 0)
     train, held_out = everything(d.train), everything(d.held_out)
-    np.testing.assert_array_equal(train["tokens"][3], np.arange(30, 40))
-    np.testing.assert_array_equal(train["targets"][3], np.arange(31, 41))
-    np.testing.assert_array_equal(held_out["targets"][-1], np.arange(91, 101))
-    assert d.batch(0, 2)["tokens"].dtype == np.int32
+    for begin, name in enumerate(("tokens", "targets")):
+        both = np.concatenate([train[name], held_out[name]])
+        np.testing.assert_array_equal(both, begin + np.arange(number * seq).reshape(number, seq))
+    assert d.num_samples > 0 < d.num_held_out and abs(d.num_held_out - share * number) <= 1
+    assert d.read == ((most, length) if most < length else None) and d.batch(0, 1)["tokens"].dtype == np.int32
+
+
+def test_text_of_the_library_is_all_that_people_wrote_to_be_read(tmp_path, monkeypatch):
+    """Files in the order of their names, folders where their own names are."""
+    files = ("b.py", "a/z.py", "a/test/t.py", "a.py", "c.txt", "test/u.py", "d.py/e.py")
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(f"# this is {file}\n" * 3)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    whole = b"".join((tmp_path / file).read_bytes() for file in ("a/z.py", "a.py", "b.py", "d.py/e.py"))
+    for most in (60, 2**20):
+        d = data.load(f"text:seq=1,most_bytes={most}", 0)
+        read = np.concatenate([everything(part)["tokens"] for part in (d.train, d.held_out)])
+        assert bytes(read[:, 0].tolist()) == whole[:most][:-1] and d.read is None
+    for file in files:
+        (tmp_path / file).unlink()
+    with pytest.raises(ValueError, match="no source files"):
+        data.load("text", 0)
 
 
 def test_what_is_taken_gives_way_to_what_the_user_says():

@@ -50,13 +50,19 @@ def test_learn_takes_medians_over_steps_and_the_overhead():
 
 
 def test_learn_adds_to_what_was_known():
-    graph, timeline = two_rank_step(np.array([1e-4, 2e-4, 3e-4, 4e-4]))
+    """Averaged by how many steps each has seen, of which the older ones count four times as many at most."""
+    steps = [two_rank_step(np.array([1e-4, 2e-4, 3e-4, 4e-4]) * f) for f in (1.0, 1.2, 1.4)]
+    graph, timelines = steps[0][0], [timeline for _, timeline in steps]
+    new = {row.key: row for row in learn(Snapshot(HERE), graph, timelines).rows}[graph.cost_keys[0]]
     unrelated = Measured(product(1, 1, 1), 1.0)
-    old = snapshot_of(HERE, [unrelated, Measured(graph.cost_keys[0], 3e-4, 0.0, 1000)])
-    rows = {row.key: row for row in learn(old, graph, [timeline]).rows}
-    assert rows[unrelated.key] == unrelated
-    assert rows[graph.cost_keys[0]].seconds == pytest.approx((4 * 3e-4 + 1e-4) / 5)
-    assert rows[graph.cost_keys[0]].count == 1001
+    for seen in (1, 1000):
+        old = Measured(new.key, 3e-4, 7e-5, seen)
+        rows = {row.key: row for row in learn(snapshot_of(HERE, [unrelated, old]), graph, timelines).rows}
+        assert rows[unrelated.key] == unrelated
+        weight = min(seen, 12) / (min(seen, 12) + 3)
+        assert rows[new.key].seconds == pytest.approx(weight * 3e-4 + (1 - weight) * new.seconds)
+        assert rows[new.key].spread_seconds == pytest.approx(weight * 7e-5 + (1 - weight) * new.spread_seconds)
+        assert new.spread_seconds > 0 and rows[new.key].count == seen + 3
 
 
 def test_learned_costs_are_what_the_step_spent():

@@ -276,8 +276,13 @@ def split(seed: int, name: str, num_samples: int, share: float) -> tuple[np.ndar
         many = "1 sample is" if num_samples == 1 else f"{num_samples} samples are"
         raise ValueError(f"data set {name}: {many} too few to hold one out")
     order = rng.permutation(seed, f"{name} split", num_samples)
-    num_train = min(max(num_samples - round(num_samples * share), 1), num_samples - 1)
+    num_train = num_to_train_on(num_samples, share)
     return order[:num_train], order[num_train:]
+
+
+def num_to_train_on(num_samples: int, share: float) -> int:
+    """Of two samples or more those that are left where `share` is held out: at least one, and not all."""
+    return min(max(num_samples - round(num_samples * share), 1), num_samples - 1)
 
 
 @lru_cache(maxsize=4)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from castile.launch.data import Arrays, Dataset, Shown
+from castile.launch.data import Arrays, Dataset, Shown, num_to_train_on
 
 SHOWN: Shown = {"seq": ("tokens", 0)}
 
@@ -50,9 +50,9 @@ def windows(data: np.ndarray, seq: int) -> dict[str, np.ndarray]:
 
 
 def parted(arrays: Mapping[str, np.ndarray], share: float) -> tuple[Arrays, Arrays]:
-    """Windows to train on, and the last ones, that share of all but at least one, which are held out."""
+    """Of two windows or more those to train on, and the last ones, that share of all, which are held out."""
     number = len(arrays["tokens"])
-    split = number - max(1, round(number * share))
+    split = num_to_train_on(number, share)
     return Arrays(arrays, np.arange(split)), Arrays(arrays, np.arange(split, number))
 
 
