@@ -117,7 +117,13 @@ def test_an_output_is_compared_with_what_stands_beside_it(compared: str, weighte
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "compared"),
-    [((4,), "int32", True), ((4, 3), "float64", True), ((4, 2), "float64", False), ((4, 2), "int32", False)],
+    [
+        ((4,), "int32", True),
+        ((2,), "int32", False),
+        ((4, 3), "float64", True),
+        ((4, 2), "float64", False),
+        ((4, 2), "int32", False),
+    ],
 )
 def test_an_output_is_not_compared_with_what_another_is_taught(shape: tuple[int, ...], dtype: str, compared: bool):
     g = Graph("two", "float64")
@@ -203,6 +209,8 @@ def test_the_loss_of_each_prediction_is_told(samples: int, seq: int, classes: in
     judged = judging.told(samples)
     wanted = np.log(np.exp(scores).sum(-1)) - np.take_along_axis(scores, truth[..., None], -1)[..., 0]
     np.testing.assert_allclose(np.concatenate(told), wanted, rtol=1e-12, atol=1e-14)
+    in_a_row = Judging(g, "fc", "y").add(scores, truth.ravel())
+    np.testing.assert_allclose(in_a_row, wanted.ravel(), rtol=1e-12, atol=1e-14)
     assert losses_of(g, "y") == (seq,) and judged is not None
     assert judged.perplexity == pytest.approx(np.exp(wanted.mean()))
     words = telling.judged(telling.quality(judged) | {"num_samples": samples})
@@ -213,6 +221,7 @@ def test_the_loss_of_each_prediction_is_told(samples: int, seq: int, classes: in
     two.outputs = [made.name]
     judging = Judging(two, "fc", "y")
     np.testing.assert_allclose(judging.add(*wide), np.square(wide[0] - wide[1]))
+    np.testing.assert_allclose(Judging(two, "fc", "y").add(wide[0], truth), np.square(wide[0] - truth))
     judged = judging.told(samples)
     assert losses_of(two, "y") == (seq,) and judged is not None and judged.perplexity is None
 
@@ -250,7 +259,7 @@ def test_batches_are_judged_as_all_of_their_samples_together(sizes: list[int], s
     x, y = two.input("x", (3, 1), "b i"), two.input("y", (3, 1), "b i")
     two.minimise(two.bce("loss", two.linear("fc", x, features=1), y))
     many = rng.normal(size=(ends[-1], 5)), rng.integers(0, 5, ends[-1])
-    one = rng.normal(size=(ends[-1], 1)), rng.integers(0, 2, (ends[-1], 1)).astype(float)
+    one = rng.normal(size=(ends[-1], 1)), rng.integers(0, 2, (ends[-1], 1))
     for graph, (scores, truth) in ((build(False), many), (two, one)):
         pieces = zip(np.split(scores, ends[:-1]), np.split(truth, ends[:-1]), strict=True)
         found, whole = judge(graph, pieces, ends[-1]), judge(graph, [(scores, truth)], ends[-1])
