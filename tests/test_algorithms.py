@@ -86,6 +86,14 @@ def test_closed_forms_on_two_levels():
     assert gather.seconds == pytest.approx(of["hierarchical"].seconds / 2)
     apart = by_name(machine, "all_to_all", 32 * 10**6, 32, "far")["ring"]
     assert [s.transfer_seconds for s in apart.stages] == pytest.approx([7e6 / 1e11, 24e6 / 1e10])
+    # By way of the member in its own place there, what goes to another node passes both levels.
+    by_way = by_name(machine, "all_to_all", 32 * 10**6, 32, "far")["hierarchical"]
+    assert [s.transfer_seconds for s in by_way.stages] == pytest.approx([7 / 8 * 32e6 / 1e11, 3 / 4 * 32e6 / 1e10])
+    assert [s.latency_seconds for s in by_way.stages] == pytest.approx([7e-6, 3e-5])
+    sent = by_name(machine, "broadcast", 10**9, 32, "far")
+    assert sent.keys() == {"exchange", "ring", "tree"}
+    # One member of a node alone sends and receives: the links of the others are idle.
+    assert sent["tree"].seconds == pytest.approx(3 * (1e-6 + 1e9 / 1e11) + 2 * (1e-5 + 1e9 / 1e10))
 
 
 @given(
