@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from castile.runtime.dependence import complete, everywhere, filled, in_place, links, scan, version
 from castile.runtime.machine import local, parse, presets
-from castile.runtime.region import Box, contains, whole
+from castile.runtime.region import Box, contains, relative, slices, whole
 from castile.runtime.transfer import Source
 from tests import transfers
 from tests.effort import examples
@@ -75,6 +75,7 @@ def test_what_the_host_puts_everywhere_is_what_it_fills(shape, num_procs: int, m
 @settings(max_examples=200)
 @given(situations(), st.booleans(), st.booleans())
 def test_a_version_numbers_its_ports_in_one_row(situation, carried: bool, overwritten: bool) -> None:
+    """Every reader finds its box in a piece on its processor, and what it reads with gaps is of that piece's shape."""
     sources, reads, _ = situation
     v = analysed(situation, carried=carried, overwritten=overwritten)
     makers = sum(len(s.procs) for s in sources)
@@ -82,8 +83,11 @@ def test_a_version_numbers_its_ports_in_one_row(situation, carried: bool, overwr
     assert len(v.made) == len(v.adds) == makers and len(v.located) == len(reads)
     assert {int(port) for port, _ in v.touched} == set(range(ports))
     assert (v.edges[:, 0] < v.edges[:, 1]).all() and v.edges.max(initial=0) < ports
-    for (proc, box), piece in zip(reads, v.located, strict=True):
-        assert v.instances[piece].proc == proc and contains(v.instances[piece].box, box)
+    for (proc, box), piece, frame in zip(reads, v.located, v.frames, strict=True):
+        held = v.instances[piece].box
+        assert v.instances[piece].proc == proc and contains(held, box)
+        read = np.zeros(held.shape)[slices(relative(box, held))]
+        assert frame == (None if read.flags.c_contiguous else held.shape)
 
 
 @settings(max_examples=examples(200))
