@@ -72,12 +72,16 @@ def test_a_file_that_is_held_stays_as_it_is_until_records_begin(tmp_path):
     assert [record["step"] for record in read(new)] == [1]
 
 
-@given(records, records, st.data())
-def test_a_file_cut_anywhere_is_mended_and_appended_to(tmp_path_factory, first, second, data):
+@given(records, records, st.booleans(), st.data())
+def test_a_file_cut_anywhere_is_mended_and_appended_to(tmp_path_factory, first, second, is_long, data):
+    """Also before and behind a line's end, and where the last of these begins a block of those that are looked at."""
     path = tmp_path_factory.mktemp("metrics") / "a.jsonl"
+    first[-1] |= {"long": "x" * 5000} if is_long else {}
     write(path, first)
     whole = path.read_bytes()
-    cut = data.draw(st.integers(0, len(whole)))
+    ends = [at for at, byte in enumerate(whole) if byte == ord("\n")]
+    odd = [at + more for at in ends for more in (0, 1, 4096) if at + more <= len(whole)]
+    cut = data.draw(st.sampled_from(odd) | st.integers(0, len(whole)))
     path.write_bytes(whole[:cut])
     write(path, second, resume=True)
     kept = whole[:cut].count(b"\n")
