@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from math import inf, nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from castile.kernels.table import definitions
 from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.checkpoints.reader import open_checkpoint
@@ -28,7 +31,9 @@ from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import Init
+from castile.planner.ops.loss_scale import LEAST, MOST, LossScale
 from castile.planner.ops.sgd import Sgd
+from castile.planner.ops.unscale import Unscale
 from castile.planner.search import search
 from castile.planner.simulate import simulate
 from castile.planner.simulation.incremental import Incremental
@@ -193,6 +198,30 @@ def test_a_scale_of_another_dtype_than_masters_is_refused(dtype: str) -> None:
     graph, updates = two(dtype), Updates(Sgd(), master="float64", scaled=True)
     with pytest.raises(ValueError, match=r"'loss' is of float32, and so is its scale: .* kept in float64"):
         Lowering(graph, machine.local(1), updates).lower(whole_on(graph))
+
+
+@given(
+    st.sampled_from([LEAST, 2 * LEAST, MOST / 2, MOST]), st.integers(1, 4), st.sampled_from([0.5, 1e30, inf]),
+    st.lists(st.sampled_from([0.0, 0.04, 1e20, inf, nan]), max_size=12),
+)  # fmt: skip
+def test_the_scale_follows_good_steps_and_bad_ones_between_its_bounds(scale, growth, most, squares) -> None:
+    """What is added is the sum of squares of all gradients, each of them times the scale."""
+    k, kept = SimpleNamespace(**definitions()), np.array([scale, 0.0, 0.0])
+    for number in squares:
+        factor, norm, taken = Unscale(most).forward(k, np.array(number), kept[0], kept[2])
+        found = np.array([float(one) for one in LossScale(growth).forward(k, *kept, factor)])
+        (scale, streak, steps), is_good = kept, np.isfinite(number)
+        root = np.sqrt(number) / scale
+        assert taken == steps + 1
+        if is_good:
+            assert norm == root and factor * scale == pytest.approx(min(1, most / (root + 1e-6)))
+            grown = streak + 1 == growth
+            expected = [min(2 * scale, MOST) if grown else scale, 0 if grown else streak + 1, steps + 1]
+        else:
+            assert factor == 0
+            expected = [max(scale / 2, LEAST), 0, steps]
+        assert found.tolist() == expected
+        kept = found
 
 
 def test_a_step_that_overflows_anywhere_is_skipped_everywhere() -> None:

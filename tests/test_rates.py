@@ -140,6 +140,7 @@ def test_a_function_of_the_users_own_says_the_shares(tmp_path):
         ("", r"schedule file .*mine\.py has no function share\(step, num_steps\)"),
         ("def share(step, num_steps): return -1", r"share\(2, 9\) gives -1: a share of the peak is a finite number"),
         ("def share(step, num_steps): return float('nan')", r"share\(2, 9\) gives nan: a share of the peak"),
+        ("def share(step, num_steps): return float('inf')", r"share\(2, 9\) gives inf: a share of the peak"),
         ("def share(step, num_steps): return 1 / (step - 2)", r"share\(2, 9\) failed: ZeroDivisionError.*\(line 1\)"),
         ("def share(step, num_steps): return 'much'", r"share\(2, 9\) failed: ValueError"),
         ("def share(step", r"schedule file .*mine\.py: SyntaxError"),
