@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.kernels.table import definitions
@@ -200,10 +200,10 @@ def test_a_scale_of_another_dtype_than_masters_is_refused(dtype: str) -> None:
         Lowering(graph, machine.local(1), updates).lower(whole_on(graph))
 
 
-@given(
-    st.sampled_from([LEAST, 2 * LEAST, MOST / 2, MOST]), st.integers(1, 4), st.sampled_from([0.5, 1e30, inf]),
-    st.lists(st.sampled_from([0.0, 0.04, 1e20, inf, nan]), max_size=12),
-)  # fmt: skip
+@pytest.mark.parametrize("growth", [1, 2, 3])
+@pytest.mark.parametrize("scale", [LEAST, 2 * LEAST, MOST / 2, MOST])
+@settings(max_examples=15)
+@given(st.sampled_from([0.5, 1e30, inf]), st.lists(st.sampled_from([0.0, 0.04, 1e20, inf, nan]), max_size=12))
 def test_the_scale_follows_good_steps_and_bad_ones_between_its_bounds(scale, growth, most, squares) -> None:
     """What is added is the sum of squares of all gradients, each of them times the scale."""
     k, kept = SimpleNamespace(**definitions()), np.array([scale, 0.0, 0.0])
