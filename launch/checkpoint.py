@@ -145,10 +145,10 @@ def _verify(command: Checkpoint) -> Told:
 
 def _offer(why: str, path: Path) -> str:
     """What is damaged, and which checkpoint one can go on from."""
-    good = folders.before(path)
+    good = folders.whole(path.parent)
     if good is None:
-        return f"{why}; no checkpoint before it is whole"
-    return f"{why}; {good.name} before it is whole, and `castile train ... --resume` goes on from there"
+        return f"{why}; no checkpoint beside it is whole"
+    return f"{why}; {good.name} is whole, and `castile train ... --resume` goes on from there"
 
 
 def _export(command: Checkpoint) -> Told:

@@ -11,6 +11,7 @@ import pytest
 import safetensors.numpy
 
 from castile.launch.__main__ import main
+from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints import manifest
 from castile.launch.checkpoints.folder import latest
 from castile.launch.checkpoints.reader import Reader
@@ -98,18 +99,22 @@ def test_verify_names_file_and_tensor_and_offers_the_one_before(one, folder, cap
     path = folder / "step-00000015" if one else folder
     err = run(capsys, "verify", path, status=2)
     assert "step-00000015 is damaged: rank-00001.safetensors, tensor 'flags[2:3, 0:1, 0:3]': its bytes" in err
-    assert "step-00000010 before it is whole" in err and "--resume" in err
+    assert "step-00000010 is whole" in err and "--resume" in err
     assert main(["checkpoint", "verify", str(path), "--json"]) == 2
     (told,) = json.loads(capsys.readouterr().out)["damaged"]
     assert (told["file"], told["tensor"]) == ("rank-00001.safetensors", "flags[2:3, 0:1, 0:3]")
 
 
-def test_the_one_offered_is_whole_itself(folder, capsys):
-    for name in ("step-00000010", "step-00000015"):
-        damage(folder / name)
-    assert "step-00000005 before it is whole" in run(capsys, "verify", folder, status=2)
-    damage(folder / "step-00000005")
-    assert "no checkpoint before it is whole" in run(capsys, "verify", folder, status=2)
+def test_the_one_offered_is_whole_itself_and_resumed(folder, capsys):
+    """The latest, wherever those that are damaged lie."""
+    for name, offered in ((10, 15), (15, 5), (5, 0)):
+        damage(folder / folders.name_of(name))
+        words = f"{folders.name_of(offered)} is whole, and `castile train" if offered else "no checkpoint beside it"
+        assert words in run(capsys, "verify", folder, status=2)
+        assert words in run(capsys, "export", folder / folders.name_of(name), "--out", folder / "out", status=2)
+        if offered:
+            found = latest(folder)
+            assert found is not None and found.step == offered
 
 
 def test_one_under_another_name_is_checked_too(folder, capsys):
@@ -117,7 +122,7 @@ def test_one_under_another_name_is_checked_too(folder, capsys):
     assert run(capsys, "verify", folder / "mine").startswith("1 checkpoint is whole")
     damage(folder / "mine")
     err = run(capsys, "verify", folder / "mine", status=2)
-    assert "mine is damaged: rank-00001.safetensors" in err and "step-00000010 before it is whole" in err
+    assert "mine is damaged: rank-00001.safetensors" in err and "step-00000010 is whole" in err
 
 
 @pytest.mark.parametrize("keeps_state", [False, True])
@@ -139,7 +144,7 @@ def test_export_of_what_is_damaged_writes_nothing(folder, capsys, tmp_path):
     damage(folder / "step-00000015")
     out = tmp_path / "out.safetensors"
     err = run(capsys, "export", folder, "--out", out, status=2)
-    assert "tensor 'flags" in err and "step-00000010 before it is whole" in err
+    assert "tensor 'flags" in err and "step-00000010 is whole" in err
     assert not list(tmp_path.glob("out*"))
     run(capsys, "export", folder / "step-00000010", "--out", out)
     assert np.array_equal(safetensors.numpy.load_file(out)["fc2.w"], state(10)["fc2.w"])

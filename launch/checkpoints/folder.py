@@ -92,16 +92,12 @@ def _latest(folder: str | Path) -> Found | None:
     return None
 
 
-def before(path: Path) -> Path | None:
-    """The latest checkpoint beside `path`, and before it, that is whole."""
-    own = _NAME.fullmatch(path.name)
-    for step, other in reversed(checkpoints(path.parent).items()):
-        if own is None or step < int(own[1]):
-            try:
-                open_checkpoint(other).verify()
-            except Damaged:
-                continue
-            return other
+def whole(folder: Path) -> Path | None:
+    """The latest checkpoint of a folder that is whole, from which a run that is resumed there goes on."""
+    for path in reversed(checkpoints(folder).values()):
+        with contextlib.suppress(Damaged):
+            open_checkpoint(path).verify()
+            return path
     return None
 
 

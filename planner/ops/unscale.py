@@ -22,8 +22,8 @@ class Unscale(Op):
 
     def forward(self, k, squares, scale, taken):
         if self.most < inf:
-            line = "q, s -> where(abs(q) <= top, minimum(1, most / (sqrt(q) / s + 0.000001)) / s, 0)"
+            line = "q, s -> where(q <= top, minimum(1, most / (sqrt(q) / s + 0.000001)) / s, 0)"
             factor = k.pointwise(line, squares, scale, top=LARGEST, most=self.most)
         else:
-            factor = k.pointwise("q, s -> where(abs(q) <= top, 1 / s, 0)", squares, scale, top=LARGEST)
+            factor = k.pointwise("q, s -> where(q <= top, 1 / s, 0)", squares, scale, top=LARGEST)
         return factor, k.pointwise("q, s -> sqrt(q) / s", squares, scale), k.pointwise("t -> t + 1", taken)
