@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,16 @@ def test_each_box_is_written_once_by_the_lowest_rank_that_has_it(size):
     assert len(boxes) == len(set(boxes)) and set(boxes) == {(e.region, e.box) for mine in told for e in mine}
     for rank, mine in enumerate(shares):
         assert not {(e.region, e.box) for e in mine} & {(e.region, e.box) for low in told[:rank] for e in low}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_box_is_read_from_whatever_files_it_lies_in(size, tmp_path):
+    save(tmp_path, [5], size)
+    reader = open_checkpoint(tmp_path / folders.name_of(5))
+    for name, array in state(5).items():
+        for ends in product(*(combinations(range(n + 1), 2) for n in array.shape)):
+            box = Box(tuple(lo for lo, _ in ends), tuple(hi for _, hi in ends))
+            assert np.array_equal(reader.read(name, box), array[slices(box)]), (name, box)
 
 
 def test_the_files_are_safetensors(tmp_path):
