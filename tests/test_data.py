@@ -66,6 +66,20 @@ def test_loading_again_gives_the_same(loaded, name):
 
 
 @every_set
+def test_samples_in_order_are_those_of_each_kind_as_the_data_have_them(loaded, name):
+    """Of all, those that lie in the same arrays as they lie there, and others behind those that are trained on."""
+    d = loaded[name][1]
+    for which, parts in (("train", [d.train]), ("held_out", [d.held_out]), ("all", [d.train, d.held_out])):
+        found, each = d.in_order(which), [data.rows_of(part) for part in parts]
+        order = [np.argsort(rows) for rows in each]
+        taken = [{key: rows[n] for key, rows in everything(part).items()} for part, n in zip(parts, order, strict=True)]
+        together = len({*each[0], *each[-1]}) == sum(map(len, each)) and len(parts) > 1
+        behind = np.argsort(np.concatenate([np.sort(rows) for rows in each])) if together else slice(None)
+        for key, rows in everything(found).items():
+            np.testing.assert_array_equal(rows, np.concatenate([one[key] for one in taken])[behind])
+
+
+@every_set
 @pytest.mark.parametrize("size", [1, 7, 32])
 def test_an_epoch_takes_every_sample_once(loaded, name, size):
     d = loaded[name][1]

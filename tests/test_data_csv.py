@@ -150,6 +150,10 @@ def test_new_rows_are_what_they_would_be_beside_those_to_train_on(is_judged, tmp
     assert all(np.array_equal(rows, everything(before.train)[name]) for name, rows in everything(d.train).items())
     both = d.in_order("all")
     assert set(both.shapes) == set(found) and len(set(data.rows_of(both).tolist())) == len(both) == 184
+    assert sorted(data.rows_of(both)) == data.rows_of(both).tolist()
+    kept = [np.flatnonzero(data.rows_of(before.in_order("all")) == row)[0] for row in sorted(data.rows_of(d.train))]
+    for name, rows in everything(both).items():
+        assert np.array_equal(rows, np.concatenate([every[name][kept], found[name]])), name
 
 
 @pytest.mark.parametrize(

@@ -257,12 +257,17 @@ class Dataset:
     def in_order(self, which: str) -> Samples:
         """Some of WHICH samples: held out, to train on, or all, in the order in which the data have them."""
         parts = [part for name, part in (("train", self.train), ("held_out", self.held_out)) if which in (name, "all")]
-        first = parts[0]
-        if isinstance(first, Arrays) and first.rows is not None:
-            drawn = [part.rows for part in parts if isinstance(part, Arrays) and part.columns is first.columns]
-            if len(rows := [one for one in drawn if one is not None]) == len(parts):
-                return replace(first, rows=np.sort(np.concatenate(rows)))
-        return first if len(parts) == 1 else Joined(*parts)
+        match parts:
+            case [Arrays() as first, Arrays() as second] if first.columns is second.columns:
+                return _rising(first, second)
+        found = [_rising(part) if isinstance(part, Arrays) else part for part in parts]
+        return found[0] if len(found) == 1 else Joined(*found)
+
+
+def _rising(*some: Arrays) -> Arrays:
+    """Samples that lie in the same arrays, in the order in which these have them."""
+    rows = [np.arange(len(one)) if one.rows is None else one.rows for one in some]
+    return replace(some[0], rows=np.sort(np.concatenate(rows)))
 
 
 def split(seed: int, name: str, num_samples: int, share: float) -> tuple[np.ndarray, np.ndarray]:
