@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from castile.runtime.dependence import complete, everywhere, filled, in_place, links, scan, version
 from castile.runtime.machine import local, parse, presets
 from castile.runtime.region import Box, contains, relative, slices, whole
+from castile.runtime.task import NUM_LANES, Kind, Lane
 from castile.runtime.transfer import Source
 from tests import transfers
 from tests.effort import examples
 from tests.transfers import situations
 
 few = st.lists(st.integers(0, 4), max_size=3, unique=True)
+# Of what is no message from one processor to another.
+_LANES = {Kind.PACK: Lane.COMPUTE, Kind.FOLD: Lane.COMPUTE, Kind.COLLECTIVE: Lane.COLLECTIVE}
 
 
 def closure(num_tasks: int, edges) -> list[set[int]]:
@@ -82,6 +85,9 @@ def test_a_version_numbers_its_ports_in_one_row(situation, carried: bool, overwr
     ports = (0 if carried else makers) + len(v.patterns) + len(reads) + (makers if overwritten else 0)
     assert len(v.made) == len(v.adds) == makers and len(v.located) == len(reads)
     assert {int(port) for port, _ in v.touched} == set(range(ports))
+    where = [(Lane.SEND, Lane.RECEIVE) if p.kind == Kind.MOVE else (_LANES[p.kind],) * len(p.procs) for p in v.patterns]
+    occupied = [n * NUM_LANES + lane for p, lanes in zip(v.patterns, where) for n, lane in zip(p.procs, lanes)]
+    assert v.lanes[0].tolist() == [len(p.procs) for p in v.patterns] and v.lanes[1].tolist() == occupied
     assert (v.edges[:, 0] < v.edges[:, 1]).all() and v.edges.max(initial=0) < ports
     for (proc, box), piece, frame in zip(reads, v.located, v.frames, strict=True):
         held = v.instances[piece].box
