@@ -67,41 +67,19 @@ def carry(count, nodes, old, plan, type_of, program, spaces, prices, classes, ro
         load(nodes[k], plan[nodes[k]], 1, type_of, program, spaces, prices, classes, room)
 
 
-def renewed(  # type: ignore[no-untyped-def]
-    side, plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
-):  # fmt: skip
-    """Work out a plan's step from the beginning, and keep it: its energy."""
-    staged(side, plan, program, spaces, classes, room)
-    seconds, _ = step_seconds(
-        0, side, True, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log, NEVER
-    )
-    keep(0, side, program, classes, room, log)
-    return energy_of(seconds, shortage(capacity, room.num_stages[0], room), worth)
-
-
-def began(  # type: ignore[no-untyped-def]
-    plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
-):
-    """Begin with a plan of which nothing is worked out yet: its energy."""
-    load_all(plan, type_of, program, spaces, prices, classes, room)
-    classed(0, classes)
-    return renewed(
-        0, plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
-    )
-
-
 def tried(  # type: ignore[no-untyped-def]
     count, most, nodes, old, plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices,
     classes, room, log,
 ):  # fmt: skip
     """Go over to a plan of which `count` nodes have changed, if its energy is at most `most`: that energy; NEVER, and
-    all is as it was, where it is more.
+    all is as it was, where it is more. Where none has changed the plan is worked out from the beginning.
     """
     carry(count, nodes, old, plan, type_of, program, spaces, prices, classes, room, log)
     busiest, side = 0.0, classes.side[0]
     for p in range(len(capacity)):
         busiest = max(busiest, room.work[p])
     first, is_turned = decided(count, nodes, old, plan, program, spaces)
+    is_turned = is_turned or count == 0
     # There is at least one stage.
     room.num_stages[1], room.rounds[1] = 1 if is_turned else room.num_stages[0], room.rounds[0]
     overflow = shortage(capacity, room.num_stages[1], room)
@@ -114,7 +92,7 @@ def tried(  # type: ignore[no-untyped-def]
         limit = longest(most, overflow, worth)
     seconds, stop = NEVER, 0
     # Where stages become several, or one, all gradients are summed at other times.
-    is_whole = room.num_stages[1] != room.num_stages[0]
+    is_whole = count == 0 or room.num_stages[1] != room.num_stages[0]
     first = 0 if is_whole else first // STRIDE
     if busiest <= limit:
         doubt(first, nodes, count, program, uses, room, log)
@@ -161,9 +139,11 @@ def walk(  # type: ignore[no-untyped-def]
     told         the proposal that led to it, and the split that is not known
     """
     if np.isnan(energy):
-        energy = began(
-            plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
-        )
+        load_all(plan, type_of, program, spaces, prices, classes, room)
+        energy = tried(
+            0, NEVER, nodes, old, plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links,
+            prices, classes, room, log,
+        )  # fmt: skip
         best_energy = energy
     for i in range(begin, len(draws)):
         if room.entries[0] * 2 > len(prices.keys):
@@ -186,8 +166,8 @@ def walk(  # type: ignore[no-untyped-def]
             continue
         energy = there
         if energy < best_energy:
-            energy = renewed(
-                classes.side[0], plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links,
+            energy = tried(
+                0, NEVER, nodes, old, plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links,
                 prices, classes, room, log,
             )  # fmt: skip
         if energy < best_energy:
@@ -212,9 +192,11 @@ def trimmed(  # type: ignore[no-untyped-def]
     energy       its energy, not a number where it is not worked out yet
     """
     if np.isnan(energy):
-        energy = began(
-            plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
-        )
+        load_all(plan, type_of, program, spaces, prices, classes, room)
+        energy = tried(
+            0, NEVER, nodes, old, plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links,
+            prices, classes, room, log,
+        )  # fmt: skip
         most = energy * (1 + every)
     for i in range(begin, 2 * len(plan)):
         if room.entries[0] * 2 > len(prices.keys):
@@ -226,8 +208,8 @@ def trimmed(  # type: ignore[no-untyped-def]
                 uses, spaces, layouts, links, prices, classes, room, log,
             )  # fmt: skip
             energy = there if there < NEVER else energy
-    energy = renewed(
-        classes.side[0], plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices,
+    energy = tried(
+        0, NEVER, nodes, old, plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices,
         classes, room, log,
     )  # fmt: skip
     return DONE, 2 * len(plan), energy, most
@@ -253,4 +235,4 @@ def taken_back(n, together, first, plan, program, nodes, old):  # type: ignore[n
 
 
 INLINED = (decided, energy_of, load, longest, restored, shortage)
-PARTS = (began, carry, load_all, renewed, taken_back, tried)
+PARTS = (carry, load_all, taken_back, tried)
