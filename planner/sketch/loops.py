@@ -1,4 +1,4 @@
-"""The walk of a sketch through plans: of changes to a plan those are kept that Metropolis keeps; and the way back.
+"""The walk of a sketch through plans: of changes to a plan those are kept after which it takes little more, or less.
 
 Compiled where it can be, without the interpreter's lock. Which nodes and operators these are is not told, nor how a
 plan's step is worked out.
@@ -128,13 +128,17 @@ def restored(count, nodes, old, plan):  # type: ignore[no-untyped-def]
 
 
 def walk(  # type: ignore[no-untyped-def]
-    begin, draws, heats, plan, energy, best, best_energy, capacity, worth, axes_of, type_of,
+    begin, draws, first, rises, limit, plan, energy, best, best_energy, capacity, worth, axes_of, type_of,
     program, uses, spaces, layouts, links, prices, choices, classes, room, log, nodes, old, told,
 ):  # fmt: skip
-    """Metropolis's walk from proposal number `begin`: (why it ends, the number reached, energy, least energy).
+    """A walk from proposal number `begin`: (why it ends, the number reached, energy, least energy).
 
+    draws[I, D]  what proposals change, where `first` is empty
+    first[N]     the Configs to which proposals go back: of nodes alike those together that changed alike, then each
+    rises[I]     by what share of its energy a plan that follows may take more
+    limit        the most that it may become
     plan         the Configs of the present plan
-    energy       its energy, not a number where it is not worked out yet
+    energy       its energy, not a number where it is to be worked out
     best[N]      the best plan
     told         the proposal that led to it, and the split that is not known
     """
@@ -145,10 +149,13 @@ def walk(  # type: ignore[no-untyped-def]
             prices, classes, room, log,
         )  # fmt: skip
         best_energy = energy
-    for i in range(begin, len(draws)):
+    for i in range(begin, len(rises)):
         if room.entries[0] * 2 > len(prices.keys):
             return FULL, i, energy, best_energy
-        count = changed(i, draws, plan, program, spaces, choices, nodes, old)
+        if len(first) > 0:
+            count = taken_back(i % len(plan), i < len(plan), first, plan, program, nodes, old)
+        else:
+            count = changed(i, draws, plan, program, spaces, choices, nodes, old)
         if count == 0:
             continue
         for k in range(count):
@@ -157,10 +164,9 @@ def walk(  # type: ignore[no-untyped-def]
                 restored(count, nodes, old, plan)
                 told[1] = missing
                 return UNKNOWN, i, energy, best_energy
-        most = energy * (1 - heats[i] * np.log(1 - draws[i, draws.shape[1] - 1]))
         there = tried(
-            count, most, nodes, old, plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links,
-            prices, classes, room, log,
+            count, min(limit, energy * (1 + rises[i])), nodes, old, plan, capacity, worth, axes_of, type_of, program,
+            uses, spaces, layouts, links, prices, classes, room, log,
         )  # fmt: skip
         if there == NEVER:
             continue
@@ -174,45 +180,7 @@ def walk(  # type: ignore[no-untyped-def]
             best_energy, told[0] = energy, i
             for j in range(len(plan)):
                 best[j] = plan[j]
-    return DONE, len(draws), energy, best_energy
-
-
-def trimmed(  # type: ignore[no-untyped-def]
-    begin, each, every, first, plan, energy, most, capacity, worth, axes_of, type_of,
-    program, uses, spaces, layouts, links, prices, classes, room, log, nodes, old,
-):  # fmt: skip
-    """Take back those changes of a plan that gain next to nothing, from attempt `begin` on: (why it ends, the attempt
-    reached, energy, the most that it may become).
-
-    Of nodes alike those that changed alike go back together first; then each goes back alone.
-
-    each, every  by what share of its energy what goes back may make the plan worse, and all that does
-    first[N]     the Configs before these changes
-    plan         the Configs of the present plan
-    energy       its energy, not a number where it is not worked out yet
-    """
-    if np.isnan(energy):
-        load_all(plan, type_of, program, spaces, prices, classes, room)
-        energy = tried(
-            0, NEVER, nodes, old, plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links,
-            prices, classes, room, log,
-        )  # fmt: skip
-        most = energy * (1 + every)
-    for i in range(begin, 2 * len(plan)):
-        if room.entries[0] * 2 > len(prices.keys):
-            return FULL, i, energy, most
-        count = taken_back(i % len(plan), i < len(plan), first, plan, program, nodes, old)
-        if count > 0:
-            there = tried(
-                count, min(most, energy * (1 + each)), nodes, old, plan, capacity, worth, axes_of, type_of, program,
-                uses, spaces, layouts, links, prices, classes, room, log,
-            )  # fmt: skip
-            energy = there if there < NEVER else energy
-    energy = tried(
-        0, NEVER, nodes, old, plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices,
-        classes, room, log,
-    )  # fmt: skip
-    return DONE, 2 * len(plan), energy, most
+    return DONE, len(rises), energy, best_energy
 
 
 def taken_back(n, together, first, plan, program, nodes, old):  # type: ignore[no-untyped-def]

@@ -62,6 +62,25 @@ class Walked(NamedTuple):
     number: int
 
 
+class _Moves(NamedTuple):
+    """What a walk proposes, as `loops.walk` takes it."""
+
+    draws: np.ndarray
+    first: np.ndarray
+    rises: np.ndarray
+    limit: float
+
+
+_NONE = _Moves(np.zeros((0, NUM_DRAWS)), np.zeros(0, np.int64), np.zeros(0), loops.NEVER)
+
+
+class _Wanted(NamedTuple):
+    """What walks make small."""
+
+    capacity: np.ndarray
+    worth: Worth
+
+
 class Trail(NamedTuple):
     """The same in numbers."""
 
@@ -209,21 +228,10 @@ class Sketch:
                                 seconds for which a step may take longer for half of that
         """
         self._begin(plan)
-        best, told = plan.copy(), np.zeros(2, np.int64)
-        capacity, worth = _wanted(capacity, longer)
-        energy, least, at, why = np.nan, np.nan, 0, loops.FULL
-        nodes, old = np.zeros((2, len(plan)), np.int64)
-        while why != loops.DONE:
-            why, at, energy, least = _bodies().walk(
-                at, draws, heats, plan, energy, best, least, capacity, worth, self.axes_of, self.type_of,
-                self.program, self.uses, self.spaces, self.layouts, self.links, self.prices, self.choices,
-                self.classes, self.room, self.log, nodes, old, told,
-            )  # fmt: skip
-            if why == loops.UNKNOWN:
-                self._fill(int(told[1]))
-            elif why == loops.FULL:
-                self._widen()
-        return Trail(best, float(least), int(told[0]))
+        best, rises = plan.copy(), -heats * np.log(1 - draws[:, -1])
+        moves = _Moves(draws, _NONE.first, rises, loops.NEVER)
+        _, least, number = self._walk(moves, plan, np.nan, best, np.nan, _wanted(capacity, longer))
+        return Trail(best, least, number)
 
     def trimmed(
         self, first: np.ndarray, best: np.ndarray, each: float, every: float, capacity: np.ndarray, longer: float = 0.0
@@ -234,18 +242,30 @@ class Sketch:
         """
         for known in (first, best):
             self._begin(known)
-        plan, energy, most = best.copy(), np.nan, np.nan
-        capacity, worth = _wanted(capacity, longer)
-        at, why, (nodes, old) = 0, loops.FULL, np.zeros((2, len(plan)), np.int64)
+        plan, wanted = best.copy(), _wanted(capacity, longer)
+        energy, _, _ = self._walk(_NONE, plan, np.nan, best, np.nan, wanted)
+        back = _Moves(_NONE.draws, first, np.full(2 * len(plan), each), energy * (1 + every))
+        # Nothing is the best of these.
+        self._walk(back, plan, energy, best, -np.inf, wanted)
+        energy, _, _ = self._walk(_NONE, plan, np.nan, best, np.nan, wanted)
+        return energy, plan
+
+    def _walk(
+        self, moves: _Moves, plan: np.ndarray, energy: float, best: np.ndarray, least: float, wanted: _Wanted
+    ) -> tuple[float, float, int]:
+        """`loops.walk` to its end, with what it lacks on its way: energy, the least, the number of what led to that."""
+        at, why, told, (nodes, old) = 0, loops.FULL, np.zeros(2, np.int64), np.zeros((2, len(plan)), np.int64)
         while why != loops.DONE:
-            why, at, energy, most = _bodies().trimmed(
-                at, each, every, first, plan, energy, most, capacity, worth, self.axes_of, self.type_of,
-                self.program, self.uses, self.spaces, self.layouts, self.links, self.prices, self.classes, self.room,
-                self.log, nodes, old,
+            why, at, energy, least = _bodies().walk(
+                at, *moves, plan, energy, best, least, *wanted, self.axes_of, self.type_of,
+                self.program, self.uses, self.spaces, self.layouts, self.links, self.prices, self.choices,
+                self.classes, self.room, self.log, nodes, old, told,
             )  # fmt: skip
-            if why == loops.FULL:
+            if why == loops.UNKNOWN:
+                self._fill(int(told[1]))
+            elif why == loops.FULL:
                 self._widen()
-        return float(energy), plan
+        return float(energy), float(least), int(told[0])
 
     def _begin(self, plan: np.ndarray) -> None:
         """Price what a plan has, and forget what was worked out of others."""
@@ -343,26 +363,25 @@ def _links(cost: CostModel) -> Links:
     return Links(group, np.array(latency), np.array(per_byte), has_trees, task, 0.0)
 
 
-def _wanted(capacity: np.ndarray, longer: float) -> tuple[np.ndarray, Worth]:
+def _wanted(capacity: np.ndarray, longer: float) -> _Wanted:
     """What walks make small: seconds, within bytes of each processor, or bytes.
 
     A walk is compiled once, for what is always of these types.
     """
     if longer:
-        return np.ones(len(capacity)), Worth(1.0, 1 / longer, 1.0)
-    return capacity.astype(np.float64), Worth(0.0, 1.0, PENALTY)
+        return _Wanted(np.ones(len(capacity)), Worth(1.0, 1 / longer, 1.0))
+    return _Wanted(capacity.astype(np.float64), Worth(0.0, 1.0, PENALTY))
 
 
 class _Bodies(NamedTuple):
     walk: Callable[..., Any]
-    trimmed: Callable[..., Any]
     rehashed: Callable[..., Any]
 
 
 @cache
 def _bodies() -> _Bodies:
     """The loops, compiled where numba is installed."""
-    bodies = _Bodies(loops.walk, loops.trimmed, prices.rehashed)
+    bodies = _Bodies(loops.walk, prices.rehashed)
     if not can_compile():
         return bodies
     rooms = (prices, classes, sweep, changes, loops)
