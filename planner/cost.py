@@ -268,7 +268,8 @@ class CostModel:
         points: dict[float, list[tuple[float, float]]] = defaultdict(list)
         for row in rows:
             if (size := self._size(row.key)) > 0:
-                seconds = max(row.seconds - self._more(row.key), FLOOR * sum(self._terms[row.key]))
+                own = min(row.seconds, FLOOR * sum(self._terms[row.key]))
+                seconds = max(row.seconds - self._more(row.key), own)
                 points[math.log(size)].append((math.log(seconds), _intensity(row.key)))
         work = np.array(sorted(points))
         means = np.array([np.mean(points[w], axis=0) for w in work]).reshape(-1, 2)

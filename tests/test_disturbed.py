@@ -86,6 +86,7 @@ def test_a_run_tells_how_many_of_its_steps_were_held_up(drawn) -> None:
     assert found["measured_step_seconds"] == pytest.approx(wanted / 1e12)
     assert found["error_after_learning"] == pytest.approx(abs(1e12 / wanted - 1))
     rest = {"remarks": [], "num_steps": 1, "first_step": 0, "waited_seconds": 0, "stopped_by": "", "files": {}}
+    rest |= {"gradients": {}, "best": {}}
     text = telling.text({**found, **rest, "total_seconds": 1.0})
     assert ("held up" in text) == (count > 0)
 

@@ -98,12 +98,12 @@ def test_how_many_plans_there_are_is_told_in_few_letters():
 
 
 def test_memory_is_a_hard_limit():
-    roomy = every(evaluator(GRAPHS["one"], machine(2)))
-    same = evaluator(GRAPHS["one"], machine(2))
+    roomy = every(evaluator(GRAPHS["one"], ON["far"]))
+    same = evaluator(GRAPHS["one"], ON["far"])
     least = min(max(same.evaluate(Strategy(dict(zip(GRAPHS["one"].nodes, p)))).peak_bytes) for p in product(
         *[space_of(node, 2).configs for node in GRAPHS["one"].nodes.values()]
     ))  # fmt: skip
-    tight = machine(2, memory=least)
+    tight = machine(2, latency=1e-4, memory=least)
     ranks = every(evaluator(GRAPHS["one"], tight))
     assert ranks[0][0] == 0 and ranks[0] > roomy[0]
     assert search("exhaustive", evaluator(GRAPHS["one"], tight)).evaluated.rank[:2] == ranks[0][:2]

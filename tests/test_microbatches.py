@@ -24,6 +24,7 @@ from castile.planner.ops.sgd import Sgd
 from castile.planner.search import Evaluator, search
 from castile.planner.simulate import simulate
 from castile.runtime import machine
+from tests import little
 from tests.cut_batches import TOLERANCE, assert_trains_as_the_whole_batch
 from tests.effort import examples
 from tests.strategies import batches, beginnings, in_microbatches, machines, problems, strategies, whole_on
@@ -76,7 +77,7 @@ def test_searches_find_plans_for_microbatches(name: str) -> None:
 
 
 def test_gradients_are_summed_before_they_are_sent() -> None:
-    graph, on = models.parse("mlp").graph(8), machine.local(2)
+    graph, on = models.parse("mlp").graph(8), little.machine(2)
     lowering = Lowering(graph, on, SGD)
     plan = seeds(lowering)["data_parallel"]
 

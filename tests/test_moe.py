@@ -15,6 +15,7 @@ from castile.planner.graph import Graph
 from castile.planner.op import find
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine
+from tests import little
 from tests.op_cases import case
 from tests.op_laws import node_of, relative
 from tests.strategies import whole_on
@@ -99,7 +100,7 @@ def torch_loss(torch, p, choices: int, capacity: float, tokens, targets):
 def test_experts_may_be_split_while_samples_are(num_procs: int) -> None:
     """Tokens go to the experts and back all to all, as the axes of dispatch and combine say."""
     graph, steps, start = problem(2, 1.25)
-    on = machine.parse(f"local:procs={num_procs}")
+    on = little.machine(num_procs)
     procs = tuple(range(num_procs))
     experts = {"block2.up", "block2.gelu", "block2.down"}
     by = {name: "e" if name in experts else "b" for name in graph.nodes}

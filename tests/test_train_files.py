@@ -328,7 +328,7 @@ def test_who_is_asked_to_stop_while_the_run_ends_lets_it_end(number, alone, caps
 def test_what_ends_while_a_run_is_made_ready_says_what_was_there_before(number, part, alone, capsys, monkeypatch):
     words = [*MLP, "--steps", "9", "--checkpoint", "run", "--resume"]
     assert main([*words[:-3], "--steps", "3", "--checkpoint", "run"]) == 0
-    monkeypatch.setattr(f"castile.launch.{part}", lambda *_: signal.raise_signal(number))
+    monkeypatch.setattr(f"castile.launch.{part}", lambda *_, **__: signal.raise_signal(number))
     capsys.readouterr()
     assert main(words) == 128 + number
     left = "castile: ended before the first step: with --resume the same command goes on from run/step-00000003\n"

@@ -39,9 +39,9 @@ def variants(
     most: float = inf,
 ) -> list[Evaluated]:
     """What the plan is worth without buckets and with those of each size in READY, and, without and with the best of
-    those sizes that differ by less than a thousandth there, in those other orders in which it is as much better; and
-    the best of each order with more and more microbatches begun ahead, as long as each time that is better by a
-    thousandth. Raises ValueError where it is none.
+    those sizes that differ by more than a thousandth there, or of all, in those other orders in which it is as much
+    better; and the best of each order with more and more microbatches begun ahead, as long as each time that is better
+    by a thousandth. Raises ValueError where it is none.
 
     is_over   asked before each: once it says so no further one is tried
     orders    READY, and those to try after it
@@ -68,7 +68,7 @@ def variants(
     found = [plain, *tried(dict.fromkeys(size for size in sizes if size), (READY,))]
     unlike = [plain]
     for one in sorted(found, key=lambda one: one.energy):
-        if all(abs(one.energy - other.energy) > WORTH * plain.energy for other in unlike):
+        if not any(_are_alike(one, other, WORTH * plain.energy) for other in unlike):
             unlike.append(one)
     ready = {one.strategy.bucket_bytes: one.energy for one in found}
     found += tried([one.strategy.bucket_bytes for one in unlike], orders[1:])
@@ -82,6 +82,14 @@ def variants(
         return one.strategy.order == READY or one.energy < (1 - WORTH) * ready.get(one.strategy.bucket_bytes, inf)
 
     return list(filter(is_worth, found))
+
+
+def _are_alike(one: Evaluated, other: Evaluated, least: float) -> bool:
+    """Whether what differs by no more than that is taken to be as good in other orders, too; buckets and none are only
+    where they are worth the same, as where there is nothing to join.
+    """
+    are_both = bool(one.strategy.bucket_bytes) == bool(other.strategy.bucket_bytes)
+    return abs(one.energy - other.energy) <= (least if are_both else 0.0)
 
 
 def _begun_ahead(
