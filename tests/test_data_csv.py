@@ -235,6 +235,7 @@ def test_labels_that_are_all_0_are_predicted_and_not_trained_on(planes, given, w
         ('a,b\n1,2\n"1\n\n2",3\n1\n', "line 6: 1 cells in a table of 2 columns"),
         ("a,b\nNA,2\n1,2\n1,x\n", "line 4: column 'b' has 'x'"),
         ("a,b\n1,2\n1,inf\n", "line 3: column 'b' has 'inf'"),
+        ("a,b\n1,2\n1,NAN\n", "line 3: column 'b' has 'NAN'"),
         ('a,b\n1,2\n1,"2\n', "line 3: unexpected end of data"),
         ("a,b\n1,2\n", "1 of 1 rows have nothing missing in the columns that are used: fill at least 2"),
         ("a,b\nNA,2\n1,\n", "0 of 2 rows have nothing missing"),

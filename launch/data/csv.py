@@ -201,7 +201,7 @@ class Figures:
     def add(self, cells: Sequence[str]) -> None:
         """Take in the cells of some more rows. Raises ValueError where one is no finite number, and not missing."""
         part = np.fromiter((np.nan if cell in MISSING else float(cell) for cell in cells), np.float64, len(cells))
-        if np.isinf(part).any():
+        if any(cells[n] not in MISSING for n in np.flatnonzero(~np.isfinite(part)).tolist()):
             raise ValueError("not finite")
         self.parts.append(part)
 
