@@ -71,14 +71,25 @@ def latest(folder: str | Path) -> Found | None:
     """
     while True:
         try:
-            return _latest(folder)
+            found, failures = _latest(folder)
         except Gone as error:
             # a run that saves there took it away, and has a later one
             if not error.is_taken_away:
                 raise
+            continue
+        if found is None and failures:
+            raise UserError(f"{failures[0]}; {folder} holds no checkpoint that is whole: begin anew in another folder")
+        return found
 
 
-def _latest(folder: str | Path) -> Found | None:
+def whole(folder: Path) -> Path | None:
+    """The latest checkpoint of a folder that is whole, from which a run that is resumed there goes on."""
+    found, _ = _latest(folder)
+    return None if found is None else found.path
+
+
+def _latest(folder: str | Path) -> tuple[Found | None, list[Damaged]]:
+    """The latest that is whole, and what is wrong with later ones."""
     failures: list[Damaged] = []
     for step, path in reversed(checkpoints(folder).items()):
         try:
@@ -86,19 +97,9 @@ def _latest(folder: str | Path) -> Found | None:
         except Damaged as error:
             failures.append(error)
         else:
-            return Found(path, step, tuple(f"{error}; {path.name} before it is whole" for error in failures))
-    if failures:
-        raise UserError(f"{failures[0]}; {folder} holds no checkpoint that is whole: begin anew in another folder")
-    return None
-
-
-def whole(folder: Path) -> Path | None:
-    """The latest checkpoint of a folder that is whole, from which a run that is resumed there goes on."""
-    for path in reversed(checkpoints(folder).values()):
-        with contextlib.suppress(Damaged):
-            open_checkpoint(path).verify()
-            return path
-    return None
+            warnings = tuple(f"{error}; {path.name} before it is whole" for error in failures)
+            return Found(path, step, warnings), failures
+    return None, failures
 
 
 @contextlib.contextmanager

@@ -118,10 +118,10 @@ def written_by(task: Task) -> set[int]:
 def gradients_of(graph: Graph, tasks: TaskGraph, task: Task) -> dict[int, str]:
     """The gradients that a task updates parameters by: the number of the view, and the parameter's name."""
     regions = [tasks.buffers[view.buffer].region for view in task.views]
-    written = written_by(task)
+    written, read = written_by(task), read_by(task)
     renewed = {regions[n] for n in written} & {param.name for param in graph.trained}
     # an update reads its parameter, then the gradient
-    return {n + 1: name for n, name in enumerate(regions) if name in renewed and n in read_by(task) - written}
+    return {n + 1: name for n, name in enumerate(regions) if name in renewed and n in read - written}
 
 
 @dataclass
