@@ -167,13 +167,12 @@ def _ping(comm: Communicator, peer: int, nbytes: int) -> Once:
 
 def _passing(comm: Communicator, peer: int, number: int) -> Once:
     """So many messages of next to nothing each way: what of it this rank's core is occupied with."""
-    sent, received = np.zeros(1), np.zeros((number, 1))
+    calls = [comm.receiver(array, peer, PING_TAG) for array in np.zeros((number, 1))]
+    calls += [comm.sender(array, peer, PING_TAG) for array in np.zeros((number, 1))]
 
     def once() -> float:
         begin = time.thread_time()
-        requests = [comm.recv(array, peer, PING_TAG) for array in received]
-        requests += [comm.send(sent, peer, PING_TAG) for _ in received]
-        for request in requests:
+        for request in [call() for call in calls]:
             _wait(request)
         return time.thread_time() - begin
 

@@ -48,10 +48,7 @@ class End(Messenger):
 
         `send` and `receive` never overlap. Sums are (p0 + p1) + p2 ... in group order: alike everywhere.
         """
-        if form == "move":
-            return self._move(group, send, receive, tag)
-        part = forms.Part(self, group, group.index(self.rank), send, receive, scratch, counts, tag)
-        return Staged(forms.steps(form, part))
+        return self.prepared([Side(form, group, send, receive, scratch, counts)], tag)()
 
     def prepared(self, sides: Sequence[Side], tag: int) -> Callable[[], Request]:
         """Transfers that begin together, as a call, to be made again only when the request it gave before is done.
@@ -61,7 +58,7 @@ class End(Messenger):
         if len(sides) == 1:
             return self._prepared(sides[0], tag)
         assert all(side.form in AT_ONCE for side in sides), "messages of one tag would get out of order"
-        calls = [partial(self.collective, *side, tag) for side in sides]
+        calls = [self._prepared(side, tag) for side in sides]
         return lambda: Staged(iter([[call() for call in calls]]))
 
     def streamed(self, sides: Sequence[Side], tag: int, stream: Any) -> Callable[[], None] | None:
@@ -83,23 +80,29 @@ class End(Messenger):
         """Raises RuntimeError where something that was put onto a stream has failed, which nobody else would notice."""
 
     def _prepared(self, side: Side, tag: int) -> Callable[[], Request]:
-        if side.form != "move" or side.group[0] == side.group[1]:
-            return partial(self.collective, *side, tag)
-        source, destination = side.group
-        sends = self.rank == source
-        return self.sender(side.send, destination, tag) if sends else self.receiver(side.receive, source, tag)
+        if side.form == "move":
+            return self._move(side, tag)
+        part = forms.Part(
+            self, side.group, side.group.index(self.rank), side.send, side.receive, side.scratch, side.counts, tag
+        )
+        machine = forms.machine(side.form, part)
+        return lambda: Staged(machine())
 
-    def _move(self, group: Sequence[int], send: np.ndarray | None, receive: np.ndarray | None, tag: int) -> Request:
-        source, destination = group
+    def _move(self, side: Side, tag: int) -> Callable[[], Request]:
+        source, destination = side.group
         if source == destination:
-            assert send is not None and receive is not None
-            np.copyto(receive, send)
-            return DONE
+            assert side.send is not None and side.receive is not None
+            return partial(_copied, side.receive, side.send)
         if self.rank == source:
-            assert send is not None
-            return self.send(send, destination, tag)
-        assert receive is not None
-        return self.recv(receive, source, tag)
+            assert side.send is not None
+            return self.sender(side.send, destination, tag)
+        assert side.receive is not None
+        return self.receiver(side.receive, source, tag)
+
+
+def _copied(receive: np.ndarray, send: np.ndarray) -> Request:
+    np.copyto(receive, send)
+    return DONE
 
 
 class Aside(ABC):

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -66,15 +66,6 @@ class _Message(Request):
         return self._test()
 
 
-def _begin(send: Callable[[], MPI.Request]) -> Request:
-    return _Message(send())
-
-
-def _begin_eager(send: Callable[[], MPI.Request]) -> Request:
-    request = send()
-    return DONE if request.Test() else _Message(request)
-
-
 class _Repeated(Request):
     """A message that MPI was told of once and that is begun again and again, which costs a third of a new one."""
 
@@ -88,6 +79,11 @@ class _Repeated(Request):
     def begin(self) -> Request:
         self._start()
         return self
+
+    def begin_eager(self) -> Request:
+        """The same of what has mostly gone at once."""
+        self._start()
+        return DONE if self._test() else self
 
     def poll(self) -> bool:
         return self._test()
@@ -152,14 +148,16 @@ class MpiCommunicator(Communicator):
         return _Message(self._comm.Irecv((array.view(np.uint8), MPI.BYTE), peer, tag % self._num_tags))
 
     def sender(self, array: np.ndarray, peer: int, tag: int) -> Callable[[], Request]:
-        send = partial(self._comm.Isend, (array.view(np.uint8), MPI.BYTE), peer, tag % self._num_tags)
-        return partial(_begin_eager if array.nbytes <= EAGER_BYTES else _begin, send)
+        message = self._repeated(self._comm.Send_init, array, peer, tag)
+        return message.begin_eager if array.nbytes <= EAGER_BYTES else message.begin
 
     def receiver(self, array: np.ndarray, peer: int, tag: int) -> Callable[[], Request]:
+        return self._repeated(self._comm.Recv_init, array, peer, tag).begin
+
+    def _repeated(self, told: Callable[..., MPI.Prequest], array: np.ndarray, peer: int, tag: int) -> _Repeated:
         while self._discarded:
             self._discarded.pop().Free()
-        request = self._comm.Recv_init((array.view(np.uint8), MPI.BYTE), peer, tag % self._num_tags)
-        return _Repeated(request, self._discarded).begin
+        return _Repeated(told((array.view(np.uint8), MPI.BYTE), peer, tag % self._num_tags), self._discarded)
 
     def barrier(self) -> None:
         self._meet(self._comm.Barrier, self._comm.Ibarrier)
