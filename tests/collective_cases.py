@@ -14,7 +14,7 @@ from castile.runtime.task import AT_ONCE
 
 FORMS = ("move", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 DTYPES = ("float32", "float64", "float16", "int32", "int64", "uint8")
-UNTOUCHED = 0x5A
+UNTOUCHED, POISON = 0x5A, 0xFF
 _SUMS = ("all_reduce", "reduce_scatter")
 # Of what is summed in another order, the largest of a thousandth: float16 has ten bits.
 _CLOSE = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-13}
@@ -40,6 +40,17 @@ class Case:
         for sent, kept in zip(self.send, self.kept, strict=True):
             assert sent.tobytes() == kept.tobytes(), "a transfer changed what was sent"
 
+    def renew(self, seed: int) -> None:
+        """Other numbers in the arrays that are sent, what has to come of them, and nothing of what came before."""
+        rng = np.random.default_rng(seed)
+        for sent, kept in zip(self.send, self.kept, strict=True):
+            sent[:] = kept[:] = _random(rng, sent.size, sent.dtype.name)
+        _forget(self.receive, UNTOUCHED)
+        _forget([array for array in self.scratch if array is not None], POISON)
+        answers = _ANSWERS[self.form](self.send, self.counts)
+        for expected, answer in zip(self.expected, answers, strict=True):
+            expected[:] = answer
+
     def check_of(self, rank: int, found: np.ndarray) -> None:
         """What one rank found, where sums are added in any order."""
         expected = self.expected[self.group.index(rank)]
@@ -64,9 +75,9 @@ def begin(end, case: Case, tag: int):
     return end.collective(*_side_of(end, case), tag)
 
 
-def begin_together(end, cases: Sequence[Case], tag: int):
-    """Takes the end's part in cases over one group, which begin together."""
-    return end.prepared([_side_of(end, case) for case in cases], tag)()
+def prepare(end, cases: Sequence[Case], tag: int):
+    """The call that takes the end's part in cases over one group, which begin together."""
+    return end.prepared([_side_of(end, case) for case in cases], tag)
 
 
 def _side_of(end, case: Case) -> Side:
@@ -114,17 +125,25 @@ def _move(rng, size: int, dtype: str, group) -> Case:
         return _case("all_gather", (0,), ((n + 1,),), send, send)
     pair = tuple(group or rng.permutation(size)[:2].tolist())
     send = [_random(rng, n + 1, dtype), _random(rng, 0, dtype)]
-    return _case("move", pair, ((0, n + 1), (0, 0)), send, [send[1], send[0]])
+    counts = ((0, n + 1), (0, 0))
+    return _case("move", pair, counts, send, _ANSWERS["move"](send, counts))
 
 
 def _case(form, group, counts, send, expected) -> Case:
-    receive = [np.frombuffer(bytes([UNTOUCHED]) * e.nbytes, e.dtype).copy() for e in expected]
+    receive = [np.empty(e.size, e.dtype) for e in expected]
     size = len(group)
     summed = {"all_reduce": lambda i: counts[0][i], "reduce_scatter": lambda i: counts[0][i]}
     words = [(size - 1) * summed[form](i) if form in summed else 0 for i in range(size)]
-    scratch = [np.frombuffer(b"\xff" * n * s.itemsize, s.dtype).copy() if n else None for n, s in zip(words, send)]
+    scratch = [np.empty(n, s.dtype) if n else None for n, s in zip(words, send)]
+    _forget(receive, UNTOUCHED)
+    _forget([array for array in scratch if array is not None], POISON)
     kept = [s.copy() for s in send]
     return Case(form, group, counts, send, receive, scratch, [e.copy() for e in expected], kept)
+
+
+def _forget(arrays: Sequence[np.ndarray], byte: int) -> None:
+    for array in arrays:
+        array.view(np.uint8)[:] = byte
 
 
 def _random(rng, n: int, dtype: str) -> np.ndarray:
@@ -155,6 +174,7 @@ def _sum(arrays: list[np.ndarray]) -> np.ndarray:
 
 
 _ANSWERS = {
+    "move": lambda send, counts: [send[1], send[0]],
     "all_reduce": lambda send, counts: [_sum(send)] * len(send),
     "reduce_scatter": lambda send, counts: _pieces(_sum(send), counts[0]),
     "all_gather": lambda send, counts: [np.concatenate(send)] * len(send),

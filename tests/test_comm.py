@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 
 from castile.runtime.comm.base import End
 from castile.runtime.comm.local import LocalWorld
+from castile.runtime.comm.messages import Request
 from castile.runtime.comm.processors import end_of, rank_of
 from castile.runtime.task import AT_ONCE
-from tests.collective_cases import DTYPES, FORMS, Case, begin, begin_together, draw, draw_together, random_case, turns
+from tests.collective_cases import DTYPES, FORMS, Case, begin, draw, draw_together, prepare, random_case, turns
 from tests.effort import examples
 from tests.mpi import mpirun
 
@@ -74,17 +76,34 @@ def test_transfers_that_begin_together_end_together(data: st.DataObject, seed: i
     """Several groups under way, of which each has one tag."""
     world, ends = sharing(data, 5)
     groups = data.draw(st.lists(draw_together(len(ends)), min_size=1, max_size=3))
-    turns([begin_together(ends[p], cases, tag) for tag, cases in enumerate(groups) for p in cases[0].group], seed)
-    for case in itertools.chain.from_iterable(groups):
-        case.check()
+    meet_again([prepare(ends[p], cases, tag) for tag, cases in enumerate(groups) for p in cases[0].group],
+               list(itertools.chain.from_iterable(groups)), seed)  # fmt: skip
     assert world.quiet
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data(), st.integers(0, 2**32 - 1))
+def test_what_was_prepared_once_takes_what_lies_there_each_time(data: st.DataObject, seed: int) -> None:
+    world, ends = sharing(data, 5)
+    cases = data.draw(st.lists(draw(len(ends)), min_size=1, max_size=3))
+    meet_again([prepare(ends[p], [case], tag) for tag, case in enumerate(cases) for p in case.group], cases, seed)
+    assert world.quiet
+
+
+def meet_again(calls: Sequence[Callable[[], Request]], cases: Sequence[Case], seed: int) -> None:
+    """Begin all that was prepared, to its end; and again, with other numbers."""
+    for time in range(3):
+        turns([call() for call in calls], seed)
+        for case in cases:
+            case.check()
+            case.renew(seed + time)
 
 
 @pytest.mark.parametrize("form", sorted(set(FORMS) - set(AT_ONCE)))
 def test_what_sends_later_does_not_begin_together(form: str) -> None:
     case = random_case(np.random.default_rng(1), form, 2, "float32", (0, 1))
     with pytest.raises(AssertionError, match="out of order"):
-        begin_together(LocalWorld(2).communicators[0], [case, case], 0)
+        prepare(LocalWorld(2).communicators[0], [case, case], 0)
 
 
 def test_sums_have_the_same_bits_everywhere_in_group_order() -> None:

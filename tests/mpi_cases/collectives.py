@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from castile.runtime.comm.mpi import world
 from castile.runtime.task import AT_ONCE
-from tests.collective_cases import DTYPES, FORMS, begin, begin_together, random_case
+from tests.collective_cases import DTYPES, FORMS, begin, prepare, random_case
 
 comm = world()
 cases = []
@@ -27,14 +27,22 @@ for tag in mine:
     member = cases[tag].group.index(comm.rank)
     assert cases[tag].receive[member].tobytes() == cases[tag].expected[member].tobytes(), f"case {tag}"
 
-# Several that begin together, under one tag; groups of them side by side, begun in another order on each rank.
+# What was prepared is begun again, with other numbers. Several that begin together, under one tag; groups of them side
+# by side, begun in another order on each rank.
 forms = np.random.default_rng(0).choice(AT_ONCE, (10, 3)).tolist()
 groups = [[random_case(np.random.default_rng([n, m]), form, comm.size, DTYPES[n % len(DTYPES)])
            for m, form in enumerate(row)] for n, row in enumerate(forms)]  # fmt: skip
-order = np.random.default_rng(comm.rank).permutation(len(groups)).tolist()
-comm.wait(*[begin_together(comm, groups[n], len(cases) + n) for n in order])
-for case in itertools.chain.from_iterable(groups):
-    assert case.receive[comm.rank].tobytes() == case.expected[comm.rank].tobytes(), case.form
+groups += [[case] for case in cases]
+mine = [n for n, (case, *_) in enumerate(groups) if comm.rank in case.group]
+calls = {n: prepare(comm, groups[n], len(cases) + n) for n in mine}
+for time in range(3):
+    for case in itertools.chain.from_iterable(groups):
+        case.renew(time)
+    comm.barrier()
+    comm.wait(*[calls[n]() for n in np.random.default_rng([comm.rank, time]).permutation(mine)])
+    for case in itertools.chain.from_iterable(groups[n] for n in mine):
+        member = case.group.index(comm.rank)
+        assert case.receive[member].tobytes() == case.expected[member].tobytes(), case.form
 
 # Longer than what MPI sends at once, so that both sides must make progress.
 n = 3_000_001
