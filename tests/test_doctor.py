@@ -80,7 +80,7 @@ def test_who_has_no_home_in_the_environment_has_ranks_all_the_same(monkeypatch):
 
 def test_settings_are_written_once_and_keep_what_stands_there(tmp_path):
     (tmp_path / "openmpi-mca-params.conf").write_text("# mine\nbtl = self,vader\n")
-    assert len(mpi_settings.missing_settings(tmp_path)) == 6
+    assert len(mpi_settings.missing_settings(tmp_path)) == 7
     assert len(mpi_settings.write_settings(tmp_path)) == 2
     assert mpi_settings.missing_settings(tmp_path) == []
     assert mpi_settings.write_settings(tmp_path) == []
@@ -118,6 +118,11 @@ def test_a_folder_that_cannot_be_written_is_told_in_a_sentence(tmp_path, monkeyp
 def test_fewer_than_no_ranks_are_refused(capsys):
     assert main(["doctor", "--ranks", "-1"]) == 2
     assert "--ranks -1" in capsys.readouterr().err
+
+
+def test_ranks_know_how_long_a_message_goes_at_once() -> None:
+    mpi = pytest.importorskip("castile.runtime.comm.mpi")
+    assert mpi_settings.process_variables()["OMPI_MCA_btl_sm_eager_limit"] == str(mpi.EAGER_BYTES)
 
 
 @pytest.mark.mpi

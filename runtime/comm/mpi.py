@@ -36,8 +36,8 @@ POLLS_BEFORE_SLEEP = 500
 POLLS_BEFORE_SLEEP_CROWDED = 20
 SHORTEST_SLEEP_SECONDS = 20e-6
 LONGEST_SLEEP_SECONDS = 500e-6
-# MPI keeps a copy of messages up to about this length, so that they have gone when they are begun.
-EAGER_BYTES = 4096
+# MPI keeps a copy of messages up to about this length where `launch` sets it, so that they have gone when they are begun.
+EAGER_BYTES = 65536
 
 
 @lru_cache(maxsize=1)
