@@ -36,7 +36,7 @@ POLLS_BEFORE_SLEEP = 500
 POLLS_BEFORE_SLEEP_CROWDED = 20
 SHORTEST_SLEEP_SECONDS = 20e-6
 LONGEST_SLEEP_SECONDS = 500e-6
-# MPI keeps a copy of messages up to about this length where `launch` sets it, so that they have gone when they are begun.
+# MPI keeps a copy of messages up to about this length, where `launch` has set it: they have gone when they are begun.
 EAGER_BYTES = 65536
 
 
