@@ -13,14 +13,19 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes, each of which would else compile castile's modules and pytest's asserts anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-first test-plain test-numbers test-beside test-compiling test-mpi laws kernels gpu lint accept clean
+# What takes long to compute and starts no process: where these wait, nothing else does.
+FORMS := $(wildcard tests/test_kernels.py tests/test_ops.py tests/test_ops_*.py)
+
+.PHONY: demo test test-first test-plain test-mpi test-beside test-numbers test-compiling test-forms
+.PHONY: laws kernels gpu lint accept clean
 
 demo: .venv/.castile-mpi
 	$(BIN)/castile launch -n 2 train convnet --seed $(SEED) --out build/plan.json --trace build/trace.json
 	@echo "next: open build/trace.json at ui.perfetto.dev, or $(BIN)/castile plan gpt --machine dgx-h100:nodes=1"
 
-# Tests that wait for a process, and ranks that start or wait for each other, leave cores idle: there lint goes on, and
-# Triton interprets, and then compiles, when nobody else wants them.
+# Tests that wait for a process, and ranks that start or wait for each other, leave cores idle: there lint goes on,
+# Triton interprets, and then compiles, and kernels of CPUs are held to their definitions, when nobody else wants them.
+# That is to last for longer than the ranks do.
 test:
 	$(MAKE) --keep-going --jobs 2 test-first test-beside
 
@@ -30,11 +35,15 @@ test-first: .venv/.castile-test
 # Its words come at its end, all at once: they would begin in the middle of lines of what is told meanwhile.
 test-beside: .venv/.castile-test
 	@mkdir -p build
-	nice -n 19 $(MAKE) --keep-going --jobs 1 lint test-numbers test-compiling >build/beside.log 2>&1; status=$$?; \
+	nice -n 19 $(MAKE) --keep-going --jobs 1 lint test-numbers test-compiling test-forms >build/beside.log 2>&1; status=$$?; \
 		cat build/beside.log; exit $$status
 
 test-plain: .venv/.castile-test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not mpi"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not mpi" $(addprefix --ignore=,$(FORMS))
+
+# Of loops that these compile other tests have compiled most by then.
+test-forms: .venv/.castile-test
+	nice -n 19 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(FORMS)
 
 # Triton interprets or compiles in one process, never both.
 test-numbers: .venv/.castile-test
