@@ -128,9 +128,11 @@ def held(law: Callable[[Plan], Trained], exact: bool, most: int) -> Census:
 
 
 def test_three_steps_equal_one_device(tell: Callable[[str], None]) -> None:
-    census = held(three_steps, False, DRAWN)
+    # Of faults that were put into transfers the last was found by the 260th example.
+    number = examples(2 * DRAWN)
+    census = held(three_steps, False, number)
     tell(f"three steps equal one device: {census.words()}")
-    census.check(DRAWN, {*layers(), "cross_entropy", "sum", "sgd", "fetch", "accumulate"})
+    census.check(number, {*layers(), "cross_entropy", "sum", "sgd", "fetch", "accumulate"})
 
 
 def test_every_operator_of_graphs_is_drawn() -> None:
