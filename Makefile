@@ -41,7 +41,7 @@ test-beside: .venv/.castile-test
 test-plain: .venv/.castile-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not mpi" $(addprefix --ignore=,$(FORMS))
 
-# Of loops that these compile other tests have compiled most by then.
+# Last, as other tests have compiled many of their loops by then.
 test-forms: .venv/.castile-test
 	nice -n 19 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(FORMS)
 
