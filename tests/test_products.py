@@ -51,6 +51,43 @@ def test_any_sizes_and_layouts(
     assert np.isnan(out.base).sum() == around - (0 if adds else out.size)
 
 
+@settings(max_examples=examples(150), deadline=None)
+@given(
+    rows=SIZES, cols=SIZES, depth=DEPTHS, turned=st.tuples(*[st.booleans()] * 3), first=st.integers(-20, 300),
+    turns=st.permutations([1, 0, -1]), adds=st.booleans(),
+)  # fmt: skip
+def test_what_is_not_wanted_is_left_out(
+    rows: int, cols: int, depth: int, turned: tuple[bool, bool, bool], first: int, turns: list[int], adds: bool
+) -> None:
+    """Where the terms that are not wanted are zero, those left out are not missed, and no result that is wanted is."""
+    by_row, by_col, by_term = turns
+    x, of_x = matrices(1, rows, depth, turned[0], "float64", 0)
+    y, of_y = matrices(1, depth, cols, turned[1], "float64", 1)
+    out, of_out = matrices(1, rows, cols, turned[2], "float64", 2)
+    i, j, k = np.arange(rows)[:, None], np.arange(cols), np.arange(depth)
+    if by_term and by_row:
+        x[0] *= by_row * i + by_term * k + first >= 0
+    if by_term and by_col:
+        y[0] *= by_col * j + by_term * k[:, None] + first >= 0
+    matters = np.broadcast_to(by_row * i + by_col * j + first >= 0, (rows, cols)) | bool(by_term)
+    want = x @ y + (out if adds else 0)
+    steps, places = (*of_out, *of_x, *of_y), np.array([[0, 0, 0, adds]], np.int64)
+    wanted = products.Wanted((by_row, by_col, by_term), first)
+    products.products(out, x, y, (rows, cols, depth), steps, places, wanted)()
+    np.testing.assert_allclose(out[0][matters], want[0][matters], rtol=1e-12, atol=1e-12 * depth)
+
+
+def test_tiles_and_terms_far_from_what_is_wanted_are_not_looked_at() -> None:
+    size = 96
+    x, y, out = np.ones((size, size)), np.ones((size, size)), np.full((size, size), np.nan)
+    places = np.zeros((1, 4), np.int64)
+    products.products(out, x, y, (size,) * 3, (size, 1) * 3, places, products.Wanted((1, -1, 0)))()
+    assert np.isnan(out[0, -1]) and np.isfinite(np.tril(out)).all()
+    x[0, -1] = np.nan
+    products.products(out, x, y, (size,) * 3, (size, 1) * 3, places, products.Wanted((1, 0, -1)))()
+    assert np.isfinite(out).all()
+
+
 @pytest.mark.parametrize("tiled", [True, False])
 @pytest.mark.parametrize("spec", ["ij,kj->ik", "bij,bjk->bik", "bij,bik->jk", "ij,jk->ki", "bihd,bjhd->bhij"])
 def test_in_tiles_or_by_blas(spec: str, tiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:

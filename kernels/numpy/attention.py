@@ -4,7 +4,7 @@ It knows no projections. A block is some query rows of one (sample, head); how m
 scratch memory. Rows of scores carry one more column, for their log-sum-exp or their dot product of dy and y.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import log
 from typing import NamedTuple
@@ -22,11 +22,12 @@ _CAUSAL_ROWS = 64
 
 
 class Blocks(NamedTuple):
-    """Samples, heads and query rows worked on at once, and how many keys the last of these rows sees."""
+    """Samples, heads and query rows worked on at once, and how many keys the first and the last of these rows see."""
 
     samples: slice
     heads: slice
     rows: slice
+    first_keys: int
     num_keys: int
 
     def queries(self, x: np.ndarray) -> np.ndarray:
@@ -36,6 +37,10 @@ class Blocks(NamedTuple):
     def keys(self, x: np.ndarray) -> np.ndarray:
         """The part of x [b,heads,t,d] that these blocks see."""
         return x[self.samples, self.heads, : self.num_keys]
+
+    def product(self, out: np.ndarray, spec: str, x: np.ndarray, y: np.ndarray, accumulate: bool = False) -> Call:
+        """A contraction with queries s and keys t: what of it no mask hides."""
+        return contract(out, spec, x, y, scratch=None, accumulate=accumulate, after=("s", self.first_keys - 1, "t"))
 
 
 @prepares
@@ -60,10 +65,10 @@ def attention(
             rows = _take(Scratch(scratch), part, q, kk)
             scores = rows[..., : part.num_keys]
             calls += [
-                _contract(scores, "bhsd,bhtd->bhst", part.queries(q), part.keys(kk)),
-                _softmax_call(rows, part, causal, offset, scale),
+                part.product(scores, "bhsd,bhtd->bhst", part.queries(q), part.keys(kk)),
+                _by_row(_softmax, part, scale, rows),
                 partial(np.copyto, part.queries(lse), rows[..., -1]),
-                _contract(part.queries(y), "bhst,bhtd->bhsd", scores, part.keys(v)),
+                part.product(part.queries(y), "bhst,bhtd->bhsd", scores, part.keys(v)),
             ]
     return chain(calls) if calls else nothing
 
@@ -115,14 +120,14 @@ def _gradients(
         if not added:
             calls += [partial(x[part.samples, part.heads, part.num_keys :].fill, 0) for x in (dk, dv)]
         calls += [
-            _contract(p, "bhsd,bhtd->bhst", q_part, part.keys(kk)),
-            _contract(ds, "bhsd,bhtd->bhst", dy_part, part.keys(v)),
+            part.product(p, "bhsd,bhtd->bhst", q_part, part.keys(kk)),
+            part.product(ds, "bhsd,bhtd->bhst", dy_part, part.keys(v)),
             partial(np.copyto, rows[..., -1], part.queries(lse)),
-            _contract(d_rows[..., -1], "bhsd,bhsd->bhs", dy_part, part.queries(y)),
-            _softmax_grad_call(rows, d_rows, part, causal, offset, scale),
-            _contract(part.queries(dq), "bhst,bhtd->bhsd", ds, part.keys(kk)),
-            _contract(part.keys(dk), "bhst,bhsd->bhtd", ds, q_part, added),
-            _contract(part.keys(dv), "bhst,bhsd->bhtd", p, dy_part, added),
+            _dots(d_rows[..., -1], dy_part, part.queries(y)),
+            _by_row(_softmax_grad, part, scale, rows, d_rows),
+            part.product(part.queries(dq), "bhst,bhtd->bhsd", ds, part.keys(kk)),
+            part.product(part.keys(dk), "bhst,bhsd->bhtd", ds, q_part, added),
+            part.product(part.keys(dv), "bhst,bhsd->bhtd", p, dy_part, added),
         ]
     return calls
 
@@ -149,12 +154,13 @@ def _blocks(q: np.ndarray, kk: np.ndarray, causal: bool, offset: int, nbytes: in
     for b in range(0, batch, samples):
         for h in range(0, heads, num_heads):
             for stop in range(num_rows, 0, -rows):
-                num_keys = min(kk.shape[2], offset + stop) if causal else kk.shape[2]
+                start, total = max(0, stop - rows), kk.shape[2]
+                seen = (offset + start + 1, min(total, offset + stop)) if causal else (total, total)
                 yield Blocks(
                     slice(b, min(batch, b + samples)),
                     slice(h, min(heads, h + num_heads)),
-                    slice(max(0, stop - rows), stop),
-                    num_keys,
+                    slice(start, stop),
+                    *seen,
                 )
 
 
@@ -162,34 +168,22 @@ def _take(memory: Scratch, part: Blocks, q: np.ndarray, kk: np.ndarray) -> np.nd
     return memory.take((*part.queries(q).shape[:3], kk.shape[2] + 1), q.dtype)
 
 
-def _contract(out: np.ndarray, spec: str, x: np.ndarray, y: np.ndarray, accumulate: bool = False) -> Call:
-    return contract(out, spec, x, y, scratch=None, accumulate=accumulate)
+def _dots(out: np.ndarray, x: np.ndarray, y: np.ndarray) -> Call:
+    return contract(out, "bhsd,bhsd->bhs", x, y, scratch=None, accumulate=False)
 
 
-def _softmax_call(rows: np.ndarray, part: Blocks, causal: bool, offset: int, scale: float) -> Call:
-    first = offset + part.rows.start + 1 if causal else part.num_keys
-    width = rows.shape[-1]
-    return partial(
-        _softmax, rows.reshape(-1), rows.shape[2], width, part.num_keys, first, causal, rows.dtype.type(scale)
-    )
-
-
-def _softmax_grad_call(
-    rows: np.ndarray, d_rows: np.ndarray, part: Blocks, causal: bool, offset: int, scale: float
-) -> Call:
-    first = offset + part.rows.start + 1 if causal else part.num_keys
-    flats = rows.reshape(-1), d_rows.reshape(-1)
-    return partial(
-        _softmax_grad, *flats, rows.shape[2], rows.shape[-1], part.num_keys, first, causal, rows.dtype.type(scale)
-    )
+def _by_row(loop: Callable[..., None], part: Blocks, scale: float, *rows: np.ndarray) -> Call:
+    """`loop` over rows of scores."""
+    flats, (_, _, num, width), scale = [x.reshape(-1) for x in rows], rows[0].shape, rows[0].dtype.type(scale)
+    return partial(loop, *flats, num, width, part.num_keys, part.first_keys, scale)
 
 
 @compiled
-def _softmax(scores, rows, width, cols, first, causal, scale):  # type: ignore[no-untyped-def]
+def _softmax(scores, rows, width, cols, first, scale):  # type: ignore[no-untyped-def]
     """Scores become probabilities, 0 beyond the keys that a row sees; the last element of a row their log-sum-exp."""
     for r in range(scores.size // width):
         row = scores[r * width : (r + 1) * width]
-        seen = min(cols, first + r % rows) if causal else cols
+        seen = min(cols, first + r % rows)
         top = row_max(row[:seen])
         total = scale - scale
         for j in range(seen):
@@ -204,11 +198,11 @@ def _softmax(scores, rows, width, cols, first, causal, scale):  # type: ignore[n
 
 
 @compiled
-def _softmax_grad(scores, grads, rows, width, cols, first, causal, scale):  # type: ignore[no-untyped-def]
+def _softmax_grad(scores, grads, rows, width, cols, first, scale):  # type: ignore[no-untyped-def]
     """Scores become probabilities, and their gradients the gradients of the products of q and k."""
     for r in range(scores.size // width):
         p, d = scores[r * width : (r + 1) * width], grads[r * width : (r + 1) * width]
-        seen = min(cols, first + r % rows) if causal else cols
+        seen = min(cols, first + r % rows)
         lse, dot = p[width - 1], d[width - 1]
         for j in range(seen):
             # of large scores what is rounded in it is large, and a probability is at most 1

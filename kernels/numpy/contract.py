@@ -19,10 +19,12 @@ from castile.kernels.calls import chain, nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.elementwise import altered
 from castile.kernels.numpy.gemm import Gemm, Matrix, address, has_gemm, matrix
-from castile.kernels.numpy.products import by_blas, in_tiles, products
+from castile.kernels.numpy.products import ALL, Wanted, by_blas, in_tiles, products
 from castile.kernels.numpy.views import Scratch, merge
 
 Ints = tuple[int, ...]
+# That one label and a number are at least another label.
+After = tuple[str, int, str]
 
 
 class Label(NamedTuple):
@@ -75,15 +77,23 @@ class Split(NamedTuple):
 
 @prepares
 def contract(
-    out: np.ndarray, spec: str, *xs: np.ndarray, scratch: np.ndarray | None, accumulate: bool
+    out: np.ndarray,
+    spec: str,
+    *xs: np.ndarray,
+    scratch: np.ndarray | None,
+    accumulate: bool,
+    after: After | None = None,
 ) -> Callable[[], Any]:
-    """See the definition. Two operands of one BLAS dtype are multiplied as matrices, anything else by einsum."""
+    """See the definition. Two operands of one BLAS dtype are multiplied as matrices, anything else by einsum.
+
+    after   which terms matter: all others are 0, and a result that has no other may be left as it is
+    """
     terms, result = parse(spec, [x.ndim for x in xs])
     plain = all(len(set(term)) == len(term) for term in terms)
     if len(xs) == 2 and plain and has_gemm(out.dtype) and xs[0].dtype == xs[1].dtype == out.dtype:
         if any(x.size == 0 for x in xs):
             return nothing if accumulate else partial(out.fill, 0)
-        return _two(out, xs[0], xs[1], terms, result, accumulate)
+        return _two(out, xs[0], xs[1], terms, result, accumulate, after)
     spec = ",".join(terms) + "->" + result
     if not accumulate:
         return partial(np.einsum, spec, *xs, out=out)
@@ -110,11 +120,18 @@ def parse(spec: str, num_dims: list[int]) -> tuple[list[str], str]:
 
 
 def _two(
-    out: np.ndarray, x: np.ndarray, y: np.ndarray, terms: list[str], result: str, accumulate: bool
+    out: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    terms: list[str],
+    result: str,
+    accumulate: bool,
+    after: After | None,
 ) -> Callable[[], Any]:
     three = (x, y, out)
     split = _split((*terms, result), tuple([z.shape for z in three]), tuple([z.strides for z in three]), out.itemsize)
-    tiled = _in_tiles(out, x, y, split, accumulate)
+    wanted = _wanted(split, [*terms, result], x.shape + y.shape, after) if after else ALL
+    tiled = _in_tiles(out, x, y, split, accumulate, wanted)
     if tiled is not None:
         return tiled
     if not split.summed and not accumulate:
@@ -170,8 +187,20 @@ def _best_split(sorts: list[list[Label]]) -> Split:
     return best
 
 
+def _wanted(split: Split, terms: list[str], shape: Ints, after: After) -> Wanted:
+    """What a product's indices say of the two labels; all where these are not all that two of its labels stand for."""
+    late, first, early = after
+    sizes = dict(zip(terms[0] + terms[1], shape, strict=True))
+    x, y, z = map(set, terms)
+    turns = []
+    for label, names in zip(split[:3], (x & z - y, y & z - x, x & y - z), strict=True):
+        turns.append((names == {late}) - (names == {early}) if label.size == prod(sizes[n] for n in names) else 0)
+    i, j, k = turns
+    return Wanted((i, j, k), first) if sorted(turns) == [-1, 0, 1] else ALL
+
+
 def _in_tiles(
-    out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split, accumulate: bool
+    out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split, accumulate: bool, wanted: Wanted
 ) -> Callable[[], Any] | None:
     """A compiled loop that makes all products where it is expected to take less than BLAS, None elsewhere."""
     num = prod(label.size for label in (*split.kept, *split.summed))
@@ -179,10 +208,10 @@ def _in_tiles(
     if min(here, turned) >= by_blas(split.sizes, split.m.a != 1 and split.n.b != 1, num, out.itemsize):
         return None
     if turned < here:
-        x, y, split = y, x, split.turned
+        x, y, split, wanted = y, x, split.turned, wanted.turned
     m, n, k = split.m, split.n, split.k
     places = np.array([*_places(split, accumulate)], np.int64)
-    return products(out, x, y, split.sizes, (m.c, n.c, m.a, k.a, k.b, n.b), places)
+    return products(out, x, y, split.sizes, (m.c, n.c, m.a, k.a, k.b, n.b), places, wanted)
 
 
 def _expected(split: Split, itemsize: int) -> float:

@@ -6,6 +6,7 @@ as near caches hold; all rows of the first operand meet it before the next one c
 
 from functools import partial
 from math import inf, prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +25,7 @@ _VECTORS, _DEPTH, _SUMS = 3, 256, 1
 _SELDOM = 64
 
 # Numbers of a plan before the places of matrices.
-_HEAD = 11
+_HEAD = 15
 
 # In operations of whole vectors: what a call of BLAS takes beside its work, and how many it takes for each that a tile
 # takes, also where both operands have what is summed side by side. Measured on a Zen 4 in float32, with vectors of 64
@@ -37,6 +38,24 @@ _UNPACKED = 10**6
 
 # There is more to gain by packing where there are more terms, and more rows and columns.
 _LARGE, _WIDE = 1 << 24, 64
+
+
+class Wanted(NamedTuple):
+    """The terms that matter, of products x[i, k] * y[k, j]: those with i * I + j * J + k * K + first >= 0, where I, J
+    and K, `turns`, are 1, 0 or -1. What has no such term need not be written, and all others are zero.
+    """
+
+    turns: tuple[int, int, int] = (0, 0, 0)
+    first: int = 0
+
+    @property
+    def turned(self) -> "Wanted":
+        """Of the product of y and x."""
+        i, j, k = self.turns
+        return Wanted((j, i, k), self.first)
+
+
+ALL = Wanted()
 
 _three, _two, _one = panel(ROWS, 3), panel(ROWS, 2), panel(ROWS, 1)
 
@@ -72,6 +91,7 @@ def products(
     sizes: Sizes,
     steps: tuple[int, int, int, int, int, int],
     places: np.ndarray,
+    wanted: Wanted = ALL,
 ) -> Call:
     """The work of out[i, j] = sum over k of x[i, k] * y[k, j], or +=, for many matrices in three arrays of one dtype.
 
@@ -79,8 +99,9 @@ def products(
     steps   in elements: of out along i and j, of x along i and k, of y along k and j
     places  [num, 4]: how many elements after the first ones of out, x and y a product's matrices begin, and 1 where it
             is added to what is there, else 0
+    wanted  tiles without a wanted term are left out, and of others as much of the sums as has none
     """
-    plan = np.array([*sizes, *steps, lanes(out.itemsize), len(places)], np.int64)
+    plan = np.array([*sizes, *steps, lanes(out.itemsize), len(places), *wanted.turns, wanted.first], np.int64)
     return partial(_products, np.concatenate([plan, places.reshape(-1)]), *(flat(one, 0, 1) for one in (out, x, y)))
 
 
@@ -111,18 +132,39 @@ def _product(plan, out, x, y, adds, held, sums):  # type: ignore[no-untyped-def]
                 _pack(held, width, seen, y_row, y_col, num)
                 seen, down = held, width
             for i in range(0, rows, ROWS):
-                to, a, high = after(out, i * row + left * col), after(first, i * x_row), min(ROWS, rows - i)
+                high = min(ROWS, rows - i)
+                begin, end = _wanted(plan, (i, high), (left, width), (low, num))
+                if begin == end:
+                    continue
+                to, a = after(out, i * row + left * col), after(first, i * x_row + begin * x_col)
+                b, terms = after(seen, begin * down), end - begin
                 goal, step, more = (to, row, adds) if col == 1 else (sums, width, 0)
                 if width > 2 * lanes:
-                    _three(goal, step, a, x_row, x_col, seen, down, num, high, width, more)
+                    _three(goal, step, a, x_row, x_col, b, down, terms, high, width, more)
                 elif width > lanes:
-                    _two(goal, step, a, x_row, x_col, seen, down, num, high, width, more)
+                    _two(goal, step, a, x_row, x_col, b, down, terms, high, width, more)
                 else:
-                    _one(goal, step, a, x_row, x_col, seen, down, num, high, width, more)
+                    _one(goal, step, a, x_row, x_col, b, down, terms, high, width, more)
                 if col != 1:
                     _bring(to, row, col, sums, high, width, adds)
             left += width
         adds = 1
+
+
+@inlined
+def _wanted(plan, rows, cols, terms):  # type: ignore[no-untyped-def]
+    """Between which of these terms of a tile lie those that matter, at least one where its result does; each a pair of
+    the first and how many."""
+    by_row, by_col, by_term, most = plan[11], plan[12], plan[13], plan[14]
+    most += by_row * rows[0] + max(0, by_row * (rows[1] - 1)) + by_col * cols[0] + max(0, by_col * (cols[1] - 1))
+    begin, end = 0, terms[1]
+    if by_term < 0:
+        end = max(1, min(end, most + 1 - terms[0]))
+    elif by_term > 0:
+        begin = max(0, min(end - 1, -most - terms[0]))
+    elif most < 0:
+        end = 0
+    return begin, end
 
 
 @inlined
