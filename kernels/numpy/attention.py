@@ -13,7 +13,7 @@ import numpy as np
 
 from castile.kernels.calls import Call, chain, nothing
 from castile.kernels.form import prepares
-from castile.kernels.numpy.contract import contract
+from castile.kernels.numpy.contract import contracted
 from castile.kernels.numpy.jit import compiled, exp, f32, row_max
 from castile.kernels.numpy.views import Scratch
 
@@ -40,7 +40,7 @@ class Blocks(NamedTuple):
 
     def product(self, out: np.ndarray, spec: str, x: np.ndarray, y: np.ndarray, accumulate: bool = False) -> Call:
         """A contraction with queries s and keys t: what of it no mask hides."""
-        return contract(out, spec, x, y, scratch=None, accumulate=accumulate, after=("s", self.first_keys - 1, "t"))
+        return contracted(out, spec, x, y, accumulate=accumulate, after=("s", self.first_keys - 1, "t"))
 
 
 @prepares
@@ -123,7 +123,7 @@ def _gradients(
             part.product(p, "bhsd,bhtd->bhst", q_part, part.keys(kk)),
             part.product(ds, "bhsd,bhtd->bhst", dy_part, part.keys(v)),
             partial(np.copyto, rows[..., -1], part.queries(lse)),
-            _dots(d_rows[..., -1], dy_part, part.queries(y)),
+            contracted(d_rows[..., -1], "bhsd,bhsd->bhs", dy_part, part.queries(y)),
             _by_row(_softmax_grad, part, scale, rows, d_rows),
             part.product(part.queries(dq), "bhst,bhtd->bhsd", ds, part.keys(kk)),
             part.product(part.keys(dk), "bhst,bhsd->bhtd", ds, q_part, added),
@@ -166,10 +166,6 @@ def _blocks(q: np.ndarray, kk: np.ndarray, causal: bool, offset: int, nbytes: in
 
 def _take(memory: Scratch, part: Blocks, q: np.ndarray, kk: np.ndarray) -> np.ndarray:
     return memory.take((*part.queries(q).shape[:3], kk.shape[2] + 1), q.dtype)
-
-
-def _dots(out: np.ndarray, x: np.ndarray, y: np.ndarray) -> Call:
-    return contract(out, "bhsd,bhsd->bhs", x, y, scratch=None, accumulate=False)
 
 
 def _by_row(loop: Callable[..., None], part: Blocks, scale: float, *rows: np.ndarray) -> Call:

@@ -77,17 +77,21 @@ class Split(NamedTuple):
 
 @prepares
 def contract(
+    out: np.ndarray, spec: str, *xs: np.ndarray, scratch: np.ndarray | None, accumulate: bool
+) -> Callable[[], Any]:
+    """See the definition. Two operands of one BLAS dtype are multiplied as matrices, anything else by einsum."""
+    return contracted(out, spec, *xs, scratch=scratch, accumulate=accumulate)
+
+
+def contracted(
     out: np.ndarray,
     spec: str,
     *xs: np.ndarray,
-    scratch: np.ndarray | None,
-    accumulate: bool,
+    scratch: np.ndarray | None = None,
+    accumulate: bool = False,
     after: After | None = None,
 ) -> Callable[[], Any]:
-    """See the definition. Two operands of one BLAS dtype are multiplied as matrices, anything else by einsum.
-
-    after   which terms matter: all others are 0, and a result that has no other may be left as it is
-    """
+    """The same, given which terms matter: all others are 0, and a result that has no other may be left as it is."""
     terms, result = parse(spec, [x.ndim for x in xs])
     plain = all(len(set(term)) == len(term) for term in terms)
     if len(xs) == 2 and plain and has_gemm(out.dtype) and xs[0].dtype == xs[1].dtype == out.dtype:
