@@ -318,8 +318,9 @@ def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def _kernel_terms(processor: Processor, key: CostKey) -> Terms:
     traits = key.traits if processor.has_traits else ()
     rows = key.rows * processor.row_seconds if processor.row_seconds else 0.0
-    return (processor.task_overhead_seconds, key.flops / processor.flops_rate(key.dtype, key.name, traits) + rows,
-            key.nbytes / processor.bytes_per_second)  # fmt: skip
+    looks = key.looks * processor.look_seconds if processor.look_seconds else 0.0
+    work = key.flops / processor.flops_rate(key.dtype, key.name, traits) + (rows + looks)
+    return processor.task_overhead_seconds, work, key.nbytes / processor.bytes_per_second
 
 
 def _slowest(processors: Sequence[Processor], key: CostKey) -> tuple[float, Terms]:

@@ -148,6 +148,17 @@ class Op:
         return 0
 
     @property
+    def has_looks(self) -> bool:
+        """Whether `looks` may be more than 0."""
+        return type(self).looks is not Op.looks
+
+    def looks(self, which: str, part: Part) -> int:
+        """How many numbers a pass of a part finds by looking at short rows or windows again and again, as shares of a
+        softmax and places of maxima, which takes a core longer than the operations on them say.
+        """
+        return 0
+
+    @property
     def name(self) -> str:
         """The name of its file, with its own where it is from elsewhere: a model's file may hold several."""
         file = type(self).__module__.rpartition(".")[2]

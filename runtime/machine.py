@@ -21,7 +21,7 @@ import numpy as np
 from castile.runtime import levels, strict
 from castile.runtime.cores import affinity
 from castile.runtime.levels import Level, Spread, Users, level_name
-from castile.runtime.processor import RATES, Processor
+from castile.runtime.processor import EACH, RATES, Processor
 from castile.runtime.task import NUM_LANES, Lane
 
 PRESETS = Path(__file__).parent / "machines"
@@ -249,7 +249,8 @@ def divided(machine: Machine) -> Machine:
         parts = {field: rate and rate / n for field, rate in rates.items()}
         peaks = tuple([(dtype, peak / n) for dtype, peak in p.peaks])
         sizes = {"memory_bytes": p.memory_bytes // n, "reserved_bytes": p.reserved_bytes // n}
-        return msgspec.structs.replace(p, row_seconds=p.row_seconds * n, peaks=peaks, **sizes, **parts)
+        each = {field: getattr(p, field) * n for field in EACH}
+        return msgspec.structs.replace(p, peaks=peaks, **each, **sizes, **parts)
 
     levels = tuple(msgspec.structs.replace(x, bytes_per_second=x.bytes_per_second / n) for x in machine.levels)
     return Machine(machine.name, tuple(map(share, machine.processors)), levels, machine.engines, machine.algorithms)

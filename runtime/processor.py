@@ -19,6 +19,8 @@ RATES = (
 # The fields that say of kernels which share of a rate they attain; of some where what they touch lies so in memory.
 TRAITS = ("unaligned", "planar")
 SHARES = ("attained", *TRAITS)
+# The fields that say what each takes of what is counted beside operations and bytes.
+EACH = ("row_seconds", "look_seconds")
 
 
 class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,6 +31,7 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     numbers of 16 bits unaligned says what share of that they do where rows do not begin where vectors do, and planar
     where the channels of images lie apart (`CostKey.traits`).
     row_seconds is what a row of an image takes to be brought to where windows slide over it, beside the sums in these.
+    look_seconds is what a number takes that is found by looking at a short row again and again, beside its operations.
     overlaps says whether kernels compute while they read and write, so that the longer of the two counts, and not both.
     peaks are what its data sheet promises, by dtype: steps are told to need a share of them, and nothing is priced.
     """
@@ -47,6 +50,7 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     planar: tuple[tuple[str, float], ...] = ()
     peaks: tuple[tuple[str, float], ...] = ()
     row_seconds: float = 0.0
+    look_seconds: float = 0.0
     overlaps: bool = True
 
     def flops_rate(self, dtype: str, kernel: str = "", traits: Collection[str] = ()) -> float:
@@ -83,7 +87,7 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{who}.{field} must be above 0 and finite, not {value}")
-        for field in ("task_overhead_seconds", "row_seconds"):
+        for field in ("task_overhead_seconds", *EACH):
             value = getattr(self, field)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{who}.{field} must be at least 0 and finite, not {value}")

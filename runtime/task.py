@@ -148,8 +148,9 @@ BEGUN_TOGETHER = " at once"
 # What vectors of 16 bytes hold of numbers of 16 bits, and arrays of several rows as cost keys tell them: how long their
 # dims are, and which of them lie outside which; channels are the second dim of images.
 ALIGNED, ROWS, CHANNELS = 8, re.compile(r"(\d+(?:x\d+)+)(?:@(\d+))?"), 1
-# Behind the settings of a kernel with windows.
+# Behind the settings of a kernel what is counted of it beside operations and bytes.
 ROWS_OF_IMAGES = ",rows="
+LOOKS = ",looks="
 # Of the fields of a task graph.
 NUMBERS = ("cost", "lane_ptr", "lanes", "need_ptr", "needs", "use_ptr", "uses", "buffer_proc", "buffer_first")
 
@@ -207,7 +208,15 @@ class CostKey(msgspec.Struct, frozen=True, cache_hash=True):
     @property
     def rows(self) -> int:
         """How many rows of images a kernel brings to where windows slide over them (`Op.rows`)."""
-        return int(self.shapes.rpartition(ROWS_OF_IMAGES)[2]) if ROWS_OF_IMAGES in self.shapes else 0
+        return self._count(ROWS_OF_IMAGES)
+
+    @property
+    def looks(self) -> int:
+        """How many numbers a kernel finds by looking at short rows again and again (`Op.looks`)."""
+        return self._count(LOOKS)
+
+    def _count(self, of: str) -> int:
+        return int(self.shapes.rpartition(of)[2].partition(",")[0]) if of in self.shapes else 0
 
     def begun_with(self, others: Sequence[CostKey]) -> CostKey:
         """The key of this transfer and others that begin together with it: how many they are, and all their bytes."""

@@ -69,6 +69,14 @@ def test_rows_of_images_take_what_a_core_needs_to_bring_them_there_beside_the_su
         assert price(keys[0]) == CostModel(MACHINE).seconds(keys[0]) == CostModel(MACHINE).seconds(keys[1])
 
 
+def test_numbers_that_are_looked_for_take_a_core_as_long_as_it_says_each():
+    looks, rows = structs.replace(CPU, look_seconds=1e-3), structs.replace(CPU, look_seconds=1e-3, row_seconds=2e-3)
+    key = CostKey("max_pool2d.B", "8x8|stride=(2, 2),rows=500,looks=3000", "float32", 5 * 10**10, 1)
+    for processor, seconds in ((CPU, 1.0), (looks, 1 + 3.0), (rows, 1 + 1.0 + 3.0)):
+        assert CostModel(Machine("m", (processor,), ())).seconds(key).seconds == pytest.approx(seconds + 5e-6)
+    assert (key.rows, key.looks) == (500, 3000)
+
+
 def test_who_does_not_compute_while_it_reads_takes_both_one_after_the_other():
     one_by_one = CostModel(Machine("m", (structs.replace(CPU, overlaps=False),), ())).seconds
     assert one_by_one(sized(5 * 10**10, 3 * 10**10)) == (pytest.approx(1 + 3 + 5e-6), "roofline")

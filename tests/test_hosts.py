@@ -12,7 +12,7 @@ from castile.runtime import machine as machines
 from castile.runtime.levels import level_name
 from tests.threads import Ranks
 
-FIGURES = probe.Figures(1e11, 5e10, 2e10, 4e-6, 1e-8, pings.Link(1e-6, 8e9, 3e-6, 4e-6))
+FIGURES = probe.Figures(1e11, 5e10, 2e10, 4e-6, 1e-8, 1e-9, pings.Link(1e-6, 8e9, 3e-6, 4e-6))
 SLOW = msgspec.structs.replace(FIGURES, float32_flops_per_second=1e9)
 SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=6)
 

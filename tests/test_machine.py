@@ -14,7 +14,7 @@ from castile.runtime import machine as machines
 from castile.runtime import strict
 from castile.runtime.levels import level_name
 from castile.runtime.machine import Level, Machine, Processor, from_json, parse, presets, to_json
-from castile.runtime.processor import RATES, SHARES
+from castile.runtime.processor import EACH, RATES, SHARES
 from castile.runtime.task import NUM_LANES, Lane
 
 CPU = Processor("cpu", 1e10, 1e10, 2**30)
@@ -101,7 +101,7 @@ def test_file_of_unequal_processors(tmp_path):
         ("flops_per_second = 1e12", "flops_per_second = inf", ["flops_per_second", "finite"]),
         *(
             ("flops_per_second = 1e12", f"flops_per_second = 1e12\n{field} = {value}", [field, value])
-            for field in ("task_overhead_seconds", "row_seconds", *RATES[1:])
+            for field in ("task_overhead_seconds", *EACH, *RATES[1:])
             for value in ("inf", "nan", "-1.0")
         ),
         ("flops_per_second = 1e12", "flops_per_second = -1.0", ["flops_per_second", "-1.0"]),
@@ -322,7 +322,7 @@ def test_shares_of_a_device_make_up_the_device(name: str) -> None:
             if field == "peaks":
                 assert mine == tuple((dtype, pytest.approx(peak / n)) for dtype, peak in theirs)
                 continue
-            if field == "row_seconds":
+            if field in EACH:
                 assert mine == pytest.approx(theirs * n)
                 continue
             is_shared = field.endswith(("_bytes", "_per_second")) and theirs is not None

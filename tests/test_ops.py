@@ -225,14 +225,26 @@ def test_a_row_block_reads_its_halo_only():
     assert (bottom.reads(0).lo[2], bottom.reads(0).hi[2]) == (2, 6)
 
 
-def test_flops_of_parts_add_up():
+@pytest.mark.parametrize("count", ["flops", "looks"])
+def test_what_is_counted_of_parts_adds_up(count):
     for c in CASES:
         node = node_of(c)
         for which in passes(c):
-            total = c.op.flops(which, node.whole())
+            total = getattr(c.op, count)(which, node.whole())
             for split in splits(node):
-                summed = sum(c.op.flops(which, part) for part in parts(node, split))
+                summed = sum(getattr(c.op, count)(which, part) for part in parts(node, split))
                 assert summed == pytest.approx(total), f"{c} {which} {split}"
+
+
+def test_looked_for_are_shares_of_scores_that_are_seen_and_places_of_maxima():
+    for c in CASES:
+        node, made = node_of(c), 0
+        if c.op.name == "attention":
+            (b, s, _), t = c.tensors[0].shape, c.tensors[1].shape[1]
+            made = b * c.op.h * c.op.r * sum(not c.op.causal or j <= i for i in range(s) for j in range(t))
+        for which in passes(c):
+            places = node.whole().writes(0).volume if c.op.name == "max_pool2d" and which == "B" else 0
+            assert c.op.looks(which, node.whole()) == made + places, f"{c} {which}"
 
 
 def products(step) -> int:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from math import inf
+from math import inf, prod
 from types import SimpleNamespace
 
 import msgspec
@@ -18,7 +18,7 @@ from tests.effort import examples
 from tests.mpi import mpirun
 from tests.threads import Ranks
 
-FIGURES = probe.Figures(1e11, 5e10, 2e10, 4e-6, 1e-8)
+FIGURES = probe.Figures(1e11, 5e10, 2e10, 4e-6, 1e-8, 1e-9)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def test_figures_enter_the_machine_and_links_stay_assumed_without_ranks(monkeypa
     assert machine.num_procs == 3 and machine.levels == assumed.levels and machine.engines == assumed.engines
     p = machine.processors[0]
     assert (p.flops_per_second, p.flops_rate("float64"), p.bytes_per_second) == (1e11, 5e10, 2e10)
-    assert (p.task_overhead_seconds, p.row_seconds) == (4e-6, 1e-8)
+    assert (p.task_overhead_seconds, p.row_seconds, p.look_seconds) == (4e-6, 1e-8, 1e-9)
     assert p.memory_bytes == assumed.processors[0].memory_bytes
     assert machine.fingerprint == assumed.fingerprint
 
@@ -93,6 +93,8 @@ def test_really_measures():
     figures = probe.measure(None, 2)
     rates = [figures.float32_flops_per_second, figures.float64_flops_per_second, figures.bytes_per_second]
     assert all(1e6 < rate < 1e15 for rate in rates) and 0 < figures.row_seconds < figures.task_overhead_seconds < 1
+    # many operations' time, and less than a call of NumPy's
+    assert 1 / figures.float32_flops_per_second < figures.look_seconds < 1e-7
     assert figures.link is None
 
 
@@ -103,6 +105,7 @@ def test_rates_are_what_is_done_in_a_second(monkeypatch):
     assert figures.float32_flops_per_second == figures.float64_flops_per_second == 2 * probe.MATRIX**3 / 0.25
     assert figures.bytes_per_second == 2 * probe.STREAM_BYTES / 0.25
     assert figures.task_overhead_seconds == probe.CALLS_A_TASK * 0.25
+    assert figures.look_seconds == 0.25 / prod(probe.SCORES)
     assert figures.row_seconds == 0.25 / (probe.IMAGES_BYTES // (4 * probe.IMAGE))
 
 
@@ -194,6 +197,7 @@ def even(monkeypatch):
         monkeypatch.setattr(probe, name, lambda *_: 1e9)
     monkeypatch.setattr(probe, "_task_seconds", lambda: 1e-6)
     monkeypatch.setattr(probe, "_row_seconds", lambda: 1e-8)
+    monkeypatch.setattr(probe, "_look_seconds", lambda: 1e-9)
     monkeypatch.setattr(pings, "link", lambda *_: pings.Link(1e-6, 1e9, 2e-6, 4e-6))
     monkeypatch.setattr(cores, "quota", lambda: inf)
 
@@ -201,7 +205,8 @@ def even(monkeypatch):
 def assert_share(figures, share):
     rates = (figures.float32_flops_per_second, figures.float64_flops_per_second, figures.bytes_per_second)
     assert rates == (share * 1e9,) * 3
-    assert (figures.task_overhead_seconds, figures.row_seconds) == (1e-6 / share, 1e-8 / share)
+    each = figures.task_overhead_seconds, figures.row_seconds, figures.look_seconds
+    assert each == (1e-6 / share, 1e-8 / share, 1e-9 / share)
     assert figures.link in (None, pings.Link(1e-6 / share, 1e9 * share, 2e-6 / share, 4e-6 / share))
 
 

@@ -156,6 +156,8 @@ PRICED = [
     # Cores bring rows of images to where windows slide over them.
     ("alexnet", 16, "local:procs=4", "float32"),
     ("resnext", 16, "local:procs=2", "float32"),
+    # And they look for shares of scores.
+    ("gpt:layers=1", 8, "local:procs=2", "float32"),
     ("alexnet:rewrite=channels_last", 512, "dgx-h100:nodes=1", "float16"),
 ]
 
@@ -219,6 +221,8 @@ def test_nodes_of_which_only_extents_differ_are_asked_about_together(model: str)
                 mine = np.broadcast_to(joined.flops(which), joined.count)
                 each = [np.broadcast_to(one.flops(which), one.count) for one in every]
                 assert mine.tolist() == np.concatenate(each).tolist()
+                looks = [np.broadcast_to(one.looks(which), one.count) for one in every]
+                assert np.broadcast_to(joined.looks(which), joined.count).tolist() == np.concatenate(looks).tolist()
 
 
 @pytest.mark.parametrize("fixed", [{}, {"i": 3}, {"b": 2, "o": 1}])

@@ -92,6 +92,7 @@ def _processor(assumed: Processor, figures: Figures, memory_bytes: int) -> Proce
         bytes_per_second=figures.bytes_per_second,
         task_overhead_seconds=figures.task_overhead_seconds,
         row_seconds=figures.row_seconds,
+        look_seconds=figures.look_seconds,
         memory_bytes=memory_bytes,
     )
 

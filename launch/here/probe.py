@@ -43,6 +43,8 @@ GUESS = (2e-5, 4e9)
 CALLS_A_TASK = 7
 # Images of so many rows and columns, and so many bytes of them.
 IMAGE, IMAGES_BYTES = 16, 2**19
+# So many rows of scores, and numbers in each, which near caches hold.
+SCORES = (256, 64)
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +55,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes_per_second: float
     task_overhead_seconds: float
     row_seconds: float
+    look_seconds: float
     link: Link | None = None
 
     def __post_init__(self) -> None:
@@ -110,10 +113,10 @@ def measure(near: Communicator | None, procs: int) -> Figures:
     _meet(near)
     stream = _stream_rate(neighbours)
     _meet(near)
-    overhead, row = _task_seconds(), _row_seconds()
+    overhead, row, look = _task_seconds(), _row_seconds(), _look_seconds()
     link = pings.link(near, range(near.size), GUESS, near.size > ours) if near is not None and near.size > 1 else None
     rates = (share * single, share * double, share * stream)
-    return Figures(*rates, overhead / share, row / share, link and link.shared(share))
+    return Figures(*rates, overhead / share, row / share, look / share, link and link.shared(share))
 
 
 def environment(kernels: str = "", active_ranks: int = 1) -> Environment:
@@ -230,6 +233,21 @@ def _row_seconds() -> float:
         held[:, :IMAGE, IMAGE:] = 0
 
     return _core_seconds(work) / (len(images) * IMAGE)
+
+
+def _look_seconds() -> float:
+    """What a number takes that is found by looking at a short row again and again: a share of a softmax."""
+    scores = np.random.default_rng(0).standard_normal(SCORES).astype(np.float32)
+    shares, of_row = np.empty_like(scores), np.empty((SCORES[0], 1), np.float32)
+
+    def work() -> None:
+        np.max(scores, axis=1, keepdims=True, out=of_row)
+        np.subtract(scores, of_row, out=shares)
+        np.exp(shares, out=shares)
+        np.sum(shares, axis=1, keepdims=True, out=of_row)
+        np.divide(shares, of_row, out=shares)
+
+    return _core_seconds(work) / scores.size
 
 
 def _together(worker: Callable[[], float], neighbours: int) -> float:

@@ -6,13 +6,14 @@ It does not know prices.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 
 from castile.planner.axes import Operand
 from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.op import Part
 from castile.planner.step.program import Step, bearing
-from castile.runtime.task import ROWS_OF_IMAGES, CostKey
+from castile.runtime.task import LOOKS, ROWS_OF_IMAGES, CostKey
 
 
 class Asked:
@@ -27,6 +28,7 @@ class Asked:
         self._told = list(zip(signs, map(_laid, bearing(step)), map(itemsize, dtypes)))
         self._looked_up = looked_up(step)
         self._rows = op.rows if op.has_rows else None
+        self._looks = partial(op.looks, step.which) if op.has_looks else None
 
     def key(self, arrays: Sequence[tuple[int, tuple[int, ...]]], flops: float, part: Part) -> CostKey:
         """The cost of a part that touches arrays of these shapes at ports of these numbers."""
@@ -37,7 +39,8 @@ class Asked:
             touched = part.touches(self._looked_up[n]) if n in self._looked_up else prod(shape)
             nbytes += int(touched) * size
         rows = self._rows and self._rows(part.reads(0).shape, part.writes(0).shape, part.alignment.extents)
-        settings = f"{self._settings}{ROWS_OF_IMAGES}{rows}" if rows else self._settings
+        looks = self._looks and self._looks(part)
+        settings = self._settings + "".join([f"{of}{n}" for of, n in ((ROWS_OF_IMAGES, rows), (LOOKS, looks)) if n])
         return CostKey(self._name, f"{';'.join(told)}|{settings}", self._dtype, round(flops), nbytes)
 
 

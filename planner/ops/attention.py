@@ -41,12 +41,19 @@ class Attention(Op):
         return Box(box.lo, (box.hi[0], seen, box.hi[2]))
 
     def flops(self, which: str, part: Part) -> float:
+        # the gradient recomputes the scores and makes four more products of the same size, forward makes two
+        products = 1.0 if which == "F" else 2.5
+        return products * self.flops_per_point * part.extent("d") * self._scores(part)
+
+    def looks(self, which: str, part: Part) -> int:
+        return self._scores(part)
+
+    def _scores(self, part: Part) -> int:
+        """How many scores a part makes, without those that are masked."""
         (b0, b1), (s0, s1), (h0, h1) = (part.range(axis) for axis in "bsh")
         keys = part.extent("t")
         pairs = _seen(s1, keys) - _seen(s0, keys) if self.causal else (s1 - s0) * keys
-        # the gradient recomputes the scores and makes four more products of the same size, forward makes two
-        products = 1.0 if which == "F" else 2.5
-        return products * self.flops_per_point * (b1 - b0) * (h1 - h0) * self.r * part.extent("d") * pairs
+        return (b1 - b0) * (h1 - h0) * self.r * pairs
 
     def _local(self, at: Part) -> dict[str, object]:
         h0, h1 = at.range("h")

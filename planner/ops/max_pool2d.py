@@ -26,6 +26,10 @@ class MaxPool2d(Sliding):
     def flops(self, which: str, part: Part) -> float:
         return prod(self.kernel) * part.writes(0).volume
 
+    def looks(self, which: str, part: Part) -> int:
+        # maxima of several windows are found together, and where one lies by itself
+        return 0 if which == "F" else part.writes(0).volume
+
     def forward(self, k, x, *, at):
         return k.max_pool2d(x, kernel=self.kernel, stride=self.stride, pads=self.pads(at))
 

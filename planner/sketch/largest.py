@@ -33,6 +33,7 @@ class Largest:
         self._nodes, self._counts = nodes, counts
         self._sizes: dict[object, Any] = {}
         self._flops: dict[str, Any] = {}
+        self._looks: dict[str, Any] = {}
 
     @classmethod
     def joined(cls, every: Sequence[Largest]) -> Largest:
@@ -56,7 +57,7 @@ class Largest:
         if len(self._nodes) > 1:
             return any(one._is_last for one in self._each)
         first = _largest(self.node, self.cut)
-        return bool(np.any(self._operations("F", _at_end(first)) > self._operations("F", first)))
+        return bool(np.any(self._counted("flops", "F", _at_end(first)) > self._counted("flops", "F", first)))
 
     @cached_property
     def _each(self) -> list[Largest]:
@@ -98,8 +99,14 @@ class Largest:
         """The operations of a pass."""
         which = "" if type(self.node.op).flops is Op.flops else which
         if which not in self._flops:
-            self._flops[which] = self._operations(which, self.part)
+            self._flops[which] = self._counted("flops", which, self.part)
         return self._flops[which]
+
+    def looks(self, which: str) -> Any:
+        """The numbers that a pass finds by looking at short rows again and again."""
+        if which not in self._looks:
+            self._looks[which] = self._counted("looks", which, self.part) if self.node.op.has_looks else 0
+        return self._looks[which]
 
     @cached_property
     def rows(self) -> Any:
@@ -110,17 +117,18 @@ class Largest:
             return self._of_each([one.rows for one in self._each])
         return self.node.op.rows(self.shape(True, 0), self.shape(False, 0), self.node.alignment.extents)
 
-    def _operations(self, which: str, part: Part) -> Any:
-        """Those of a part of each split."""
+    def _counted(self, what: str, which: str, part: Part) -> Any:
+        """The "flops" or "looks" of a pass of a part of each split."""
         op, ranges = self.node.op, part.ranges
-        found = asked(lambda: op.flops(which, part))
+        count = getattr(op, what)
+        found = asked(lambda: count(which, part))
         if found is not None:
             return found
         if len(self._nodes) > 1:
-            return self._of_each([one.flops(which) for one in self._each])
+            return self._of_each([getattr(one, what)(which) for one in self._each])
         ends = np.broadcast_arrays(np.empty(self.count), *chain.from_iterable(ranges.values()))[1:]
         parts = (dict(zip(ranges, zip(row[::2], row[1::2]))) for row in np.array(ends).T.tolist())
-        return np.array([op.flops(which, Part(op, self.node.alignment, of)) for of in parts])
+        return np.array([count(which, Part(op, self.node.alignment, of)) for of in parts])
 
     def _by_axis(self, index: int) -> tuple[Any, ...]:
         """The shape of an operand, where each axis cuts it by itself."""

@@ -140,19 +140,20 @@ class Works:
     def _rooflines(self, rows: Sequence[tuple[Step, Largest]]) -> list[np.ndarray]:
         """Seconds, in whole picoseconds, of kernels of which no more is known than their flops and bytes."""
         processor, dtypes, counts = self._lowering.machine.kinds[0], self._program.dtypes, [of.count for _, of in rows]
-        flops, nbytes, slid = (np.zeros(sum(counts)) for _ in range(3))
+        flops, nbytes, each = (np.zeros(sum(counts)) for _ in range(3))
         rates, ends = np.empty(len(flops)), list(accumulate(counts))
         places = [slice(*place) for place in zip([0, *ends], ends)]
         for (step, of), here in zip(rows, places, strict=True):
             every = [dtypes[port.region] for port in (*step.inputs, *step.outputs)]
             flops[here], nbytes[here] = of.flops(step.which), self._moved(step, of, every)
-            slid[here] = of.rows if processor.row_seconds else 0
+            each[here] = of.rows * processor.row_seconds if processor.row_seconds else 0
+            each[here] += of.looks(step.which) * processor.look_seconds if processor.look_seconds else 0
             dtype, kernel = priced(step, every), kernel_of(step)
             planar = ["planar"] * (processor.has_traits and self._is_planar(step))
             rate, slower = (processor.flops_rate(dtype, kernel, traits) for traits in (planar, [*planar, "unaligned"]))
             rates[here] = rate if slower == rate else np.where(self._are_aligned(step, of), rate, slower)
         both = np.maximum if processor.overlaps else np.add
-        work = both(np.rint(flops) / rates + slid * processor.row_seconds, nbytes / processor.bytes_per_second)
+        work = both(np.rint(flops) / rates + each, nbytes / processor.bytes_per_second)
         seconds = np.maximum(1, np.rint((processor.task_overhead_seconds + work) * PICOSECONDS)) / PICOSECONDS
         return [seconds[here, None] for here in places]
 
