@@ -17,7 +17,7 @@ from castile.planner.graph import Graph
 from castile.planner.known.plans import one_processor
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.lowering.together import every_task, only_calls, repeatable
+from castile.planner.lowering.together import every_task, only_call, only_calls, repeatable
 from castile.planner.op import find
 from castile.planner.search import Evaluator
 from castile.planner.strategy import Config, Strategy
@@ -26,6 +26,7 @@ from castile.runtime.machine import Level, Machine, Processor
 from tests import strategies as drawing
 from tests.effort import examples
 from tests.little import drawn
+from tests.test_models import small
 
 # A pass of a plan that is drawn may have so many parts, of which some lie on one processor.
 MOST_PARTS = drawing.MOST_PARTS
@@ -101,6 +102,34 @@ def test_one_processor_has_no_choice(updates, overhead):
     found = lower_bound(same)
     assert found.seconds == found.work_seconds == pytest.approx(least, rel=1e-6)
     assert found.gap(least) == pytest.approx(0, abs=1e-6)
+
+
+# By operations, by bytes, and as what is best at either would take.
+CALCULATES, COPIES = (
+    Processor("calculates", 1e6, 1e12, 2**34, float64_flops_per_second=5e5, task_overhead_seconds=2e-6),
+    Processor("copies", 1e12, 1e6, 2**34, task_overhead_seconds=1e-6),
+)
+
+
+@pytest.mark.parametrize("procs", [(CALCULATES,) * 3, (COPIES,) * 3, (CALCULATES, COPIES, COPIES)])
+@pytest.mark.parametrize("name", ["gpt", "moe", "dlrm", "lstm"])
+def test_figures_say_of_no_pass_that_it_takes_more_than_any_split_of_it(name, procs):
+    """Of causal attention, of what is looked up, and of all else: of all parts together, and of each."""
+    on = Machine("three", procs, (Level("link", 3, 1e-6, 1e9),))
+    lowering = evaluator(models.parse(small(name)).graph(4), on, updates="adam").lowering
+    program = lowering.program(lowering.plan({}))
+    figures, splits = (of(lowering, program, CostModel(on), 3) for of in (bounds._ByFigures, bounds._BySplits))
+    for step in program.steps:
+        # What is one of several in a task has no price of its own.
+        if only_call(splits.template(step, {}).part(0).work) is None:
+            few, least = figures.of(step), splits.of(step)
+            assert 0 < few.total <= least.total and 0 < few.part <= least.part, (step.node.name, step.which)
+
+
+@pytest.mark.parametrize("overhead", [0.0, 1e-3])
+def test_of_half_the_processors_a_bound_says_what_it_would_of_no_others(overhead):
+    eight, four = (lower_bound(evaluator(chain(), machine(n, overhead))) for n in (8, 4))
+    assert 0.9 * four.seconds < eight.on(0.5) <= four.seconds
 
 
 def test_what_a_part_does_not_read_it_does_not_wait_for():
