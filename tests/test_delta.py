@@ -120,6 +120,7 @@ def spans(delta):
     return {n: (a, b) for n, a, b in zip(times.task.tolist(), times.start.tolist(), times.end.tolist())}
 
 
+@pytest.mark.parametrize("form", (*FORMS, "loads between"))
 @settings(max_examples=examples(100))
 @given(
     seed=st.integers(0, 2**32),
@@ -128,7 +129,6 @@ def spans(delta):
     longest=st.sampled_from([1, 2, 5, 50]),
     near=st.booleans(),
     engines=engine_maps,
-    form=st.sampled_from((*FORMS, "loads between")),
 )
 def test_changes_one_after_the_other_equal_the_full_simulation(
     seed, num_tasks, num_procs, longest, near, engines, form
