@@ -104,21 +104,22 @@ def test_one_processor_has_no_choice(updates, overhead):
     assert found.gap(least) == pytest.approx(0, abs=1e-6)
 
 
-# By operations, by bytes, and as what is best at either would take.
-CALCULATES, COPIES = (
-    Processor("calculates", 1e6, 1e12, 2**34, float64_flops_per_second=5e5, task_overhead_seconds=2e-6),
-    Processor("copies", 1e12, 1e6, 2**34, task_overhead_seconds=1e-6),
+# By operations, by bytes, and each better than the other at something.
+CALCULATES, COPIES = Processor("calculates", 1e6, 1e12, 2**34, overlaps=False), Processor("copies", 1e12, 1e6, 2**34)
+HALVES = Processor("halves", 1e6, 1e12, 2**34, 0, 2e-6, 4e6, 1e6, bfloat16_flops_per_second=8e6)
+DOUBLES = Processor("doubles", 2e6, 1e12, 2**34, 0, 1e-6, 2e6, 3e6, bfloat16_flops_per_second=2e6)
+
+
+@pytest.mark.parametrize("procs", [(CALCULATES,) * 3, (COPIES,) * 3, (CALCULATES, COPIES), (HALVES, DOUBLES, DOUBLES)])
+@pytest.mark.parametrize(
+    "name, dtype", [("gpt", "bfloat16"), ("moe", "float16"), ("dlrm", "float32"), ("lstm", "float64")]
 )
-
-
-@pytest.mark.parametrize("procs", [(CALCULATES,) * 3, (COPIES,) * 3, (CALCULATES, COPIES, COPIES)])
-@pytest.mark.parametrize("name", ["gpt", "moe", "dlrm", "lstm"])
-def test_figures_say_of_no_pass_that_it_takes_more_than_any_split_of_it(name, procs):
+def test_figures_say_of_no_pass_that_it_takes_more_than_any_split_of_it(name, dtype, procs):
     """Of causal attention, of what is looked up, and of all else: of all parts together, and of each."""
-    on = Machine("three", procs, (Level("link", 3, 1e-6, 1e9),))
-    lowering = evaluator(models.parse(small(name)).graph(4), on, updates="adam").lowering
+    on = Machine("few", procs, (Level("link", len(procs), 1e-6, 1e9),))
+    lowering = evaluator(models.parse(small(name)).graph(4, dtype), on, updates="adam").lowering
     program = lowering.program(lowering.plan({}))
-    figures, splits = (of(lowering, program, CostModel(on), 3) for of in (bounds._ByFigures, bounds._BySplits))
+    figures, splits = (of(lowering, program, CostModel(on), len(procs)) for of in (bounds._ByFigures, bounds._BySplits))
     for step in program.steps:
         # What is one of several in a task has no price of its own.
         if only_call(splits.template(step, {}).part(0).work) is None:
