@@ -5,6 +5,8 @@ import tracemalloc
 import pytest
 
 from castile.runtime.machine import parse, presets
+from castile.runtime.processor import SHARES
+from castile.runtime.task import Lane
 
 # Published peaks: float32 as products are computed (TF32 where there is one), float16 and float64 in teraflop/s, memory
 # in GB/s and GiB, one link of each level in one direction in GB/s.
@@ -57,6 +59,33 @@ def test_bfloat16_is_as_fast_as_float16_where_chips_have_it_and_as_float32_befor
     (p,) = parse(f"{name}:nodes=1").kinds
     has_it = name in ("dgx-a100", "dgx-h100", "h200")
     assert p.flops_rate("bfloat16") == p.flops_rate("float16" if has_it else "float32")
+
+
+# By how many processors a link of each level is shared.
+SHARED_BY = {
+    "flexflow-p100": (1, 4),
+    "flexflow-k80": (1, 2, 4),
+    "p3.16xlarge": (1, 8),
+    "dgx-a100": (1, 1),
+    "dgx-h100": (1, 1),
+    "h200": (1, 1),
+}
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_times_and_shares_are_of_the_magnitude_that_launches_messages_and_kernels_have(name):
+    """Of a network more than within a node; the paper's clusters have links without latency."""
+    machine = parse(f"{name}:nodes=2")
+    for p in machine.processors:
+        assert 1e-6 <= p.task_overhead_seconds <= 1e-5 and 2**29 <= p.reserved_bytes <= 2**31
+        assert all(0.3 <= share <= 0.8 for field in SHARES for _, share in getattr(p, field))
+    latencies = [level.latency_seconds for level in machine.levels]
+    assert latencies == ([0.0] * len(latencies) if name.startswith("flexflow") else sorted(latencies))
+    assert name.startswith("flexflow") or 1e-6 <= latencies[0] < latencies[-1] <= 1e-4
+    assert tuple(level.shared_by for level in machine.levels) == SHARED_BY[name]
+    # What goes out by one port goes out one after the other, and what comes in comes beside it.
+    assert machine.engines[Lane.SEND] == machine.engines[Lane.COLLECTIVE]
+    assert len({machine.engines[lane] for lane in (Lane.COMPUTE, Lane.SEND, Lane.RECEIVE, Lane.HOST)}) == 4
 
 
 @pytest.mark.parametrize("name", PEAKS)
