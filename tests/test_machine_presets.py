@@ -18,6 +18,8 @@ PEAKS = {
     "dgx-h100": (66.9, 989.4, 66.9, 3350, 80, {"nvlink": 450, "infiniband": 50}),
     "h200": (66.9, 989.4, 66.9, 4800, 141, {"nvlink": 450, "infiniband": 50}),
 }
+# Chips since Ampere, of which kernels were measured or compiled, and bfloat16 is as fast as float16.
+NEWER = ("dgx-a100", "dgx-h100", "h200")
 NODES = {"flexflow-p100": (4, 4), "flexflow-k80": (16, 4), "p3.16xlarge": (1, 8), "dgx-a100": (1, 8),
          "dgx-h100": (1, 8), "h200": (1, 8)}  # fmt: skip
 
@@ -50,14 +52,14 @@ def test_peaks_are_the_published_ones(name):
     told = {"float32": float32, "float16": float16, "float64": float64}
     for dtype, peak in told.items():
         assert p.peak_rate(dtype) == (peak and pytest.approx(peak * 1e12, rel=5e-3))
-    has_it = name in ("dgx-a100", "dgx-h100", "h200")
+    has_it = name in NEWER
     assert p.peak_rate("bfloat16") == (p.peak_rate("float16") if has_it else None)
 
 
 @pytest.mark.parametrize("name", PEAKS)
 def test_bfloat16_is_as_fast_as_float16_where_chips_have_it_and_as_float32_before_ampere(name):
     (p,) = parse(f"{name}:nodes=1").kinds
-    has_it = name in ("dgx-a100", "dgx-h100", "h200")
+    has_it = name in NEWER
     assert p.flops_rate("bfloat16") == p.flops_rate("float16" if has_it else "float32")
 
 
@@ -77,11 +79,12 @@ def test_times_and_shares_are_of_the_magnitude_that_launches_messages_and_kernel
     """Of a network more than within a node; the paper's clusters have links without latency."""
     machine = parse(f"{name}:nodes=2")
     for p in machine.processors:
-        assert 1e-6 <= p.task_overhead_seconds <= 1e-5 and 2**29 <= p.reserved_bytes <= 2**31
+        assert 2e-6 <= p.task_overhead_seconds <= 1e-5 and 2**29 <= p.reserved_bytes <= 2**31
         assert all(0.3 <= share <= 0.8 for field in SHARES for _, share in getattr(p, field))
+        assert all(bool(getattr(p, field)) == (name in NEWER) for field in SHARES)
     latencies = [level.latency_seconds for level in machine.levels]
     assert latencies == ([0.0] * len(latencies) if name.startswith("flexflow") else sorted(latencies))
-    assert name.startswith("flexflow") or 1e-6 <= latencies[0] < latencies[-1] <= 1e-4
+    assert name.startswith("flexflow") or 1e-6 <= latencies[0] < latencies[-1] <= 5e-5
     assert tuple(level.shared_by for level in machine.levels) == SHARED_BY[name]
     # What goes out by one port goes out one after the other, and what comes in comes beside it.
     assert machine.engines[Lane.SEND] == machine.engines[Lane.COLLECTIVE]
