@@ -235,6 +235,18 @@ def test_of_very_many_blocks_the_first_order_will_do(monkeypatch: pytest.MonkeyP
     assert (placed(size, begin, end, 0) == first).all() and (first != shortest).any()
 
 
+def test_what_is_of_the_same_sizes_and_times_all_together_lies_otherwise_where_it_lives_otherwise():
+    """One after the other on one processor, and on another together for a while."""
+    draft = Draft(2)
+    for proc in (0, 0, 1, 1):
+        draft.task([(proc, Lane.COMPUTE)], private=128)
+    start, end = np.array([0, 10, 0, 10]), np.array([10, 20, 14, 16])
+    graph = draft.graph()
+    packing = pack(graph, Timeline(np.arange(4), start, end))
+    check_disjoint(graph, packing, start, end)
+    assert packing.peak_bytes.tolist() == packing.live_bytes.tolist() == [128, 256]
+
+
 def test_edges_are_needed():
     """Without its reuse edges the packing of two independent chains is unsafe, so the edges are not idle."""
     draft = Draft(1)
