@@ -83,6 +83,8 @@ def test_nothing_more_is_packed_once_an_arena_has_not_room(tell: Callable[[str],
         graph = one_home(data.draw(task_graphs()))
         timeline = simulate(graph, data.draw(timings(graph)), data.draw(engine_maps)).timeline
         every = arenas(graph, timeline)
+        # Room that is just enough is enough, on all of them.
+        assert np.array_equal(arenas(graph, timeline, every.peak_bytes).peak_bytes, every.peak_bytes)
         share = st.sampled_from((0.5, 0.8, 0.99, 1.0, 1.01, 2.0))
         capacities = np.array([int(data.draw(share) * peak) for peak in every.peak_bytes.tolist()], np.int64)
         found, lacks = arenas(graph, timeline, capacities), every.peak_bytes > capacities
