@@ -27,6 +27,7 @@ from castile.planner.simulate import simulate
 from castile.planner.simulation import repeats
 from castile.planner.simulation.repeats import Cycle
 from castile.planner.strategy import PATH, READY
+from castile.runtime import memory
 from castile.runtime.task import Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS
 from tests.cut_batches import assert_few_say_all, can_be_cut
@@ -175,14 +176,25 @@ def test_a_few_more_are_written_out_where_those_left_are_no_multiple_of_a_cycle(
 
 @pytest.mark.parametrize("enough", [4, 8])
 def test_arenas_hold_what_the_host_gives_to_all_microbatches(monkeypatch: pytest.MonkeyPatch, enough: int) -> None:
-    """Where few are packed, however few are enough, as where all are."""
-    known = evaluator(tower(3, batch=64), machine(2), microbatches=16)
+    """Where few are packed, however few are enough, as where all are; arenas may be longer than what lives at once."""
+    known, packed, arenas = evaluator(tower(3, batch=64), machine(2), microbatches=16), list[int](), memory.arenas
     plan = seeds(known.lowering)["data_parallel"]
     whole, cycle = known.pack(plan), repeats.cycle
+
+    def longer(tasks: TaskGraph, *of: Any) -> memory.Packing:
+        packed.append(tasks.num_tasks)
+        found = arenas(tasks, *of)
+        return replace(found, peak_bytes=found.peak_bytes + 4096)
+
+    monkeypatch.setattr(memory, "arenas", longer)
+    wanted, num_tasks = tuple(length + 4096 for length in whole), known.evaluate(plan).num_tasks
+    assert known.arenas(plan) == wanted and packed == [num_tasks]
     monkeypatch.setattr(repeats, "cycle", lambda *of: cycle(*of) if of[1].max() + 1 >= enough else None)
     monkeypatch.setattr(evaluators, "FOLDED_FROM", 1)
     monkeypatch.setattr(evaluators, "LARGE", 1)
-    assert evaluator(tower(3, batch=64), machine(2), microbatches=16).pack(plan) == whole
+    other = evaluator(tower(3, batch=64), machine(2), microbatches=16)
+    assert other.pack(plan) == other.arenas(plan) == wanted
+    assert all((few < num_tasks) == (enough == 4) for few in packed[1:])
 
 
 def test_of_many_microbatches_more_than_half_are_written_out_with_all_the_rest() -> None:
