@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from castile.planner.search import search
 from castile.planner.searches import mcmc
 from castile.planner.sketch.chains import Chain, Chains
 from castile.planner.sketch.sketch import Sketch, Trail, Walked
-from castile.planner.strategy import Config, encode
+from castile.planner.strategy import Config, Strategy, encode
 from castile.runtime import machine as machines
 from castile.runtime.machine import Machine
 
@@ -168,3 +169,21 @@ def test_of_the_best_end_the_simulator_judges_what_gains_little(monkeypatch: pyt
     assert found(lambda plan: dict(worse)).strategy == known.strategy
     assert found(lambda plan: dict(better.strategy.configs)).seconds <= better.seconds
     assert set(asked) == {(mcmc.LITTLE, mcmc.LITTLE_OF_ALL)}
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_chains_begin_at_the_best_plans_of_which_no_two_have_nodes_alike(fits: bool) -> None:
+    """Of two that differ in an update alone at the one by default, if it fits; in the order of the sketch."""
+    on = [Config(procs=(proc,)) for proc in range(4)]
+    procs = {"first": 0, "own": 1, "default": 1, "third": 2, "last": 3}
+    nodes = {name: {"a": on[proc]} for name, proc in procs.items()}
+    energy = dict(zip(nodes, (1.0, 2.0, 2.5, 3.0, 4.0), strict=True))
+    plans = {name: Strategy(configs) for name, configs in nodes.items()}
+    plans["own"] = Strategy({**nodes["own"], "step": on[0]})
+    sieve: Any = SimpleNamespace(configs=nodes, energy=energy, in_pieces={"own"})
+    starts = mcmc._starts(sieve, plans, energy, {*plans} - (set() if fits else {"default"}))
+    second = "default" if fits else "own"
+    assert [start.energy for start in starts] == [1.0, energy[second], 3.0]
+    assert [start.configs for start in starts] == [nodes[name] for name in ("first", second, "third")]
+    assert [start.kept for start in starts] == [{}, {} if fits else {"step": on[0]}, {}]
+    assert [start.in_pieces for start in starts] == [False, not fits, False]
