@@ -177,13 +177,13 @@ def test_chains_begin_at_the_best_plans_of_which_no_two_have_nodes_alike(fits: b
     on = [Config(procs=(proc,)) for proc in range(4)]
     procs = {"first": 0, "own": 1, "default": 1, "third": 2, "last": 3}
     nodes = {name: {"a": on[proc]} for name, proc in procs.items()}
-    energy = dict(zip(nodes, (1.0, 2.0, 2.5, 3.0, 4.0), strict=True))
+    energy = dict(zip(nodes, (1.0, 2.0, 3.5, 3.0, 4.0), strict=True))
     plans = {name: Strategy(configs) for name, configs in nodes.items()}
     plans["own"] = Strategy({**nodes["own"], "step": on[0]})
     sieve: Any = SimpleNamespace(configs=nodes, energy=energy, in_pieces={"own"})
     starts = mcmc._starts(sieve, plans, energy, {*plans} - (set() if fits else {"default"}))
-    second = "default" if fits else "own"
-    assert [start.energy for start in starts] == [1.0, energy[second], 3.0]
-    assert [start.configs for start in starts] == [nodes[name] for name in ("first", second, "third")]
-    assert [start.kept for start in starts] == [{}, {} if fits else {"step": on[0]}, {}]
-    assert [start.in_pieces for start in starts] == [False, not fits, False]
+    names = ["first", "third", "default"] if fits else ["first", "own", "third"]
+    assert [start.energy for start in starts] == [energy[name] for name in names]
+    assert [start.configs for start in starts] == [nodes[name] for name in names]
+    assert [start.kept for start in starts] == [{"step": on[0]} if name == "own" else {} for name in names]
+    assert [start.in_pieces for start in starts] == [name == "own" for name in names]
