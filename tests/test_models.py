@@ -186,6 +186,23 @@ def test_no_two_units_of_a_layer_begin_alike(name):
             assert t.init.kind in ("normal", "uniform") and 0 < t.init.scale < 2, t.name
 
 
+EPSILONS = {
+    "gpt": 1e-5, "moe": 1e-5, "llama": 1e-5, "bert": 1e-12, "vit": 1e-6,
+    "resnet": 1e-5, "resnext": 1e-5, "wide_resnet": 1e-5, "inception": 1e-3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", models.available())
+def test_every_norm_adds_to_a_variance_what_those_of_the_published_model_do(name):
+    ops = (node.op for node in models.parse(small(name)).graph(2).nodes.values())
+    assert {op.eps for op in ops if hasattr(op, "eps")} == ({EPSILONS[name]} if name in EPSILONS else set())
+
+
+def test_patches_begin_as_those_of_torchvision_do():
+    (weight,) = (t for t in models.parse("vit").graph(2).params if t.name == "conv_proj.weight")
+    assert weight.init.kind == "normal" and weight.init.scale == pytest.approx(1 / sqrt(3 * 16 * 16))
+
+
 @pytest.mark.parametrize("name", models.available())
 def test_a_model_takes_the_samples_of_its_data_set(name):
     model = jobs.fitted(models.parse(name), "", 0)
