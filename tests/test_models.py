@@ -1,6 +1,8 @@
 """Models by name: each builds, computes a loss and a gradient for every parameter, and its words are strict."""
 
 import importlib
+import inspect
+import re
 from math import log, prod, sqrt
 
 import numpy as np
@@ -265,6 +267,20 @@ def test_a_setting_that_is_true_or_false_is_taken_at_its_word(text: str, key: st
     yes, no = (models.parse(f"{text}{',' if ':' in text else ':'}{key}={word}").graph(2) for word in ("true", "false"))
     one, other = ([(n.name, n.op, n.inputs) for n in graph.nodes.values()] for graph in (yes, no))
     assert one != other
+
+
+@pytest.mark.parametrize("name", models.available())
+def test_a_setting_that_is_a_number_makes_another_graph_or_is_refused(name: str) -> None:
+    base, given = settings.split(small(name))
+    build, plain = models.parse(small(name)).build, models.parse(small(name)).graph(2).fingerprint
+    for key, kind in settings.names(build, ("batch", "training")).items():
+        if kind is int:
+            known = given.get(key) or inspect.signature(build).parameters[key].default or 1
+            larger = settings.joined(base, given | {key: str(24 * int(known))})
+            try:
+                assert models.parse(larger).graph(2).fingerprint != plain, key
+            except ValueError as error:
+                assert re.search(rf"{key}|classes are cut|positions", str(error)), key
 
 
 def test_truth_has_three_words_each() -> None:
