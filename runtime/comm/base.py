@@ -82,11 +82,9 @@ class End(Messenger):
     def _prepared(self, side: Side, tag: int) -> Callable[[], Request]:
         if side.form == "move":
             return self._move(side, tag)
-        part = forms.Part(
-            self, side.group, side.group.index(self.rank), side.send, side.receive, side.scratch, side.counts, tag
-        )
-        machine = forms.machine(side.form, part)
-        return lambda: Staged(machine())
+        part = forms.Part(self, side.group, side.group.index(self.rank), *side[2:], tag)
+        steps = forms.prepared(side.form, part)
+        return lambda: Staged(steps())
 
     def _move(self, side: Side, tag: int) -> Callable[[], Request]:
         source, destination = side.group

@@ -16,8 +16,9 @@ import numpy as np
 from castile.runtime.comm.messages import Messenger, Request
 
 Steps = Iterator[list[Request]]
-# Begins one message, or adds up what has come: to be called again only when what it began before is done.
+# Begins a message: to be called again only when the one that it began before is done.
 Begin = Callable[[], Request]
+# Adds up what has come.
 Action = Callable[[], object]
 
 
@@ -47,7 +48,7 @@ class Part:
         return self.end.receiver(array, self.group[member], self.tag)
 
 
-def machine(form: str, part: Part) -> Callable[[], Steps]:
+def prepared(form: str, part: Part) -> Callable[[], Steps]:
     """What makes the state machine of that form, once for each time that its members meet."""
     assert form in _FORMS, f"no collective form {form!r}"
     return _FORMS[form](part)
