@@ -64,15 +64,7 @@ def _all_reduce(part: Part) -> Callable[[], Steps]:
     rest = [part.get(results[j], j) for j in part.others if sizes[j]]
     rest += [part.put(pieces[j], j) for j in part.others if sizes[j]]
     last = [part.put(results[me], j) for j in part.others if sizes[me]]
-
-    def steps() -> Steps:
-        arrivals, others = _begun(gets), _begun(rest)
-        yield arrivals
-        for action in add:
-            action()
-        yield others + _begun(last)
-
-    return steps
+    return _summing(gets, rest, add, last)
 
 
 def _reduce_scatter(part: Part) -> Callable[[], Steps]:
@@ -82,13 +74,20 @@ def _reduce_scatter(part: Part) -> Callable[[], Steps]:
     pieces = _split(send, sizes)
     add, gets = _collect(part, pieces[part.me], receive, [row[part.me] for row in part.counts])
     puts = [part.put(pieces[j], j) for j in part.others if sizes[j]]
+    return _summing(gets, puts, add)
+
+
+def _summing(
+    gets: Sequence[Begin], beside: Sequence[Begin], add: Sequence[Action], last: Sequence[Begin] = ()
+) -> Callable[[], Steps]:
+    """Adds up what `gets` bring while other messages go, then begins the last."""
 
     def steps() -> Steps:
-        arrivals, departures = _begun(gets), _begun(puts)
+        arrivals, others = _begun(gets), _begun(beside)
         yield arrivals
         for action in add:
             action()
-        yield departures
+        yield others + _begun(last)
 
     return steps
 
