@@ -46,7 +46,7 @@ class Case:
         for sent, kept in zip(self.send, self.kept, strict=True):
             sent[:] = kept[:] = _random(rng, sent.size, sent.dtype.name)
         _forget(self.receive, UNTOUCHED)
-        _forget([array for array in self.scratch if array is not None], POISON)
+        _forget(self.scratch, POISON)
         answers = _ANSWERS[self.form](self.send, self.counts)
         for expected, answer in zip(self.expected, answers, strict=True):
             expected[:] = answer
@@ -136,14 +136,15 @@ def _case(form, group, counts, send, expected) -> Case:
     words = [(size - 1) * summed[form](i) if form in summed else 0 for i in range(size)]
     scratch = [np.empty(n, s.dtype) if n else None for n, s in zip(words, send)]
     _forget(receive, UNTOUCHED)
-    _forget([array for array in scratch if array is not None], POISON)
+    _forget(scratch, POISON)
     kept = [s.copy() for s in send]
     return Case(form, group, counts, send, receive, scratch, [e.copy() for e in expected], kept)
 
 
-def _forget(arrays: Sequence[np.ndarray], byte: int) -> None:
+def _forget(arrays: Sequence[np.ndarray | None], byte: int) -> None:
     for array in arrays:
-        array.view(np.uint8)[:] = byte
+        if array is not None:
+            array.view(np.uint8)[:] = byte
 
 
 def _random(rng, n: int, dtype: str) -> np.ndarray:

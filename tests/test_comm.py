@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from castile.runtime.comm.base import End
 from castile.runtime.comm.local import LocalWorld
-from castile.runtime.comm.messages import Request
 from castile.runtime.comm.processors import end_of, rank_of
 from castile.runtime.task import AT_ONCE
 from tests.collective_cases import DTYPES, FORMS, Case, begin, draw, draw_together, prepare, random_case, turns
@@ -59,44 +57,20 @@ def sharing(data: st.DataObject, most: int) -> tuple[LocalWorld, list[End]]:
     return world, [end_of(world.communicators[ranks[proc]], proc, ranks) for proc in range(num_procs)]
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.data(), st.integers(0, 2**32 - 1))
-def test_processors_that_share_a_rank(data: st.DataObject, seed: int) -> None:
-    world, ends = sharing(data, 6)
-    cases = data.draw(st.lists(draw(len(ends)), min_size=1, max_size=3))
-    turns([begin(ends[proc], case, tag) for tag, case in enumerate(cases) for proc in case.group], seed)
-    for case in cases:
-        case.check()
-    assert world.quiet
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.data(), st.integers(0, 2**32 - 1))
-def test_transfers_that_begin_together_end_together(data: st.DataObject, seed: int) -> None:
-    """Several groups under way, of which each has one tag."""
-    world, ends = sharing(data, 5)
-    groups = data.draw(st.lists(draw_together(len(ends)), min_size=1, max_size=3))
-    meet_again([prepare(ends[p], cases, tag) for tag, cases in enumerate(groups) for p in cases[0].group],
-               list(itertools.chain.from_iterable(groups)), seed)  # fmt: skip
-    assert world.quiet
-
-
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data(), st.integers(0, 2**32 - 1))
 def test_what_was_prepared_once_takes_what_lies_there_each_time(data: st.DataObject, seed: int) -> None:
-    world, ends = sharing(data, 5)
-    cases = data.draw(st.lists(draw(len(ends)), min_size=1, max_size=3))
-    meet_again([prepare(ends[p], [case], tag) for tag, case in enumerate(cases) for p in case.group], cases, seed)
-    assert world.quiet
-
-
-def meet_again(calls: Sequence[Callable[[], Request]], cases: Sequence[Case], seed: int) -> None:
-    """Begin all that was prepared, to its end; and again, with other numbers."""
+    """On processors that share a rank too; several groups under way, of which each has one tag."""
+    world, ends = sharing(data, 6)
+    alone, together = draw(len(ends)).map(lambda case: [case]), draw_together(len(ends))
+    groups = data.draw(st.lists(alone | together, min_size=1, max_size=3))
+    calls = [prepare(ends[p], cases, tag) for tag, cases in enumerate(groups) for p in cases[0].group]
     for time in range(3):
         turns([call() for call in calls], seed)
-        for case in cases:
+        for case in itertools.chain.from_iterable(groups):
             case.check()
             case.renew(seed + time)
+    assert world.quiet
 
 
 @pytest.mark.parametrize("form", sorted(set(FORMS) - set(AT_ONCE)))

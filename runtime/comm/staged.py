@@ -40,12 +40,6 @@ class StagedEnd(End):
         """A message of the host."""
         return self._end.recv(array, peer, tag)
 
-    def collective(
-        self, form: str, group: Sequence[int], send: Any, receive: Any, scratch: Any, counts: Sequence[Sequence[int]],
-        tag: int,
-    ) -> Request:  # fmt: skip
-        return self.prepared([Side(form, group, send, receive, scratch, counts)], tag)()
-
     def prepared(self, sides: Sequence[Side], tag: int) -> Callable[[], Request]:
         inner = [_on_host(side) for side in sides]
         carry = self._end.prepared(inner, tag)
