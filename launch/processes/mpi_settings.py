@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-# The ofi transport probes networks for a second at every start; waiting ranks give their core to the working ones; so many
-# bytes go through shared memory at once, as to ask their receiver first takes longer than to copy them.
+# The ofi transport probes networks for a second at every start; waiting ranks give their core to the working ones; so
+# many bytes go through shared memory at once, as to ask their receiver first takes longer than to copy them.
 _LIBRARY = {"btl": "^ofi", "mpi_yield_when_idle": "1", "btl_sm_eager_limit": "65536"}
 # Without the word `slot` Open MPI puts all ranks on the first of several hosts.
 _LAUNCHER = {"rmaps_default_mapping_policy": "slot:oversubscribe", "hwloc_default_binding_policy": "none"}
