@@ -6,8 +6,9 @@ It does not know how buckets are made, what an order is, nor how plans are found
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from operator import attrgetter
 
@@ -61,79 +62,122 @@ def settled(
 
     is_over   once it says so nothing further is tried, but sizes of data parallelism where another plan may be taken
     pins      what updates in pieces must have
-    So what was not ranked behind data parallelism without buckets is not ranked behind it with them. Where plans have
-    many parts what nodes compute is bounded first: what keeps a processor at work for longer than the best so far takes
-    is better in no order, with no buckets and with nothing begun ahead.
+    So what was not ranked behind data parallelism without buckets is not ranked behind it with them.
     """
-    base, most = found.seeds[DATA_PARALLEL].strategy, NEAR * found.evaluated.energy
-    parts, is_sparing = num_parts(evaluator), evaluator.objective == "memory"
-    is_dear = parts > QUICK_PARTS
-    close = SMALL_CLOSE if is_sparing else CLOSE
-
-    def tried(plan: Strategy, of: Sequence[int] = sizes, is_base: bool = False, is_far: bool = False
-              ) -> list[Evaluated]:  # fmt: skip
-        is_other = parts > SEARCHED_PARTS and plan.configs != found.strategy.configs
-        is_long = is_other and num_stages(plan, evaluator.lowering.graph.nodes) > 1
-        ways = [order for order in orders if order in OF_KNOWN] if is_long else orders
-        return variants(evaluator, plan, of, is_over, ways[:1] if is_far else ways, is_base, most)
-
-    def is_beaten(one: Evaluated, by: Evaluated) -> bool:
-        if not (is_dear and by.fits):
-            return False
-        # What updates take buckets change.
-        nodes = {name: one.strategy.configs[name] for name in evaluator.lowering.piece.nodes}
-        return evaluator.bound(nodes) > by.energy
-
-    known = {} if found.is_insisted else {DATA_PARALLEL: tried(base, is_base=True)}
-    mine = tried(found.strategy)
-    best = min([found.evaluated, *mine, *chain(*known.values())], key=attrgetter("rank"))
-    for name, one in sorted(found.seeds.items(), key=lambda pair: pair[1].rank):
-        if is_sparing and one.energy > close * found.evaluated.energy:
-            known[name] = [one]
-        elif name not in known:
-            is_far = is_dear and one.fits and one.energy > most
-            known[name] = [one] if is_beaten(one, best) else tried(one.strategy, is_far=is_far)
-        best = min([best, *known[name]], key=attrgetter("rank"))
-    known = {name: known[name] for name in found.seeds}
-    # Where there was no time for its size, what was found still has it.
-    every = [*mine, *(() if found.is_insisted else chain(*known.values())), found.evaluated]
+    end = _Settling(evaluator, found, sizes, orders, is_over)
+    parallel = [] if found.is_insisted else end.tried(found.seeds[DATA_PARALLEL].strategy, is_base=True)
+    mine = end.tried(found.strategy)
+    known = end.known(parallel, mine)
+    every = [*mine, found.evaluated]
     if not found.is_insisted:
-        near = [one for one in found.finalists if not is_beaten(one, best)]
-        every += _near(near, every, tried, is_over, close)
-    if not found.is_insisted and not is_over():
-        every += pieced(evaluator, min(every, key=lambda one: one.rank), sizes, pins)
+        # Where there was no time for its size, what was found still has it.
+        every = [*mine, *chain(*known.values()), found.evaluated]
+        every = [*every, *end.near(every)]
+        every += () if is_over() else pieced(evaluator, _best(every), sizes, pins)
     best, arena = fitting(evaluator, every)
     plan = finished(evaluator, best, arena, found.strategy.search, found.strategy.seed)
-    best_of = {name: min(each, key=lambda one: one.rank) for name, each in known.items()}
+    best_of = {name: _best(each) for name, each in known.items()}
     return replace(
         found, strategy=plan, evaluated=replace(best, strategy=plan), arena_bytes=arena, seeds=best_of,
         equals=same(evaluator.lowering, best_of, best),
     )  # fmt: skip
 
 
-def _near(
-    finalists: Sequence[Evaluated], known: Sequence[Evaluated], tried: Callable[..., list[Evaluated]],
-    is_over: Callable[[], bool], close: float,
-) -> Iterator[Evaluated]:  # fmt: skip
-    """What came within so many times the best, with the buckets that it has and those of the best known plan that has
-    any; and the best of these with all sizes, as long as it is better so far than all that were tried with all.
+@dataclass(frozen=True)
+class _Settling:
+    """What becomes of plans as a search ends: `found` is what it returned, `sizes` and `orders` what is tried of each.
+
+    Where plans have many parts what nodes compute is bounded first: what keeps a processor at work for longer than the
+    best so far takes is better in no order, with no buckets and with nothing begun ahead.
     """
-    best, every = min(known, key=lambda one: one.rank), list[tuple[Evaluated, Strategy]]()
-    with_buckets = (one for one in known if one.strategy.bucket_bytes)
-    like = min(with_buckets, key=lambda one: one.rank, default=best).strategy.bucket_bytes
-    most = close * min((one.energy for one in finalists), default=0.0)
-    for plan in [one.strategy for one in finalists if one.energy <= most]:
-        if is_over():
-            break
-        ways = tried(plan, (plan.bucket_bytes, like))
-        yield from ways
-        every.append((min(ways, key=lambda one: one.rank), plan))
-    for worth, plan in sorted(every, key=lambda pair: pair[0].rank):
-        if worth.rank >= best.rank or is_over():
-            break
-        ways = tried(plan)
-        yield from ways
-        best = min([best, *ways], key=lambda one: one.rank)
+
+    evaluator: Evaluator
+    found: Found
+    sizes: Sequence[int]
+    orders: Sequence[str]
+    is_over: Callable[[], bool]
+
+    def tried(
+        self, plan: Strategy, sizes: Sequence[int] | None = None, is_base: bool = False, is_far: bool = False
+    ) -> list[Evaluated]:
+        """The plan with buckets of each size, in each order that is worth it."""
+        is_other = self._parts > SEARCHED_PARTS and plan.configs != self.found.strategy.configs
+        is_long = is_other and num_stages(plan, self.evaluator.lowering.graph.nodes) > 1
+        ways = [order for order in self.orders if order in OF_KNOWN] if is_long else self.orders
+        tried = self.sizes if sizes is None else sizes
+        return variants(self.evaluator, plan, tried, self.is_over, ways[:1] if is_far else ways, is_base, self._most)
+
+    def known(self, parallel: list[Evaluated], mine: list[Evaluated]) -> dict[str, list[Evaluated]]:
+        """By name what was tried of each known plan, the best of them first.
+
+        parallel   what was tried of data parallelism, if anything was
+        mine       of the plan that was found
+        """
+        every = {DATA_PARALLEL: parallel} if parallel else {}
+        best = _best([self.found.evaluated, *mine, *parallel])
+        for name, one in sorted(self.found.seeds.items(), key=lambda pair: pair[1].rank):
+            if self._is_sparing and one.energy > self._close * self.found.evaluated.energy:
+                every[name] = [one]
+            elif name not in every:
+                is_far = self._is_dear and one.fits and one.energy > self._most
+                every[name] = [one] if self._is_beaten(one, best) else self.tried(one.strategy, is_far=is_far)
+            best = _best([best, *every[name]])
+        return {name: every[name] for name in self.found.seeds}
+
+    def near(self, known: Sequence[Evaluated]) -> Iterator[Evaluated]:
+        """Of the finalists what came close to the best of them, with the buckets that it has and those of the best
+        known plan that has any; and the best of these with all sizes, as long as it is better so far than all that were
+        tried with all.
+        """
+        best, every = _best(known), list[tuple[Evaluated, Strategy]]()
+        finalists = [one for one in self.found.finalists if not self._is_beaten(one, best)]
+        with_buckets = (one for one in known if one.strategy.bucket_bytes)
+        like = min(with_buckets, key=attrgetter("rank"), default=best).strategy.bucket_bytes
+        most = self._close * min((one.energy for one in finalists), default=0.0)
+        for plan in [one.strategy for one in finalists if one.energy <= most]:
+            if self.is_over():
+                break
+            ways = self.tried(plan, (plan.bucket_bytes, like))
+            yield from ways
+            every.append((_best(ways), plan))
+        for worth, plan in sorted(every, key=lambda pair: pair[0].rank):
+            if worth.rank >= best.rank or self.is_over():
+                break
+            ways = self.tried(plan)
+            yield from ways
+            best = _best([best, *ways])
+
+    def _is_beaten(self, one: Evaluated, by: Evaluated) -> bool:
+        """Whether no order and no buckets make a plan better than another."""
+        if not (self._is_dear and by.fits):
+            return False
+        # What updates take buckets change.
+        nodes = {name: one.strategy.configs[name] for name in self.evaluator.lowering.piece.nodes}
+        return self.evaluator.bound(nodes) > by.energy
+
+    @property
+    def _most(self) -> float:
+        return NEAR * self.found.evaluated.energy
+
+    @property
+    def _close(self) -> float:
+        return SMALL_CLOSE if self._is_sparing else CLOSE
+
+    @property
+    def _is_sparing(self) -> bool:
+        return self.evaluator.objective == "memory"
+
+    @property
+    def _is_dear(self) -> bool:
+        return self._parts > QUICK_PARTS
+
+    @cached_property
+    def _parts(self) -> int:
+        return num_parts(self.evaluator)
+
+
+def _best(every: Iterable[Evaluated]) -> Evaluated:
+    return min(every, key=attrgetter("rank"))
 
 
 def settled_known(
