@@ -15,6 +15,7 @@ from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints.checkpointer import Checkpointer
 from castile.launch.checkpoints.disk import Disk
 from castile.launch.processes.ranks import UserError
+from castile.runtime.comm.local import LocalWorld
 from castile.runtime.region import Box
 from tests.checkpoints import BATCH, FACTS, PLAN, Watched, alone, cut, in_child, on_ranks, save, state, told_of
 
@@ -153,6 +154,26 @@ def test_too_little_room_is_told_before_the_first_step(monkeypatch, tmp_path):
             saver.prepare(cut(state(5), comm.rank, 2), PLAN)
 
     on_ranks(2, body)
+
+
+def test_room_is_asked_for_the_best_one_too(monkeypatch, tmp_path):
+    """As many more as then lie there at most: those that are kept, the best, and the one that is being written."""
+    monkeypatch.setattr(checkpointer, "free_bytes", lambda folder: 1000)
+    comm = LocalWorld(1).communicators[0]
+    with pytest.raises(UserError, match="4 more come while 2 and the best are kept"):
+        Checkpointer(tmp_path, comm, 5, 2, FACTS, keeps_best=True).prepare(cut(state(5), 0, 1), PLAN)
+    monkeypatch.undo()
+    saver = alone(tmp_path)
+    for step in (5, 10, 15, 20):
+        saver.save(step, step * BATCH, cut(state(step), 0, 1), PLAN)
+        told_of(saver)
+        if step == 5:
+            saver.note(step, 1.0)
+    saver.close()
+    assert list(folders.checkpoints(tmp_path)) == [5, 15, 20]
+    monkeypatch.setattr(checkpointer, "free_bytes", lambda folder: 100)
+    with pytest.raises(UserError, match="1 more come while 2 and the best are kept"):
+        Checkpointer(tmp_path, comm, 5, 2, FACTS, 20).prepare(cut(state(25), 0, 1), PLAN)
 
 
 def file(path):

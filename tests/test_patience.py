@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from castile.launch.__main__ import main
 from castile.launch.checkpoints import folder as folders
-from castile.launch.training.patience import Patience
+from castile.launch.checkpoints.manifest import Judged
 from tests.mpi import mpirun_apart
 
 # What is learned of the labels makes those held out, which are others, less likely with every step.
@@ -34,10 +35,12 @@ def run(capsys, *words: str) -> dict:
 
 
 def test_it_counts_evaluations_without_a_lower_loss() -> None:
-    patience, losses = Patience(2), [3.0, 2.0, 2.0, 1.5, float("nan"), 1.5]
-    assert [patience.take(5 * n, loss) for n, loss in enumerate(losses)] == [True, True, False, True, False, False]
-    assert (patience.loss, patience.step, patience.is_over) == (1.5, 15, True)
-    assert not Patience(None, 1.0, 5, 100).is_over
+    judged, since = Judged(), []
+    for n, loss in enumerate([float("nan"), 3.0, 2.0, 2.0, 1.5, float("inf"), 1.5]):
+        judged = judged.after(5 * n, loss)
+        since.append(judged.since)
+    assert since == [1, 0, 0, 1, 0, 1, 2]
+    assert judged == Judged(last=30, loss=1.5, step=20, since=2)
 
 
 def test_a_run_ends_and_the_best_stays(worse: Path, capsys) -> None:
@@ -55,10 +58,37 @@ def test_a_run_ends_and_the_best_stays(worse: Path, capsys) -> None:
 
 
 def test_who_goes_on_has_the_patience_that_is_left(worse: Path, capsys) -> None:
+    """The evaluation of the last step came when it was saved, so that it is made again where it decides something."""
     run(capsys, *SAVED, "--steps", "10", "--patience", "2")
     facts = run(capsys, *SAVED, "--steps", "60", "--patience", "2", "--resume")
-    assert [found["step"] for found in facts["evaluations"]] == [15] and facts["best"]["step"] == 5
+    assert [found["step"] for found in facts["evaluations"]] == [10, 15] and facts["best"]["step"] == 5
     assert list(folders.checkpoints("run")) == [5, 15]
+
+
+@pytest.mark.parametrize("broken_at", [7, 10])
+def test_so_has_who_keeps_no_best_one(worse: Path, capsys, broken_at: int) -> None:
+    """A checkpoint says what evaluations were until it, that of its own step too."""
+    saved = (*LINE, "--checkpoint", "run", "--keep", "9", "--checkpoint-every", str(broken_at))
+    unbroken = run(capsys, *saved, "--steps", "60", "--patience", "2")
+    for step, path in folders.checkpoints("run").items():
+        if step > broken_at:
+            shutil.rmtree(path)
+    facts = run(capsys, *saved, "--steps", "60", "--patience", "2", "--resume")
+    assert unbroken["num_steps"] == 15 and facts["first_step"] == broken_at and facts["num_steps"] == 15 - broken_at
+    assert facts["best"] == unbroken["best"] and facts["is_out_of_patience"]
+    told = [found for found in unbroken["evaluations"] if found["step"] > broken_at]
+    assert facts["evaluations"] == told
+
+
+def test_who_has_none_left_trains_no_more(worse: Path, capsys) -> None:
+    saved = (*LINE, "--checkpoint", "run", "--steps", "60", "--resume", "--metrics", "m.jsonl")
+    run(capsys, *saved, "--patience", "2")
+    metrics = Path("m.jsonl").read_bytes()
+    assert main([*saved, "--patience", "2"]) == 0
+    told = capsys.readouterr().out
+    assert "nothing to train: 15 steps are done and 2 evaluations brought nothing better than that of step 5" in told
+    assert Path("m.jsonl").read_bytes() == metrics and list(folders.checkpoints("run")) == [15]
+    assert run(capsys, *saved, "--patience", "3")["num_steps"] == 5
 
 
 def test_one_that_gets_better_ends_with_its_last(alone: Path, capsys) -> None:

@@ -25,7 +25,7 @@ from castile.launch.checkpoints import layout as layouts
 from castile.launch.checkpoints import manifest, words, writer
 from castile.launch.checkpoints.disk import Disk, free_bytes
 from castile.launch.checkpoints.layout import Layout
-from castile.launch.checkpoints.manifest import Facts, File
+from castile.launch.checkpoints.manifest import UNJUDGED, Facts, File, Judged
 from castile.launch.processes.ranks import UserError
 from castile.launch.processes.streams import NO_ROOM
 from castile.runtime.backends.base import Key
@@ -72,8 +72,8 @@ class _Word(msgspec.Struct, frozen=True):
 class _Save:
     """The save that is under way on this rank."""
 
-    def __init__(self, step: int, path: Path, samples: int, plan: bytes) -> None:
-        self.step, self.path, self.samples, self.plan = step, path, samples, plan
+    def __init__(self, step: int, path: Path, samples: int, plan: bytes, judged: Judged) -> None:
+        self.step, self.path, self.samples, self.plan, self.judged = step, path, samples, plan, judged
         self.begun = perf_counter()
         self.share: futures.Future[File | None] = futures.Future()
         # On rank 0: making a checkpoint of all ranks' files, which gives a warning, or taking them away for an error.
@@ -94,7 +94,7 @@ class Checkpointer:
     A rank keeps a second copy of what it writes in memory, from `prepare` on.
 
     every_steps   a save is due after so many steps. keep: how many checkpoints stay, beside the best of those `noted`
-    facts         what is trained
+    facts         what is trained. keeps_best: whether a best one will be noted
     begin_step    the step that the run goes on from, 0 for one that begins
 
     Rank 0 holds the folder meanwhile (`folder.held`). Raises UserError where it cannot be written, is not shared by the
@@ -103,12 +103,12 @@ class Checkpointer:
 
     def __init__(
         self, folder: str | Path, comm: Communicator, every_steps: int, keep: int, facts: Facts,
-        begin_step: int = 0, disk: Disk | None = None,
+        begin_step: int = 0, disk: Disk | None = None, keeps_best: bool = False,
     ) -> None:  # fmt: skip
         if every_steps < 1 or keep < 1:
             raise UserError(f"--checkpoint-every {every_steps}, --keep {keep}: give 1 or more of each")
         self.folder, self.comm, self.every_steps, self.keep = Path(folder), comm, every_steps, keep
-        self.facts, self.disk = facts, disk or Disk()
+        self.facts, self.disk, self.keeps_best = facts, disk or Disk(), keeps_best
         self._saved_step = begin_step
         self._save: _Save | None = None
         self._untold: Outcome | None = None
@@ -140,20 +140,22 @@ class Checkpointer:
         self._layout = (plan, layout)
         # Memory that was never touched would cost the first save ten times the copy: ones are written, not promised.
         self._copies = [np.ones(entry.box.shape, entry.dtype) for entry in layout.mine]
-        kept = len(folders.checkpoints(self.folder))
-        more = max(self.keep + 1 - kept, 1)
+        has_best = self.keeps_best or folders.best(self.folder) is not None
+        more = max(self.keep + has_best + 1 - len(folders.checkpoints(self.folder)), 1)
         free = free_bytes(self.folder)
         self._agree_or_refuse(
             f"--checkpoint {self.folder}: a checkpoint takes {written(layout.total_bytes)}, and {more} more come while "
-            f"{self.keep} are kept, {written(more * layout.total_bytes)}; only {written(free)} are free: "
-            "choose another folder, or keep fewer with --keep"
+            f"{self.keep}{' and the best' * has_best} are kept, {written(more * layout.total_bytes)}; only "
+            f"{written(free)} are free: choose another folder, or keep fewer with --keep"
             if free < more * layout.total_bytes
             else ""
         )
         return layout
 
-    def save(self, step: int, samples: int, carried: Mapping[Key, np.ndarray], plan: bytes) -> Copied:
-        """Copy the state after `step` steps and begin to write it; collective.
+    def save(
+        self, step: int, samples: int, carried: Mapping[Key, np.ndarray], plan: bytes, judged: Judged = UNJUDGED
+    ) -> Copied:
+        """Copy the state after `step` steps and begin to write it, and how held-out samples were judged; collective.
 
         A save that is still under way is waited for. A step that is saved already is not saved again.
         """
@@ -175,7 +177,7 @@ class Checkpointer:
         path = self.folder / folders.name_of(step)
         mine, tells = (layout.mine, self._copies), self.comm.size > 1
         # known before anything of it is there: whoever is interrupted while the writer begins is to wait for it
-        self._save = save = _Save(step, path, samples, plan)
+        self._save = save = _Save(step, path, samples, plan, judged)
         self._thread.submit(save.write, partial(writer.write_share, self.disk, path, self.comm.rank, *mine, tells))
         return Copied(layout.nbytes, seconds, waited)
 
@@ -266,7 +268,8 @@ class Checkpointer:
     def _sealed(self, save: _Save, files: list[File]) -> bytes:
         """The manifest of a save of these files."""
         assert self._layout is not None
-        return manifest.encode(save.step, save.samples, self.facts, save.plan, self._layout[1].regions, files)
+        regions = self._layout[1].regions
+        return manifest.encode(save.step, save.samples, self.facts, save.plan, regions, files, save.judged)
 
     def _exchange(self, save: _Save) -> Outcome | None:
         gathered = self.comm.gather_bytes(msgspec.json.encode(self._word(save)))

@@ -7,6 +7,7 @@ with the hash's digits as zeros; the header of a file follows from the manifest,
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -54,6 +55,29 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: dict[str, str | int | float | None] = {}
 
 
+class Judged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a training did on held-out samples until some step.
+
+    last    after how many steps they were judged last, 0 for never
+    loss    their lowest loss, after `step` steps; None before any that is finite
+    since   how many evaluations came after that
+    """
+
+    last: int = 0
+    loss: float | None = None
+    step: int = 0
+    since: int = 0
+
+    def after(self, step: int, loss: float) -> Judged:
+        """The same after one more evaluation; the best one ends with `since` at 0."""
+        if math.isfinite(loss) and (self.loss is None or loss < self.loss):
+            return Judged(step, loss, step, 0)
+        return msgspec.structs.replace(self, last=step, since=self.since + 1)
+
+
+UNJUDGED = Judged()
+
+
 class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A box of a region, as one tensor of a file; `hash` is XXH3 (128 bits) of its bytes."""
 
@@ -88,7 +112,10 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that a checkpoint holds. step: how many are done. samples: how many were consumed. plan: as in plan files."""
+    """All that a checkpoint holds. step: how many are done. samples: how many were consumed. plan: as in plan files.
+
+    judged   how held-out samples were judged until then, as if never where an earlier castile did not tell
+    """
 
     seal: str
     schema: int
@@ -99,6 +126,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan: dict[str, Any]
     regions: dict[str, Shape]
     files: tuple[File, ...]
+    judged: Judged = UNJUDGED
 
 
 class _Versioned(msgspec.Struct):
@@ -106,12 +134,13 @@ class _Versioned(msgspec.Struct):
 
 
 def encode(
-    step: int, samples: int, facts: Facts, plan: bytes, regions: Mapping[str, Region], files: Sequence[File]
-) -> bytes:
+    step: int, samples: int, facts: Facts, plan: bytes, regions: Mapping[str, Region], files: Sequence[File],
+    judged: Judged,
+) -> bytes:  # fmt: skip
     """The sealed manifest."""
     shapes = {name: Shape(region.shape, region.dtype) for name, region in regions.items()}
     told = json.loads(plan)
-    made = Manifest("0" * _DIGITS, SCHEMA, __version__, step, samples, facts, told, shapes, tuple(files))
+    made = Manifest("0" * _DIGITS, SCHEMA, __version__, step, samples, facts, told, shapes, tuple(files), judged)
     data = msgspec.json.encode(made)
     return _BEGIN + digest(data).encode() + data[len(_BEGIN) + _DIGITS :]
 

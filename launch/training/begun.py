@@ -17,7 +17,7 @@ from castile.launch.arrays import weights
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints import layout as layouts
 from castile.launch.checkpoints.checkpointer import Checkpointer
-from castile.launch.checkpoints.manifest import Facts
+from castile.launch.checkpoints.manifest import UNJUDGED, Facts, Judged
 from castile.launch.checkpoints.reader import Reader
 from castile.launch.data import Dataset
 from castile.launch.here import alike
@@ -30,7 +30,6 @@ from castile.launch.processes import interrupts
 from castile.launch.processes.ranks import UserError
 from castile.launch.reports.screen import Speaker
 from castile.launch.training import evaluate, records, resume, slopes, telling
-from castile.launch.training.patience import Patience
 from castile.launch.training.training import Course
 from castile.launch.training.watching import Watch
 from castile.launch.typed import optimizers, rates
@@ -70,8 +69,18 @@ class Begun:
 
     @property
     def is_over(self) -> bool:
-        """Whether the checkpoint has all steps."""
-        return self.saved is not None and self.saved.step >= self.num_steps
+        """Whether the checkpoint has all steps, or all that patience lets a run have."""
+        return self.saved is not None and (self.saved.step >= self.num_steps or self.is_out_of_patience)
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether the checkpoint has seen as many evaluations in a row without a better one as there may be."""
+        return self.command.patience is not None and self.judged.since >= self.command.patience
+
+    @property
+    def judged(self) -> Judged:
+        """How held-out samples were judged until now."""
+        return self.saved.manifest.judged if self.saved is not None else UNJUDGED
 
     @property
     def first_step(self) -> int:
@@ -83,8 +92,8 @@ class Begun:
         return self.saved.path if self.saved is not None else None
 
     def untouched(self) -> Begun:
-        """The same, and nothing that it names is written: what nothing happens to stays as it is."""
-        return replace(self, command=replace(self.command, **UNTOUCHED))
+        """The same without a step more, and nothing it names is written: what nothing happens to stays as it is."""
+        return replace(self, command=replace(self.command, **UNTOUCHED), num_steps=self.first_step)
 
     def choose(self) -> Chosen:
         """The plan that is given, or what measures fastest here; what was measured stays, whatever comes after."""
@@ -126,24 +135,18 @@ class Begun:
             steps = rates.parse(self.command.schedule).rates(self.command.lr, self.num_steps)
             return Course(
                 chosen.plan, chosen.prepared, execution, self.dataset, steps, self.first_step, self.num_steps,
-                self.command.evaluate_every, saver, watch, self._patience(), self.command.best and saver is not None,
+                self.command.evaluate_every, saver, watch, self.judged, self.command.patience,
+                self.command.best and saver is not None,
             )  # fmt: skip
-
-    def _patience(self) -> Patience:
-        """Which evaluation was the best until now, as is noted beside checkpoints; rank 0 alone knows it."""
-        found = folders.best(self.command.checkpoint) if self.job.leads and self.command.best else None
-        if found is None:
-            return Patience(self.command.patience)
-        every = self.command.evaluate_every
-        return Patience(self.command.patience, found[1], found[0], self.first_step // every - found[0] // every)
 
     def _saver(self) -> Checkpointer | None:
         if not self.command.checkpoint:
             return None
         every = max(min(self.command.checkpoint_every or self.num_steps, self.num_steps), 1)
         return Checkpointer(
-            self.command.checkpoint, self.job.comm, every, self.command.keep or NUM_KEPT, self.facts, self.first_step
-        )
+            self.command.checkpoint, self.job.comm, every, self.command.keep or NUM_KEPT, self.facts, self.first_step,
+            keeps_best=self.command.best,
+        )  # fmt: skip
 
 
 def begin(command: Any, undecayed: str) -> Begun:
@@ -183,7 +186,7 @@ def begin(command: Any, undecayed: str) -> Begun:
     )
     job.measure()
     if saved is not None and begun.is_over:
-        say.line(telling.nothing_to_train(saved.step, num_steps))
+        say.line(telling.nothing_to_train(saved.step, num_steps, begun.judged))
         return begun.untouched()
     return begun
 

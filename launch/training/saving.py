@@ -79,7 +79,8 @@ class Saves:
         carried = self.execution.saved()
         self.check(carried, step)
         with self.execution.runner.prompt():
-            copied = self.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(self.plan))
+            samples, plan = step * self.job.graph.batch, strategies.encode(self.plan)
+            copied = self.saver.save(step, samples, carried, plan, self.progress.judged)
         self.progress.copied_seconds += copied.seconds + copied.waited_seconds
 
     def save_best(self, step: int, loss: float) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.table import Table
+from castile.launch.checkpoints.manifest import UNJUDGED, Judged
 from castile.launch.data import Dataset
 from castile.launch.jobs.execution import Prepared
 from castile.launch.jobs.jobs import Job
@@ -40,7 +41,8 @@ class Progress:
 
     losses, seconds, waited   of each step: the loss, wall seconds of running it, and of waiting for its samples
     paces                     of each step: samples a second, its samples' loading included
-    best                      the step and loss of the best evaluation so far, where it is looked for (rank 0)
+    judged                    how held-out samples were judged until now, as a checkpoint keeps it
+    best                      the step and loss of the best evaluation so far, where it is looked for
     is_out_of_patience        whether training ended early as evaluations brought nothing better
     gradients                 the norm of each parameter's gradient in the last step, where somebody looked (rank 0)
     num_skipped               how many were skipped, as their gradients were too large for 16 bits (rank 0)
@@ -58,6 +60,7 @@ class Progress:
     seconds: list[float] = field(default_factory=list)
     waited: list[float] = field(default_factory=list)
     paces: list[float] = field(default_factory=list)
+    judged: Judged = UNJUDGED
     best: dict[str, Any] = field(default_factory=dict)
     is_out_of_patience: bool = False
     gradients: dict[str, float] = field(default_factory=dict)
@@ -126,12 +129,13 @@ def made_to_fit(microbatches: int) -> str:
     return f"{how}: no known plan fits otherwise"
 
 
-def nothing_to_train(done: int, num_steps: int) -> str:
-    """What a run tells that goes on from where it ends."""
-    return (
-        f"nothing to train: {done} steps are done and the run has {num_steps}, so files stay as they are: give more "
-        "with --steps or --epochs to go on"
-    )
+def nothing_to_train(done: int, num_steps: int, judged: Judged) -> str:
+    """What a run tells that goes on from where it ends, with its last step or as evaluations brought nothing better."""
+    why, more = f"and the run has {num_steps}", "--steps or --epochs"
+    if done < num_steps:
+        many = report.counted(judged.since, "evaluation")
+        why, more = f"and {many} brought nothing better than that of step {judged.step}", "--patience"
+    return f"nothing to train: {done} steps are done {why}, so files stay as they are: give more with {more} to go on"
 
 
 def not_begun(saved: Path | None, is_planned: bool) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from castile.launch.checkpoints.checkpointer import Checkpointer
+from castile.launch.checkpoints.manifest import UNJUDGED, Judged
 from castile.launch.data import Dataset
 from castile.launch.jobs import numbers
 from castile.launch.jobs.execution import Execution, Prepared
@@ -31,7 +32,6 @@ from castile.launch.training.evaluate import Passing
 from castile.launch.training.feeding import Feeder
 from castile.launch.training.judging import HeldOut
 from castile.launch.training.metrics import Metrics
-from castile.launch.training.patience import Patience
 from castile.launch.training.saving import SMALLER, Saves
 from castile.launch.training.telling import Progress
 from castile.launch.training.watching import Seen, Watch
@@ -53,7 +53,8 @@ class Course:
 
     evaluate_every   how many steps lie between evaluations on held-out samples, None for one at the end alone
     saver            saves the state when it is due, after the last step and when a signal asks to stop
-    patience         which evaluation was the best so far, and when nothing better is waited for any more
+    judged           how held-out samples were judged before the first step
+    patience         after so many evaluations in a row without a better one the run is to end; None for never
     keeps_best       whether the state is saved, and stays, whenever an evaluation is the best so far
     watch            has looked at what each task made, None where nobody does
     """
@@ -68,7 +69,8 @@ class Course:
     evaluate_every: int | None = None
     saver: Checkpointer | None = None
     watch: Watch | None = None
-    patience: Patience = field(default_factory=Patience)
+    judged: Judged = UNJUDGED
+    patience: int | None = None
     keeps_best: bool = False
 
 
@@ -90,6 +92,7 @@ class Training:
     def __post_init__(self) -> None:
         # without a place to save to a signal ends the job as it ends any program
         course, told = self.course, (self.log, self.say, self.progress)
+        self.progress.judged = course.judged
         self._stopping = Stopping(self.job.comm, SIGNALS if course.saver else ())
         self._saves = Saves(self.job, course.plan, course.execution, course.saver, *told, self._is_stopped)
 
@@ -134,15 +137,17 @@ class Training:
             inputs, batch = course.execution.inputs, job.graph.batch
             feeder = stack.enter_context(Feeder(course.dataset, inputs, batch, first, last - first))
             bar = stack.enter_context(self.say.bar(first, last))
+            if self._lacks_evaluation:
+                self._evaluate(first)
             for step in range(first, last):
+                is_ended = bool(self.progress.stopped_by) or self.progress.is_out_of_patience
+                if is_ended and not self._is_ahead:
+                    break
                 self._step(step, feeder)
                 bar.step(step + 1, self.progress.losses[-1], self.progress.paces[-1])
                 self._after(step + 1)
                 if course.saver is not None and not self.progress.stopped_by and self._is_asked_to_stop(step):
                     self.progress.stopped_by = self._stopping.name
-                is_ended = bool(self.progress.stopped_by) or self.progress.is_out_of_patience
-                if is_ended and not self._is_ahead:
-                    break
             self._saves.end(self._done)
 
     def _is_asked_to_stop(self, step: int) -> bool:
@@ -226,6 +231,15 @@ class Training:
         if self._is_ahead:
             self.course.execution.runner.begin_ahead()
 
+    @property
+    def _lacks_evaluation(self) -> bool:
+        """Whether what the run goes on from is due to be judged, where that decides anything: the run before it ended
+        with that step, or was asked to stop.
+        """
+        course, first = self.course, self.course.first_step
+        is_wanted = course.keeps_best or course.patience is not None
+        return is_wanted and self._is_judged(first) and course.judged.last < first < course.num_steps
+
     def _may_be_followed(self, step: int) -> bool:
         """Whether a step and the next may be put onto devices together; the same on all ranks."""
         is_wanted = self._saves.due(step + 1) or self._is_judged(step + 1)
@@ -297,11 +311,12 @@ class Training:
 
     def _after(self, step: int) -> None:
         """What is due when so many steps are done."""
-        if self._saves.due(step) and step < self._last:
-            self._saves.save(step)
         self._saves.poll()
+        # a checkpoint tells how the evaluation of its own step was, so that who goes on from it has the patience left
         if self._is_judged(step) and step < self._last and not self.progress.stopped_by:
             self._evaluate(step)
+        if self._saves.due(step) and step < self._last:
+            self._saves.save(step)
 
     @cached_property
     def _passing(self) -> Passing:
@@ -338,16 +353,13 @@ class Training:
 
     def _weigh(self, step: int, loss: float) -> None:
         """What an evaluation means for what is kept and for how long the run goes on; all ranks come to it."""
-        course, patience, progress = self.course, self.course.patience, self.progress
-        if not (course.keeps_best or patience.most):
-            return
-
-        def judge() -> bytes:
-            return b"best" if patience.take(step, loss) else b"over" if patience.is_over else b"later"
-
+        course, progress = self.course, self.progress
         with course.execution.runner.prompt():
-            verdict = self.job.agree(judge)
-        if verdict == b"best" and course.keeps_best:
+            told = self.job.agree(lambda: msgspec.json.encode(progress.judged.after(step, loss)))
+        progress.judged = judged = msgspec.json.decode(told, type=Judged)
+        if course.keeps_best and not judged.since:
             self._saves.save_best(step, loss)
-        progress.best = {"step": patience.step, "loss": patience.loss} if patience.loss is not None else {}
-        progress.is_out_of_patience = verdict == b"over" and step < course.num_steps
+        if (course.keeps_best or course.patience is not None) and judged.loss is not None:
+            progress.best = {"step": judged.step, "loss": judged.loss}
+        is_over = course.patience is not None and judged.since >= course.patience
+        progress.is_out_of_patience = is_over and step < course.num_steps
