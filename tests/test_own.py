@@ -25,6 +25,7 @@ def test_files_and_commands_are_found():
         "net.py",
         "small.py",
         "swish.py",
+        "later.py",
         "samples.py",
         "drop.py",
         "climb.py",
@@ -32,7 +33,7 @@ def test_files_and_commands_are_found():
         "sweep.py",
         "steps.py",
     }
-    assert len(COMMANDS) == 13
+    assert len(COMMANDS) == 15
 
 
 def test_the_commands_of_the_page_do_what_they_say_one_after_another(tmp_path, monkeypatch, capsys):

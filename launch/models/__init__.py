@@ -3,8 +3,8 @@
 A model is a module with `build(batch=None, dtype="float32", **settings) -> Graph`, whose keyword parameters with type
 hints are its settings, and `RECIPE`, how it is trained unless the user says otherwise. A parameter `training` is no
 setting: where it is False the graph is for evaluation, without dropout and with running statistics. Every model takes
-the setting `rewrite`, a rewrite of planner/rewrites that its graphs go through, or `none`, and `frozen`, patterns of
-parameters that are not trained, joined by +. It does not know how a model is planned or run.
+the setting `rewrite`, what its graphs go through, a rewrite of planner/rewrites, a file of the user's or `none`, and
+`frozen`, patterns of parameters that are not trained, joined by +. It does not know how a model is planned or run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import fnmatch
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -25,7 +25,7 @@ from msgspec import Meta
 
 from castile.launch import importers
 from castile.launch.importers import Imported, Stored
-from castile.launch.typed import settings, theirs
+from castile.launch.typed import rewriters, settings, theirs
 from castile.planner import rewrite as rewrites
 from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.graph import Graph
@@ -33,6 +33,9 @@ from castile.runtime.strict import convert, hint, suggestion
 
 # Says of a model's setting `rewrite` that its graph stays as it is.
 NO_REWRITE = "none"
+
+# Of which models, by their texts, rewrites of the user's own were held against what they rewrite, for training or not.
+_held = set[tuple[object, ...]]()
 
 # So many bytes of one tensor are a slip of the finger.
 MOST_BYTES = 2**50
@@ -145,7 +148,35 @@ class Model:
         return self.storing(graph, self.settings) if self.storing is not None else {}
 
     def graph(self, batch: int | None = None, dtype: str = "float32", training: bool = True) -> Graph:
-        """The operator graph for that many samples a step (by default the recipe's), for training or evaluation."""
+        """The operator graph for that many samples a step (by default the recipe's), for training or evaluation.
+
+        Raises ValueError in one sentence for what the user has to mend in settings, or in files of their own.
+        """
+        graph = self._built(batch, dtype, training)
+        if not self.rewrite:
+            return graph
+        self._hold(graph, dtype, training)
+        return rewrites.apply(self.rewrite, graph)
+
+    def _hold(self, graph: Graph, dtype: str, training: bool) -> None:
+        """Raises ValueError where rewrites of the user's own do not compute what the graph computes, of two samples
+        where the model takes as few; looked at once.
+        """
+        own = rewriters.files(self.rewrite or "")
+        key = (self.text, training, *map(rewrites.find, own))
+        if not own or key in _held:
+            return
+        _held.add(key)
+        # kernels' definitions take longer to import than all else here
+        from castile.launch.arrays import equal
+
+        with suppress(ValueError):
+            graph = self._built(2, dtype, training)
+        if told := equal.difference(graph, rewrites.apply(self.rewrite or "", graph)):
+            raise ValueError(f"rewrite {rewrites.AND.join(own)} changes what the network computes: {told}")
+
+    def _built(self, batch: int | None, dtype: str, training: bool) -> Graph:
+        """The graph before it is rewritten."""
         if batch is not None and batch < 1:
             raise ValueError(f"model {self.name}: a batch holds at least 1 sample, got {batch}")
         small = [name for name, value in self.settings.items() if type(value) is int and value < 1]
@@ -162,7 +193,7 @@ class Model:
         if wrong := _wrong(graph, batch):
             raise ValueError(f"model {self.name}: build() {wrong}")
         self._freeze(graph, training)
-        return rewrites.apply(self.rewrite, graph) if self.rewrite else graph
+        return graph
 
     def _freeze(self, graph: Graph, training: bool) -> None:
         """Raises ValueError for a pattern that no parameter has, and where all are frozen."""
@@ -220,6 +251,7 @@ def parse(text: str) -> Model:
     if rewrite == NO_REWRITE:
         rewrite = ""
     elif rewrite is not None:
+        rewriters.read(rewrite)
         rewrites.check(rewrite)
     module = found(name)
     own = inspect.signature(module.build).parameters

@@ -5,14 +5,13 @@ It does not know what an operator is for: one may give other gradients on purpos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
-from castile.kernels.table import definitions
+from castile.launch.arrays import defined
+from castile.launch.arrays.defined import Arrays
 from castile.planner.graph import Graph, Node
 from castile.planner.op import PASSES, Part, Tensor
 from castile.runtime.region import slices
@@ -23,8 +22,6 @@ STEP, TOLERANCE = 1e-6, 1e-3
 DIRECTIONS = 2
 # Definitions of kernels are slow: what takes more operations is not looked at.
 MOST_FLOPS = 1e8
-
-Arrays = list[np.ndarray]
 
 
 def remarks(graph: Graph) -> list[str]:
@@ -51,7 +48,7 @@ def _remarks(node: Node, tensors: Sequence[Tensor]) -> Iterator[str]:
     pulls = [random.normal(size=y.shape) for y in results[: node.op.flows]]
     for which in PASSES:
         of = [n for n, tensor in enumerate(tensors) if tensor.param == (which == "W")]
-        made = _run(node, which, arrays, pulls, results) if which != "F" and node.op.has(which) else []
+        made = defined.run(node, which, arrays, pulls, results) if which != "F" and node.op.has(which) else []
         for n, gradient in zip(of, made, strict=False):
             given = None if gradient is None else _placed(gradient, part, n, arrays[n])
             if tensors[n].floating and (off := _off(node, arrays, pulls, n, given, random)):
@@ -63,9 +60,9 @@ def _remarks(node: Node, tensors: Sequence[Tensor]) -> Iterator[str]:
 
 def _drawn(node: Node, tensors: Sequence[Tensor]) -> tuple[Arrays, Arrays]:
     """Operands, and the results of these. Raises ValueError where results are no numbers."""
-    for draw in (_normal, _positive):
+    for draw in defined.draws():
         arrays = [draw(np.random.default_rng(n), tensor) for n, tensor in enumerate(tensors)]
-        results = _run(node, "F", arrays)
+        results = defined.run(node, "F", arrays)
         if all(np.isfinite(y).all() for y in results):
             return arrays, results
     raise ValueError(f"{node.name}: no results that are numbers")
@@ -78,7 +75,7 @@ def _off(
     for _ in range(DIRECTIONS):
         direction = random.normal(size=arrays[n].shape)
         ends = [[a + s * STEP * direction if m == n else a for m, a in enumerate(arrays)] for s in (1, -1)]
-        high, low = (_run(node, "F", one) for one in ends)
+        high, low = (defined.run(node, "F", one) for one in ends)
         slope = sum(float(np.sum(dy * (a - b))) for dy, a, b in zip(pulls, high, low, strict=False)) / (2 * STEP)
         said = 0.0 if gradient is None else float(np.sum(gradient * direction))
         if abs(slope - said) <= TOLERANCE * max(abs(slope), abs(said), TOLERANCE):
@@ -86,30 +83,8 @@ def _off(
     return slope, said
 
 
-def _run(node: Node, which: str, arrays: Arrays, pulls: Sequence[Any] = (), results: Sequence[Any] = ()) -> Arrays:
-    """One pass of the whole by the definitions of the kernels."""
-    part = node.whole()
-    context = {"at": part, "y": tuple(results)}
-    given: list[Any] = [np.array(array[slices(part.reads(n))]) for n, array in enumerate(arrays)]
-    if which != "F":
-        given.insert(0, pulls[0] if node.op.flows == 1 else tuple(pulls))
-    body: Callable[..., Any] = getattr(node.op, PASSES[which])
-    made = body(SimpleNamespace(**definitions()), *given, **{name: context[name] for name in node.op.asks(which)})
-    return list(made) if isinstance(made, tuple | list) else [made]
-
-
 def _placed(gradient: np.ndarray, part: Part, n: int, like: np.ndarray) -> np.ndarray:
     """A gradient of what is read of an operand, zero elsewhere."""
     whole = np.zeros(like.shape)
     whole[slices(part.reads(n))] = gradient
     return whole
-
-
-def _normal(random: np.random.Generator, tensor: Tensor) -> np.ndarray:
-    """Numbers of any sign; whole ones are 0 or 1."""
-    return random.normal(size=tensor.shape) if tensor.floating else random.integers(0, 2, tensor.shape, np.int32)
-
-
-def _positive(random: np.random.Generator, tensor: Tensor) -> np.ndarray:
-    """Numbers for what takes no others, as roots do."""
-    return random.uniform(0.5, 1.5, tensor.shape) if tensor.floating else _normal(random, tensor)
