@@ -23,9 +23,10 @@ from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import Found, search
 from castile.planner.searching.accumulating import Chosen
-from castile.planner.searching.fewer import faster, nodes, of_a_node, on_fewer, within
+from castile.planner.searching.fewer import OF_A_NODE, faster, on_fewer, parts, within
 from castile.planner.strategy import Names
 from castile.runtime import machine as machines
+from castile.runtime.machine import Machine
 from tests.test_models import scaled
 
 # Tensor parallelism pays here, and not across nodes.
@@ -33,6 +34,11 @@ WIDE, WIDE_BATCH = "mlp:layers=4,width=4096", 8192
 CLUSTERS = (
     "dgx-h100:nodes=2", "flexflow-k80:nodes=2", "flexflow-p100:nodes=3", "p3.16xlarge:nodes=4", "dgx-a100:nodes=9"
 )  # fmt: skip
+
+
+def nodes(machine: Machine) -> list[tuple[int, ...]]:
+    """On which of a machine's nodes fewer are looked at."""
+    return [procs for procs, worth in parts(machine, range(machine.num_procs)) if worth == 1]
 
 
 def evaluator(model: str, on: str, batch: int | None = None) -> Evaluator:
@@ -60,7 +66,7 @@ def test_ever_half_as_many_nodes(preset: str, count: int) -> None:
     """Whole groups of some level, none of less than a node, each at most half of the one before."""
     counted = "procs" if preset in ("local", "virtual") else "nodes"
     machine = machines.parse(f"{preset}:{counted}={count}")
-    found = [machine.num_procs, *nodes(machine)]
+    found = [machine.num_procs, *map(len, nodes(machine))]
     assert all(2 * after <= before for before, after in zip(found, found[1:], strict=False))
     groups = [level.group for level in machine.levels] or [1]
     assert all(any(size % group == 0 for group in groups) for size in found)
@@ -75,8 +81,8 @@ def test_nothing_is_behind_what_is_found_on_fewer_of_the_nodes(model: str, on: s
     look = looking(same)
     plain = look(None)
     found = on_fewer(same, plain, look)
-    parts = [look(within(same, range(size))) for size in nodes(same.lowering.machine)]
-    assert found.evaluated.rank <= min(one.evaluated.rank for one in (plain, *parts))
+    on_nodes = [look(within(same, procs)) for procs in nodes(same.lowering.machine)]
+    assert found.evaluated.rank <= min(one.evaluated.rank for one in (plain, *on_nodes))
     assert found.seeds == plain.seeds
 
 
@@ -166,8 +172,64 @@ def test_nothing_is_behind_what_is_found_on_some_of_equal_processors(
 
 
 def test_ever_half_of_the_processors_of_a_node() -> None:
-    found = {count: [*of_a_node(machines.parse(f"virtual:procs={count}"))] for count in (1, 2, 3, 4, 5, 6, 7, 8)}
+    found = {}
+    for count in range(1, 9):
+        machine = machines.parse(f"virtual:procs={count}")
+        found[count] = [len(procs) for procs, worth in parts(machine, range(count)) if worth == OF_A_NODE]
     assert found == {1: [], 2: [], 3: [2], 4: [2], 5: [3, 2], 6: [3, 2], 7: [4, 2], 8: [4, 2]}
+
+
+MIXED = """
+nodes = 3
+[[processor]]
+count = 2
+kind = "fast"
+flops_per_second = 1e14
+bytes_per_second = 8e11
+memory_bytes = 25_000_000_000
+[[processor]]
+count = 2
+kind = "slow"
+flops_per_second = 4e13
+bytes_per_second = 7e11
+memory_bytes = 25_000_000_000
+[[level]]
+name = "bus"
+group = 4
+latency_seconds = 8e-6
+bytes_per_second = 1e10
+[[level]]
+name = "net"
+latency_seconds = 5e-5
+bytes_per_second = 5e8
+shared_by = 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("procs", "wanted"),
+    [
+        (range(12), [(0, 1, 2, 3)]),
+        ((0, 1, 4, 5, 8, 9), [(0, 1)]),
+        ((2, 3, 6, 7), [(2, 3)]),
+        ((0, 1, 2, 4, 5, 6, 8, 9, 10), [(0, 1, 2)]),
+        ((1, 2, 3, 4, 5, 6, 7), []),
+    ],
+)
+def test_nodes_are_alike_where_they_have_the_same_processors(procs, wanted, tmp_path) -> None:
+    """However unlike these are among each other, and whichever of them may be used."""
+    (tmp_path / "mixed.toml").write_text(MIXED)
+    found = [*parts(machines.parse(str(tmp_path / "mixed.toml")), procs)]
+    assert found == [(one, 1.0) for one in wanted]
+
+
+def test_nothing_is_behind_what_is_found_on_one_of_unlike_nodes(tmp_path) -> None:
+    (tmp_path / "mixed.toml").write_text(MIXED)
+    same = evaluator("mlp:layers=3,width=2048", str(tmp_path / "mixed.toml"), 24576)
+    look = looking(same, "20")
+    plain, one = look(None), look(within(same, range(4)))
+    found = on_fewer(same, plain, look)
+    assert found.evaluated.rank <= one.evaluated.rank and found.evaluated.seconds < 0.9 * plain.evaluated.seconds
 
 
 def test_where_processors_have_enough_to_do_no_fewer_are_tried() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,6 @@ import numpy as np
 from castile.launch.data import Dataset, Samples, Taken, rows_of
 from castile.launch.processes.ranks import UserError
 from castile.planner.graph import Graph, Node
-from castile.planner.op import PASSES
 from castile.runtime.region import slices
 
 # Of so many batches whole numbers are looked at before a run: a few hundredths of a second.
@@ -166,9 +164,9 @@ def look(nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> None:
 def _numbered(nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[Node, int, np.ndarray, int]]:
     """What numbers something, computed from a batch: of which node, by which operand, and of how many."""
     # commands that run nothing do without
-    from castile.kernels.table import definitions
+    from castile.launch.arrays import defined
 
-    known, kernels = dict(arrays), SimpleNamespace(**definitions())
+    known = dict(arrays)
     for node in nodes:
         whole = node.whole()
         given = [known.get(name) for name in node.inputs]
@@ -177,10 +175,8 @@ def _numbered(nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> Iterator[t
             found, length = operands[operand], prod(map(whole.extent, axes.split()))
             if found is not None:
                 yield node, operand, found, length
-        if all(one is not None for one in operands):
-            asked = {"at": whole} if "at" in node.op.asks("F") else {}
-            made = getattr(node.op, PASSES["F"])(kernels, *operands, **asked)
-            known.update(zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=True))
+        if len(held := [one for one in given if one is not None]) == len(given):
+            known.update(zip(node.outputs, defined.run(node, "F", held), strict=True))
 
 
 def _nodes(graph: Graph, asked: list[str]) -> list[Node]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, groupby
 
 from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.choices import shares
@@ -34,30 +34,27 @@ def on_fewer(
     pins: Pins | None = None,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Found:
-    """What was found, or a better plan that is found on the first of equal processors; the other is a finalist.
+    """What was found, or a better plan that is found on the first of equal nodes or processors; the other is kept too.
 
     look      the same search with other pins
     pins      those with which it was made
     is_over   asked before each further search
 
-    Ever half as many nodes are tried, then ever half of a node's processors, as long as these can do a step's work in
-    less time than the best plan takes.
+    Ever fewer (`parts`) are tried, as long as these can do a step's work in less time than the best plan takes.
     """
     lowering, machine = evaluator.lowering, evaluator.lowering.machine
-    procs = range(machine.num_procs) if pins is None else pins.procs
-    part = machine if len(procs) == machine.num_procs else machine.part(procs)
     # Where there are many parts a search may take half a minute, and as long again on half of the nodes.
     is_quick = not (has_many_parts(lowering) or found.is_insisted or evaluator.objective == "memory")
-    sizes = _sizes(part) if is_quick and part is not None and len(part.kinds) == 1 else []
-    bound = lower_bound(evaluator) if sizes else None
+    fewer = [*parts(machine, range(machine.num_procs) if pins is None else pins.procs)] if is_quick else []
+    bound = lower_bound(evaluator) if fewer else None
     if bound is None:
         return found
-    for num_procs, worth in sizes:
-        share, seconds = num_procs / machine.num_procs, found.evaluated.seconds
+    for procs, worth in fewer:
+        share, seconds = len(procs) / machine.num_procs, found.evaluated.seconds
         if bound.on(share) >= seconds or bound.work_seconds / share >= worth * seconds or is_over():
             break
         try:
-            other = look(within(evaluator, procs[:num_procs], pins))
+            other = look(within(evaluator, procs, pins))
         except ValueError:  # a plan does not fit there, or a pin asks for more
             break
         num_proposals = found.num_proposals + other.num_proposals
@@ -67,31 +64,35 @@ def on_fewer(
     return found
 
 
-def _sizes(machine: Machine) -> list[tuple[int, float]]:
-    """On how many of a machine's first processors to look, ever fewer; and in what share of the time that was found
-    they must be able to do a step's work for that.
+def parts(machine: Machine, procs: Sequence[int]) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Of these processors, ascending, ever fewer; and in what share of the time that was found they must be able to do
+    a step's work for that.
+
+    Ever half as many groups of what the farthest links join, then of what the next do, down to one node, as long as
+    these have the same processors as each other; then ever half of a node's, where they are alike, down to two, as one
+    alone does what a known plan does.
     """
-    return [*((size, 1.0) for size in nodes(machine)), *((size, OF_A_NODE) for size in of_a_node(machine))]
+    left = tuple(procs)
+    for level in reversed(machine.levels[:-1]):
+        groups = _groups(left, level.group)
+        if len({_kinds(machine, group) for group in groups}) > 1:
+            return
+        while len(groups) > 1:
+            groups = groups[: len(groups) // 2]
+            left = tuple(chain.from_iterable(groups))
+            yield left, 1.0
+    while len(left) > 2 and len({*_kinds(machine, left)}) == 1:
+        left = left[: (len(left) + 1) // 2]
+        yield left, OF_A_NODE
 
 
-def nodes(machine: Machine) -> Iterator[int]:
-    """Ever half as many of what the farthest links of a machine join, then of what the next do, down to one node: their
-    processors.
-    """
-    groups = [level.group for level in machine.levels]
-    for inner, outer in reversed([*pairwise(groups)]):
-        count = outer // inner
-        while count > 1:
-            count //= 2
-            yield inner * count
+def _groups(procs: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    """Those of these processors, ascending, that are in one group of so many, for each group."""
+    return [tuple(group) for _, group in groupby(procs, lambda proc: proc // size)]
 
 
-def of_a_node(machine: Machine) -> Iterator[int]:
-    """Ever half of the processors that the nearest links join, of three two: one alone does what a known plan does."""
-    count = machine.levels[0].group if machine.levels else 1
-    while count > 2:
-        count = (count + 1) // 2
-        yield count
+def _kinds(machine: Machine, procs: Sequence[int]) -> tuple[int, ...]:
+    return tuple(machine.kind_of[[*procs]].tolist())
 
 
 def within(evaluator: Evaluator, procs: Iterable[int], pins: Pins | None = None) -> Pins:
