@@ -6,10 +6,15 @@ import shlex
 import sys
 
 import msgspec
+import numpy as np
 import pytest
 
 from castile.launch import models
 from castile.launch.__main__ import main
+from castile.launch.arrays import weights
+from castile.launch.jobs.offline import desk
+from castile.launch.jobs.trial import Trial
+from castile.planner.search import search
 from castile.runtime import machine
 from tests import homes
 from tests.mpi import CHECKOUT
@@ -32,6 +37,7 @@ def test_files_and_commands_are_found():
         "cluster.toml",
         "sweep.py",
         "steps.py",
+        "differs.py",
     }
     assert len(COMMANDS) == 15
 
@@ -85,3 +91,22 @@ def test_a_program_can_take_steps(tmp_path, monkeypatch, capsys):
     exec(FILES["steps.py"], {})
     of_found, of_cut = ([float(word) for word in line.split()] for line in capsys.readouterr().out.splitlines())
     assert of_found[0] < of_cut[0] and of_found[1:] == pytest.approx(of_cut[1:], rel=1e-4)
+
+
+def test_a_program_finds_where_a_network_differs(tmp_path, monkeypatch, capsys):
+    """From one with another function after its first layer, what comes before is the same and what follows is not."""
+    (tmp_path / "net.py").write_text(FILES["net.py"])
+    (tmp_path / "other.py").write_text(FILES["net.py"].replace("g.relu(", "g.tanh("))
+    monkeypatch.chdir(tmp_path)
+    at = desk("other.py", machine.parse("local:procs=1"), batch=32)
+    trial, random = Trial(at, search("one_processor", at.evaluator).strategy), np.random.default_rng(0)
+    params = {param.name: trial.parameters[param.name] for param in trial.graph.params}
+    weights.save("begin.safetensors", params, at.model)
+    batch = {"image": random.normal(size=(32, 1, 8, 8)), "label": random.integers(0, 10, 32)}
+    step = trial.step(batch)
+    gradients = {f"{name}/grad": gradient for name, gradient in step.gradients.items()}
+    np.savez("theirs.npz", **batch, **step.results, **gradients)
+    exec(FILES["differs.py"], {})
+    apart = {name: float(off) for name, off in map(str.split, capsys.readouterr().out.splitlines())}
+    assert apart["fc1"] < 1e-6 and min(apart["act"], apart["head"], apart["fc1.weight/grad"]) > 1e-2
+    assert list(apart).index("fc1") < list(apart).index("act") < list(apart).index("head")

@@ -97,6 +97,16 @@ def test_a_model_without_standard_names_says_so(tmp_path):
         assert not (tmp_path / "w").exists()
 
 
+def test_pytorchs_counters_beside_running_statistics_are_passed_over(tmp_path):
+    """A state_dict has one for each batch normalisation."""
+    model = models.parse("resnet")
+    statistics = {t.name: np.ones(t.shape, np.float32) for t in map(model.graph().tensors.get, model.graph().states)}
+    counters = {name.replace("running_mean", "num_batches_tracked"): np.array(7) for name in statistics if "mean" in name}
+    values = drawn(model) | statistics
+    save_file(values | counters, tmp_path / "w.safetensors")
+    assert equal(weights.load(tmp_path / "w.safetensors", model), values)
+
+
 def test_running_statistics_may_be_there_or_not(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(

@@ -26,6 +26,9 @@ from castile.runtime.strict import suggestion
 # each parameter's tensor, and which piece of it the parameter is
 Sources = dict[str, tuple[str, Piece]]
 
+# PyTorch's batch normalisation counts batches beside its running statistics, and seldom uses that; here nobody does.
+COUNTER = "num_batches_tracked"
+
 _FLOATING = ("F16", "F32", "F64")
 _WHOLE = ("I32", "I64")
 
@@ -39,8 +42,9 @@ def families(model: Model) -> tuple[StandardNames, ...]:
 def load(path: str | Path, model: Model, graph: Graph | None = None) -> Mapping[str, np.ndarray]:
     """The parameters of a model from a safetensors file, by name; each is read when it is asked for.
 
-    The file has all of them and nothing else, under their own names or one family's standard names; running statistics
-    may be there or not. Or it is a file that an importer reads, whose network has the same parameters.
+    The file has all of them and nothing else, under their own names or one family's standard names; running statistics,
+    and PyTorch's counters beside them, may be there or not. Or it is a file that an importer reads, whose network has
+    the same parameters.
     graph: the model's, where it has been built. Raises ValueError in one sentence otherwise.
     """
     importer = importers.of(str(path))
@@ -145,7 +149,7 @@ class Weights(Mapping[str, np.ndarray]):
         params = [t.name for t in self._graph.params]
         states = [name for name in self._graph.states if name in self._file.names]
         sources = {name: (name, Piece(name, name)) for name in (*params, *states)}
-        strange = [name for name in self._file.names if name not in sources]
+        strange = [name for name in self._file.names if name not in sources and name.rpartition(".")[2] != COUNTER]
         return sources, next(iter(strange), None)
 
     def _num_found(self, names: StandardNames, found: Sources) -> int:
