@@ -6,7 +6,7 @@ It does not know how a plan is found, nor how to run one.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Annotated, Any
@@ -24,11 +24,11 @@ from castile.launch.reports.reasons import folded
 from castile.launch.typed import files, options
 from castile.launch.typed.files import Outputs
 from castile.planner import strategy as strategies
-from castile.planner.alternatives import alternatives, node_of, pattern, switches
+from castile.planner.alternatives import alternatives, node_of, pattern, plain, switches
 from castile.planner.explanation import Crossing, Edge, Explanation, explain
 from castile.planner.known.seeds import seeds
 from castile.planner.search import Budget, Evaluated, Evaluator, parse_budget
-from castile.planner.strategy import Config, Strategy
+from castile.planner.strategy import Config, Strategy, in_words
 from castile.runtime.machine import Machine
 from castile.runtime.timeline import PICOSECONDS
 from castile.runtime.transfer import TooManyTransfers
@@ -175,7 +175,7 @@ def _against(
         **_priced(evaluator.evaluate(other), worth),
         "causes": _compared(explanation, explain(evaluator, other)),
         "switches": [
-            {"nodes": list(s.names), "here": _told(s.here), "there": _told(s.there)}
+            {"nodes": list(s.names), "here": _told(s.here.values()), "there": _told(s.there.values())}
             | {"name": folded(s.names), **_priced(s.evaluated, worth)}
             for s in found.best
         ],
@@ -350,8 +350,10 @@ def _compared(here: Explanation, there: Explanation) -> Rows:
     return sorted(rows, key=lambda row: -abs(row["longer_seconds"]))
 
 
-def _told(config: Config | None) -> str:
-    return "by default" if config is None else str(config)
+def _told(alike: Iterable[Config | None]) -> str:
+    """Layouts of nodes that are cut alike."""
+    configs = list(dict.fromkeys(plain(config) for config in alike if config is not None))
+    return in_words(configs) if configs else "by default"
 
 
 def _priced(found: Evaluated, worth: Evaluated) -> dict[str, Any]:

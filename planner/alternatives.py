@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,6 +27,12 @@ from castile.planner.strategy import Config, Strategy
 from castile.runtime.strict import hint
 from castile.runtime.timeline import PICOSECONDS
 from castile.runtime.transfer import TooManyTransfers
+
+Configs = Mapping[str, Config | None]
+Difference = tuple[str, Config | None, Config | None]
+
+# Of more differences between plans, as of pipelines of many stages, those that are cut alike are looked at together.
+MOST_APART = 20
 
 
 @dataclass(frozen=True)
@@ -52,13 +59,16 @@ class Alternatives:
 class Switch:
     """Nodes that another plan lays out otherwise, and what the plan is worth with these as there and all else as here.
 
-    here, there   None where a plan leaves an update, accumulator or fetch to its default
+    here, there   of each; None where a plan leaves an update, accumulator or fetch to its default
     """
 
-    names: tuple[str, ...]
-    here: Config | None
-    there: Config | None
+    here: Configs
+    there: Configs
     evaluated: Evaluated
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.there)
 
 
 @dataclass(frozen=True)
@@ -115,21 +125,29 @@ def alternatives(evaluator: Evaluator, plan: Strategy, name: str, budget: Budget
 def switches(evaluator: Evaluator, plan: Strategy, other: Strategy, budget: Budget) -> Switches:
     """What each difference to another plan does by itself.
 
-    Nodes whose names differ in numbers only and that move alike switch together.
+    Nodes whose names differ in numbers only and that move alike switch together; where that leaves many, also those
+    that are cut alike and lie elsewhere, as on other stages of a pipeline.
     """
     groups = differences(plan.configs, other.configs)
+    groups = groups if len(groups) <= MOST_APART else _wherever(groups)
     run = _Spending(budget)
     found = []
-    for (_, here, there), names in groups.items():
+    for names in groups.values():
         if run.take():
-            worth = _with(evaluator, plan, dict.fromkeys(names, there))
+            here, there = ({name: of.configs.get(name) for name in names} for of in (plan, other))
+            worth = _with(evaluator, plan, there)
             if worth is not None:
-                found.append(Switch(tuple(names), here, there, worth))
+                found.append(Switch(here, there, worth))
     best = tuple(sorted(found, key=lambda switch: switch.evaluated.rank))
     return Switches(best, len(groups) - run.num_spent, run.num_spent - len(found))
 
 
-Difference = tuple[str, Config | None, Config | None]
+def _wherever(groups: Mapping[Difference, list[str]]) -> dict[Any, list[str]]:
+    """Those together that are called and cut alike, here and there."""
+    found: dict[Any, list[str]] = {}
+    for (kind, here, there), names in groups.items():
+        found.setdefault((kind, here and here.cuts, there and there.cuts), []).extend(names)
+    return found
 
 
 def differences(here: Mapping[str, Config], there: Mapping[str, Config]) -> dict[Difference, list[str]]:

@@ -12,8 +12,9 @@ from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.reports import report
 from castile.launch.reports.reasons import folded
+from castile.planner import alternatives as alternatives_of
 from castile.planner import strategy as strategies
-from castile.planner.alternatives import alternatives, differences, plain, switches
+from castile.planner.alternatives import alternatives, differences, pattern, plain, switches
 from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
@@ -204,11 +205,30 @@ def test_a_switch_of_every_part_is_the_other_plan():
     found = every.best
     assert every.num_left == every.num_refused == 0
     assert sorted(n for s in found for n in s.names) == sorted(plan.configs)
-    changed = {name: s.there for s in found for name in s.names}
+    changed = {name: config for s in found for name, config in s.there.items()}
     assert evaluator.evaluate(Strategy(changed)).seconds == evaluator.evaluate(other).seconds
     assert [s.evaluated.rank for s in found] == sorted(s.evaluated.rank for s in found)
     few = switches(evaluator, plan, other, Budget(proposals=2))
     assert len(few.best) == 2 and few.num_left == len(found) - 2
+
+
+def test_what_is_cut_alike_on_other_stages_switches_together(monkeypatch):
+    """Where there are many parts; all of them are the other plan all the same."""
+    on = machines.parse("local:procs=8")
+    lowering = Lowering(models.parse("mlp:layers=9,width=16").graph(64), on, microbatches=8)
+    evaluator, known = Evaluator(lowering, CostModel(on)), seeds(lowering)
+    plan, other = known["pipeline_8"], known["pipeline_4"]
+    apart = differences(plan.configs, other.configs)
+    assert len(switches(evaluator, plan, other, Budget(proposals=1000)).best) == len(apart)
+    monkeypatch.setattr(alternatives_of, "MOST_APART", len(apart) - 1)
+    found = switches(evaluator, plan, other, Budget(proposals=1000)).best
+    kinds = [{(pattern(name), s.here[name].cuts, s.there[name].cuts) for name in s.names} for s in found]
+    assert len(apart) > len(found) and all(len(kind) == 1 for kind in kinds)
+    assert len({one for kind in kinds for one in kind}) == len(found)
+    changed = {name: config for s in found for name, config in s.there.items()}
+    assert evaluator.evaluate(msgspec.structs.replace(plan, configs=plan.configs | changed)) == evaluator.evaluate(
+        msgspec.structs.replace(plan, configs=other.configs)
+    )
 
 
 def test_layers_of_a_kind_differ_together():
