@@ -11,7 +11,7 @@ from castile.launch.arrays import defined
 from castile.planner.graph import Graph
 
 # Definitions of kernels are slow: what takes more operations is not looked at.
-MOST_FLOPS = 3e8
+MOST_FLOPS = 2e9
 # How far numbers may be apart, of the largest: both are computed in float64, in whatever order.
 TOLERANCE = 1e-6
 
