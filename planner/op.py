@@ -219,6 +219,7 @@ def op(
     """Make a class an operator: frozen, with that axis line.
 
     results   labels of its results; the first has no label.   flows   how many of them, from the first, have gradients
+    Raises ValueError for a setting of a name by which operators are asked for something else.
     """
 
     def wrap(cls: type) -> type:
@@ -226,7 +227,12 @@ def op(
         setattr(cls, "flops_per_point", flops_per_point)
         setattr(cls, "results", results)
         setattr(cls, "flows", flows)
-        return dataclass(frozen=True)(cls)
+        made = dataclass(frozen=True)(cls)
+        if taken := [f.name for f in fields(made) if hasattr(Op, f.name) or f.name in PASSES.values()]:
+            raise ValueError(
+                f"operator {cls.__name__}: every operator has {taken[0]!r} of its own: call the setting something else"
+            )
+        return made
 
     return wrap
 

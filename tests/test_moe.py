@@ -34,6 +34,11 @@ def problem(choices: int, capacity: float) -> tuple[Graph, list[dict[str, np.nda
     return graph, steps, {t.name: rng.normal(size=t.shape) / 2 for t in graph.params}
 
 
+def test_an_expert_takes_in_no_more_than_all_tokens() -> None:
+    few, many = (models.parse(SMALL.format(2, capacity)).graph(2).fingerprint for capacity in ("2", "1e308"))
+    assert few == many
+
+
 @pytest.mark.parametrize(("choices", "capacity"), [(1, 1.0), (2, 0.7), (3, 4.0)])
 def test_losses_are_those_of_torch(choices: int, capacity: float) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")

@@ -156,6 +156,14 @@ LINES = [
 ]
 
 
+@pytest.mark.parametrize("name", ["rows", "looks", "name", "flops", "told", "forward"])
+def test_a_setting_that_hides_what_operators_are_asked_is_refused(name: str) -> None:
+    """Costs would call a number where they ask for rows of images."""
+    mine = type("Mine", (Unary,), {"__annotations__": {name: int}, name: 3})
+    with pytest.raises(ValueError, match=f"^operator Mine: every operator has '{name}' of its own: call the setting"):
+        op("... -> ...")(mine)
+
+
 def test_the_planner_knows_the_functions_of_lines_that_kernels_have():
     assert FUNCTIONS == arithmetic.FUNCTIONS
 

@@ -188,6 +188,8 @@ def test_a_size_gives_what_settings_leave_open() -> None:
         ("bert:dropout=1.0", "dropout should be at least 0 and below 1"),
         ("xdl:sizes=40", "sizes should name two categories or more, got '40'"),
         ("xdl:top=40+x", "top should be numbers from 1 on"),
+        ("xdl:top=40+²", "top should be numbers from 1 on"),
+        ("llama:eps=-1e-5", "model llama: eps should be at least 0, got -1e-05"),
         ("xdl:numbers=3", "no setting 'numbers'"),
     ],
 )

@@ -31,7 +31,7 @@ def load(
     Every value of a category has a hidden vector. The odds of a label of 1 go by the products of all pairs of vectors
     and by the numbers.
     """
-    counts = [int(size) for size in sizes.split("+") if size.isdigit() and int(size) > 0]
+    counts = [int(size) for size in sizes.split("+") if size.isdecimal() and int(size) > 0]
     if "+".join(map(str, counts)) != sizes or numbers < 1:
         raise ValueError(
             f"data set clicks: sizes {sizes!r} should be numbers joined by +, numbers {numbers} at least 1"

@@ -85,7 +85,7 @@ def build(
 
 def widths(who: str, text: str) -> list[int]:
     """The numbers of a text such as 64+32. Raises ValueError in the words of `who` where it is none."""
-    found = [int(word) if word.isdigit() else 0 for word in text.split("+")]
+    found = [int(word) if word.isdecimal() else 0 for word in text.split("+")]
     if min(found) < 1:
         raise ValueError(f"{who} should be numbers from 1 on joined by +, such as 64+32, got {text!r}")
     return found

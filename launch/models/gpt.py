@@ -238,6 +238,8 @@ def check(model: str, width: int, words: Words, blocks: Blocks) -> None:
             raise ValueError(f"model {model}: {setting} should be {' or '.join(known)}, got {value!r}")
     if not 0 <= blocks.dropout < 1:
         raise ValueError(f"model {model}: dropout should be at least 0 and below 1, got {blocks.dropout}")
+    if blocks.eps < 0:
+        raise ValueError(f"model {model}: eps should be at least 0, got {blocks.eps}")
 
 
 def embedded(g: Graph, batch: int, words: Words, width: int) -> tuple[Tensor, Tensor]:

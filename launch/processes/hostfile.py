@@ -35,7 +35,7 @@ def slots(path: Path) -> dict[str, int]:
     for number, line in enumerate(text.splitlines(), start=1):
         name, *options = line.split("#")[0].split() or [""]
         counts = [option.removeprefix("slots=") for option in options]
-        if any(not count.isdigit() or int(count) < 1 for count in counts) or len(counts) > 1:
+        if any(not count.isdecimal() or int(count) < 1 for count in counts) or len(counts) > 1:
             raise UserError(f"{path}, line {number}: '{line.strip()}' is not a host; write `NAME slots=COUNT`")
         if name:
             found[name] = found.get(name, 0) + int(*counts or (1,))

@@ -66,5 +66,5 @@ class Route(Op):
         normalise   by default where k is more than 1: a single gate would have no gradient
         """
         _, tokens, experts = logits.shape
-        capacity = max(1, min(tokens, ceil(factor * k * tokens / experts)))
+        capacity = max(1, ceil(min(tokens, factor * k * tokens / experts)))
         return g.apply(Route(k, capacity, k > 1 if normalise is None else normalise), name, logits)
