@@ -106,7 +106,9 @@ def test_clicks_are_the_same_for_a_seed_and_worth_learning() -> None:
         assert column.min() == 0 and size / 2 < column.max() < size
 
 
-@pytest.mark.parametrize("text", ["clicks:sizes=9+", "clicks:sizes=9+a", "clicks:sizes=9+²", "clicks:sizes=0+3", "clicks:numbers=0"])
+@pytest.mark.parametrize(
+    "text", ["clicks:sizes=9+", "clicks:sizes=9+a", "clicks:sizes=9+²", "clicks:sizes=0+3", "clicks:numbers=0"]
+)
 def test_clicks_of_nothing_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"data set clicks: sizes .* should be numbers joined by"):
         data.load(text, 0)
