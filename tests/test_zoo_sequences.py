@@ -149,6 +149,31 @@ def test_the_sizes_of_experts_are_as_large_as_their_names(size: str) -> None:
     assert num_params(f"moe:size={size}") - 32000 * width == pytest.approx(named(size), rel=0.04)
 
 
+# Heads, those of keys and values, words of a text, and the base of the angles by which they are turned, 0 for none.
+HEADS = {
+    **{f"gpt:size={size}": (heads, heads, 1024, 0)
+       for size, heads in {"124m": 12, "355m": 16, "774m": 20, "1.5b": 25}.items()},
+    **{f"gpt:size={size}": (heads, heads, 2048, 0)
+       for size, heads in {"125m": 12, "350m": 16, "760m": 16, "1.3b": 16, "2.7b": 32, "6.7b": 32, "13b": 40,
+                           "175b": 96}.items()},
+    **{f"moe:size={size}": (16, 16, 1024, 0) for size in ("380m", "690m", "1.3b", "2.4b", "10b", "27b", "70b")},
+    "moe:size=8x7b": (32, 8, 32_768, 1e6), "moe:size=8x22b": (48, 8, 65_536, 1e6),
+    "llama:size=2-7b": (32, 32, 4096, 1e4), "llama:size=2-13b": (40, 40, 4096, 1e4),
+    "llama:size=2-70b": (64, 8, 4096, 1e4), "llama:size=8b": (32, 8, 8192, 5e5),
+    "llama:size=70b": (64, 8, 8192, 5e5), "llama:size=405b": (128, 8, 8192, 5e5),
+    "bert": (16, 16, 512, 0), "bert:size=base": (12, 12, 512, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HEADS)
+def test_heads_and_texts_of_sizes_are_those_of_the_published(text: str) -> None:
+    """Whatever these are, parameters are as many."""
+    graph = models.parse(f"{text}{',' if ':' in text else ':'}layers=1").graph(1)
+    attention, turned = graph.nodes["block1.attention"].op, graph.nodes.get("block1.rotary_q")
+    found = attention.h * attention.r, attention.h, graph.tensors["tokens"].shape[1], turned.op.base if turned else 0
+    assert found == HEADS[text]
+
+
 def named(size: str) -> float:
     """The number of a name such as 1.3b."""
     return float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]

@@ -278,6 +278,13 @@ def test_convolutions_have_biases_where_they_are_not_normalised() -> None:
     assert not plain.states and not any(n.op.name.startswith("batch_") for n in plain.nodes.values())
 
 
+@pytest.mark.parametrize(("form", "heads"), {"b16": 12, "b32": 12, "l16": 16, "l32": 16, "h14": 16}.items())
+def test_heads_of_transformers_are_torchvisions(form: str, heads: int) -> None:
+    """Whatever these are, parameters are as many."""
+    graph = models.parse(f"vit:form={form},layers=1").graph(1)
+    assert graph.nodes["encoder.layers.encoder_layer_0.self_attention"].op.h == heads
+
+
 def test_the_class_token_is_the_first_of_each_sample() -> None:
     graph = models.parse("vit:size=8,patch=4,layers=1,width=4,heads=2,hidden=8,classes=3").graph(2)
     tokens = graph.nodes["tokens"]
