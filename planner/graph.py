@@ -148,9 +148,12 @@ class Graph:
     def apply(self, op: Op, name: str, *inputs: Tensor) -> Tensor:
         """Add a node and return its first result; the others are `name:label`.
 
-        Raises ValueError for a name that is taken, inputs of another graph, shapes that do not fit the operator, and
-        an operator from elsewhere whose bodies do not give what its axis line says.
+        Raises ValueError for what is no operator, a name that is taken, inputs of another graph, shapes that do not fit
+        the operator, and one from elsewhere whose bodies do not give what its axis line says.
         """
+        if not isinstance(op, Op):
+            given = f"the class {op.__name__}" if isinstance(op, type) else f"of type {type(op).__name__}"
+            raise ValueError(f"{name}: its operator is {given}: give one of an operator's class, as Relu()")
         if name in self.nodes:
             raise ValueError(f"two nodes are named {name!r}")
         if strange := [t.name for t in inputs if self.tensors.get(t.name) != t]:

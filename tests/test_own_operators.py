@@ -6,6 +6,7 @@ import inspect
 import re
 from functools import wraps
 
+import numpy as np
 import pytest
 
 from castile.kernels import arithmetic
@@ -162,6 +163,30 @@ def test_a_setting_that_hides_what_operators_are_asked_is_refused(name: str) -> 
     mine = type("Mine", (Unary,), {"__annotations__": {name: int}, name: 3})
     with pytest.raises(ValueError, match=f"^operator Mine: every operator has '{name}' of its own: call the setting"):
         op("... -> ...")(mine)
+
+
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}, np.arange(3), (1, [2]), object(), len])
+def test_a_setting_that_is_no_value_is_refused(value: object) -> None:
+    """It would have no hash, or another one in each process."""
+
+    @op("... -> ...")
+    class Mine(Unary):
+        value, slope = "x -> x", "d -> d"
+        how: object = ()
+
+    g = Graph("g")
+    x = g.input("x", (4, 6), "b c")
+    g.apply(Mine((1, 2.0, "three", True, None, (np.float32(4),))), "plain", x)
+    with pytest.raises(ValueError, match=r"^it \(.*Mine\): its setting 'how' is of type "):
+        g.apply(Mine(value), "it", x)
+
+
+@pytest.mark.parametrize("given", [find("relu"), "relu", None])
+def test_what_is_no_operator_is_refused(given: object) -> None:
+    g = Graph("g")
+    x = g.input("x", (4, 6), "b c")
+    with pytest.raises(ValueError, match=r"^it: its operator is (the class Relu|of type (str|NoneType)): give one of"):
+        g.apply(given, "it", x)
 
 
 def test_the_planner_knows_the_functions_of_lines_that_kernels_have():

@@ -1,4 +1,5 @@
-"""Bodies of operators from elsewhere, a model's file: whether they give what the axis line says, whole and cut.
+"""Operators from elsewhere, a model's file: whether bodies give what the axis line says, whole and cut, and whether
+settings are values, by which plans know an operator.
 
 Of castile's own operators the tests hold it. It does not know what bodies compute.
 """
@@ -7,21 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from castile.planner.bodies.trace import record
 from castile.planner.bodies.vocabulary import Spec
-from castile.planner.op import PASSES, Part, Tensor
+from castile.planner.op import PASSES, Op, Part, Tensor
 
 
 def check(who: str, whole: Part, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
     """Raises ValueError, in one sentence that begins with `who`, where a body gives other shapes than the axis line
-    says, of the whole or of what is cut in two along one axis.
+    says, of the whole or of what is cut in two along one axis, and for a setting that is no value.
     """
+    if strange := [(name, value) for name, value in whole.op.settings if not _is_value(value)]:
+        name, value = strange[0]
+        raise ValueError(
+            f"{who}: its setting {name!r} is of type {type(value).__name__}: plans know an operator by its settings, so "
+            "let each be a number, a text, true or false, None, or a tuple of these"
+        )
     for part in (whole, *_halves(whole)):
         reads = [Spec(part.reads(n).shape, t.dtype) for n, t in enumerate(operands)]
         writes = [Spec(part.writes(n).shape, t.dtype) for n, t in enumerate(results)]
         for which, body in PASSES.items():
             if part.op.has(which):
                 _check(f"{who}: {body}", part, which, reads, writes)
+
+
+def _is_value(setting: object) -> bool:
+    """Whether it is told by what it is written as, in every process."""
+    if isinstance(setting, tuple | Op):
+        return all(map(_is_value, setting if isinstance(setting, tuple) else [value for _, value in setting.settings]))
+    return setting is None or isinstance(setting, bool | int | float | str | np.generic)
 
 
 def _halves(whole: Part) -> Iterator[Part]:
