@@ -74,6 +74,7 @@ def test_calls_in_a_row_take_what_is_known_of_all_of_them() -> None:
     begun = ended - [9000, 7000, 6000, 12_000]
     firsts, lasts = clocks().without_events(14_000, begun, ended, [1] * 4)
     assert (lasts - firsts).tolist() == [4000, 2000, 1000, 7000] and firsts.tolist() == [0, 4000, 6000, 7000]
+    assert [len(of) for of in clocks().without_events(0, begun[:0], ended[:0], [])] == [0, 0]
 
 
 def test_the_device_is_busy_until_the_host_is_ahead(set_aside: None) -> None:

@@ -248,6 +248,7 @@ def test_numbers_that_nccl_does_not_add_are_refused_in_words(journal: fake.Journ
     array = cupy.asarray(np.zeros(3, np.int16))
     with pytest.raises(ValueError, match=r"does not add int16: all_reduce of int16 over ranks 0 \(transfer 7\)"):
         end.streamed([Side("all_reduce", (0,), array, array, None, ((3,),))], 7, stream)
+    assert end.streamed([Side("all_gather", (0,), array, array, None, ((3,),))], 7, stream)
 
 
 # What fails.

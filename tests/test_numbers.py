@@ -53,6 +53,36 @@ def test_whatever_is_looked_up_by_an_input_is_numbered() -> None:
                     assert operand in dict(case.op.numbering), str(case)
 
 
+def looked_up(kind: str, seq: int, rows: int) -> Graph:
+    """A table that is looked up by numbers of that kind."""
+    g = Graph("table")
+    tokens = g.input("tokens", (2, seq), "b s", kind)
+    g.minimise(g.sum("loss", g.embedding("tok", tokens, rows=rows, features=2)))
+    return g
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int32", "uint64"])
+def test_what_numbers_stand_for_is_found_for_more_places_than_they_count(kind: str) -> None:
+    below = numbers.taken(looked_up(kind, 300, 11))["tokens"].below
+    assert below is not None and below.tolist() == [11] * 300
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "words"),
+    [("uint8", 256, "256 in 'tokens', which holds 0 to 255 as uint8"), ("int8", 128, "128 in .* -128 to 127 as int8"),
+     ("uint32", -1, "-1 in .* 0 to 4294967295 as uint32"), ("uint8", 255, ""), ("int64", 399, ""), ("int32", 399, "")],
+)  # fmt: skip
+def test_a_number_that_an_input_has_no_room_for_is_told(kind: str, number: int, words: str) -> None:
+    """It would become another one, which may stand for something."""
+    graph = looked_up(kind, 3, 400)
+    found = dataset(graph, {"tokens": np.array([[0, 1, 2], [3, number, 5]])})
+    if not words:
+        numbers.check(graph, found)
+        return
+    with pytest.raises(UserError, match=rf"samples 1 to 2 have {words}: "):
+        numbers.check(graph, found)
+
+
 def dataset(graph: Graph, drawn: dict[str, np.ndarray]) -> Dataset:
     samples = Arrays({name: drawn.get(name, np.zeros(graph.tensors[name].shape)) for name in graph.inputs})
     return Dataset("mine", 0, samples, samples)

@@ -64,7 +64,7 @@ def _below(graph: Graph, name: str) -> np.ndarray | None:
     Each is followed to what it numbers by giving every place of a sample a number of its own.
     """
     tensor, size = graph.tensors[name], prod(graph.tensors[name].shape[1:])
-    places = np.arange(size, dtype=tensor.dtype).reshape(tensor.shape[1:])
+    places = np.arange(size).reshape(tensor.shape[1:])
     below = np.full(size, UNKNOWN)
     for _, _, met, length in _numbered(_nodes(graph, [name]), {name: np.broadcast_to(places, tensor.shape)}):
         # What was computed of them need not be places any more.
@@ -97,6 +97,7 @@ def check(graph: Graph, dataset: Dataset, trained: bool = True) -> None:
             wanted = [name for name in (*whole, *(looked_at if n <= most else ())) if name in samples.shapes]
             arrays = samples.take(dict.fromkeys(wanted, numbers))
             try:
+                _fit(graph, arrays)
                 look(nodes, arrays)
             except OutOfPlace as error:
                 told = f"data set {dataset.name}: {which}samples {numbers[0] + 1} to {numbers[-1] + 1}"
@@ -151,6 +152,17 @@ def is_finite(array: np.ndarray) -> bool:
     """Whether an array holds no infinity and no NaN."""
     # the extremes of an array are finite where all of it is, and no second array is made
     return array.dtype.kind not in "fV" or not array.size or bool(np.isfinite(array.min()) and np.isfinite(array.max()))
+
+
+def _fit(graph: Graph, arrays: Mapping[str, np.ndarray]) -> None:
+    """Raises OutOfPlace for a whole number that an input has no room for, which would become another one there."""
+    for name, rows in arrays.items():
+        kind = np.dtype(graph.tensors[name].dtype)
+        if kind.kind in "iu" and rows.size and not np.can_cast(rows.dtype, kind):
+            bounds = np.iinfo(kind)
+            if not bounds.min <= rows.min() <= rows.max() <= bounds.max:
+                wrong = int(rows.min() if rows.min() < bounds.min else rows.max())
+                raise OutOfPlace(wrong, f"in {name!r}, which holds {bounds.min} to {bounds.max} as {kind}")
 
 
 def look(nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> None:
