@@ -22,8 +22,8 @@ def check(who: str, whole: Part, operands: Sequence[Tensor], results: Sequence[T
     if strange := [(name, value) for name, value in whole.op.settings if not _is_value(value)]:
         name, value = strange[0]
         raise ValueError(
-            f"{who}: its setting {name!r} is of type {type(value).__name__}: plans know an operator by its settings, so "
-            "let each be a number, a text, true or false, None, or a tuple of these"
+            f"{who}: its setting {name!r} is of type {type(value).__name__}: plans know an operator by its settings, "
+            "so let each be a number, a text, true or false, None, or a tuple of these"
         )
     for part in (whole, *_halves(whole)):
         reads = [Spec(part.reads(n).shape, t.dtype) for n, t in enumerate(operands)]
