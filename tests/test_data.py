@@ -276,6 +276,7 @@ def test_missing_or_damaged_digits_are_refused(tmp_path, how):
         ("./own.py", r"did you mean 'iterator:file=./own.py'"),
         ("digits:files=x", r"no setting 'files' \(did you mean 'file'"),
         ("text:file=/nowhere/x.txt", "data set text: /nowhere/x.txt: No such file"),
+        ("text:most_bytes=-1", "data set text: most_bytes -1 should be at least 1"),
         ("text:seq=10000000", "too few for two windows"),
         ("text:seq=0", "seq 0 should be at least 1"),
     ],

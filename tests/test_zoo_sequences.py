@@ -411,6 +411,7 @@ def test_a_dose_takes_growth_away() -> None:
     [
         ("verdicts:classes=1", "classes 1 at least 2"),
         ("masked:seq=1", "seq 1 should be at least 2, for a window has two halves"),
+        ("growth:samples=-1", "data set growth: -1 samples are too few"),
         ("growth:cell=0", "cell 0, descriptors 5270 and fingerprints 2048 should be at least 1"),
     ],
 )

@@ -60,6 +60,7 @@ def load(
             f"data set growth: cell {cell}, descriptors {descriptors} and fingerprints {fingerprints} "
             "should be at least 1"
         )
+    train, rest = split(seed, "growth", samples, held_out)
     cells = rng.normal(seed, "growth cells", (NUM_CELLS, cell)).astype(np.float32)
     described = rng.normal(seed, "growth drugs", (NUM_DRUGS, descriptors)).astype(np.float32)
     printed = (rng.uniform(seed, "growth prints", (NUM_DRUGS, fingerprints)) < 0.5).astype(np.float32)
@@ -73,7 +74,6 @@ def load(
         drug = {f"drug{n}.descriptors": described, f"drug{n}.fingerprints": printed}
         columns |= {f"dose{n}": doses[:, n - 1 : n].astype(np.float32), **dict.fromkeys(drug, which[:, n])}
         tables |= drug
-    train, rest = split(seed, "growth", samples, held_out)
     return Dataset("growth", seed, Described(columns, train, tables=tables), Described(columns, rest, tables=tables))
 
 

@@ -32,6 +32,8 @@ def load(seed: int, *, file: str = "", seq: int = 128, most_bytes: int = 4 * 2**
     """
     if seq < 1 or not 0 < held_out < 1:
         raise ValueError(f"data set text: seq {seq} should be at least 1 and held_out {held_out} between 0 and 1")
+    if most_bytes < 1:
+        raise ValueError(f"data set text: most_bytes {most_bytes} should be at least 1")
     data = np.frombuffer(_file(Path(file), most_bytes) if file else _library(most_bytes), np.uint8)
     arrays = windows(data, seq)
     number = len(arrays["tokens"])
