@@ -209,6 +209,11 @@ def fresh(name: str, taken: set[str]) -> str:
     return name
 
 
+def counted(dim: int, ndim: int) -> int:
+    """A dim of so many counted from the first, where a negative one counts from the last; as it is where it is none."""
+    return dim + ndim if -ndim <= dim < 0 else dim
+
+
 @lru_cache(maxsize=4096)
 def _expand(operand: Operand, leading: tuple[str, ...]) -> Operand:
     dims: list[tuple[str, ...]] = []

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from importlib import import_module
-from math import prod
+from math import prod, sqrt
 from pkgutil import iter_modules
 from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
@@ -35,6 +35,12 @@ class Init:
     kind: str
     scale: float = 0.0
     values: Any = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def by_inputs(cls, number: int) -> Init:
+        """Uniform in +-1/sqrt(number), of weights by which sums of so many inputs are made."""
+        # a weight of none has a shape that is refused
+        return cls("uniform", 1 / sqrt(max(1, number)))
 
 
 @dataclass(frozen=True)

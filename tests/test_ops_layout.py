@@ -56,10 +56,19 @@ def test_pieces_put_together_are_the_whole():
         (lambda g, x: g.concat("it", 0, x, g.input("z", (3,), "b")), "same number of dims"),
         (lambda g, x: g.slice("it", x, 1, 2, 7), "2 to 7 should be a range of dim 1 of 'x', 6 long"),
         (lambda g, x: g.slice("it", x, 0, 1, 1), "not empty"),
+        *((build, f"dim {dim}")
+          for dim in (2, -3, 5)
+          for build in (lambda g, x, dim=dim: g.concat("it", dim, x, x),
+                        lambda g, x, dim=dim: g.slice("it", x, dim, 0, 2),
+                        lambda g, x, dim=dim: g.pad("it", x, dim, 1, 1),
+                        lambda g, x, dim=dim: g.split("it", x, dim, (2, 4)))),
         (lambda g, x: g.split("it", x, 1, (2, 3)), "does not add up"),
         (lambda g, x: g.rotary("it", x, heads=2), "no even multiple of 2 heads"),
         (lambda g, x: g.group_norm("it", x, groups=4), "4 groups do not divide"),
-    ],
+        (lambda g, x: g.lstm("it", g.reshape("y", x, "b i -> b i d", d=1), 0), "'it.input': 0 in its shape should be"),
+        *((lambda g, x, kernel=kernel: g.conv2d("it", g.reshape("y", x, "b (c h w) -> b c h w", c=1, h=2), 1, kernel), told)
+          for kernel, told in ((0, "'it.weight': 0 in its shape should be"), ((2,), "one number, or two, for rows"))),
+    ],  # fmt: skip
 )
 def test_what_does_not_fit_is_refused_in_words(build, words):
     g = Graph("g")

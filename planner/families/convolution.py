@@ -6,7 +6,7 @@ It does not know how a window lies on a dim.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod, sqrt
+from math import prod
 from typing import Any, ClassVar
 
 from castile.planner.families import windows
@@ -81,7 +81,7 @@ def parameters(
     scale: float | None = None,
 ) -> list[Tensor]:
     """A weight of that shape, uniform in +-1/sqrt(inputs of a sum) or normal, and the bias of as many channels."""
-    init = Init("uniform", 1 / sqrt(inputs)) if scale is None else Init("normal", scale)
+    init = Init.by_inputs(inputs) if scale is None else Init("normal", scale)
     found = [g.param(f"{name}.weight", shape, axes, init)]
     return [*found, g.param(f"{name}.bias", (channels,), ("o",), Init("zeros"))] if bias else found
 

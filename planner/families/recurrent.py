@@ -5,7 +5,6 @@ It does not know what a cell computes.
 
 from __future__ import annotations
 
-from math import sqrt
 from typing import ClassVar
 
 from castile.planner.axes import parse
@@ -16,7 +15,7 @@ from castile.runtime.region import Box
 
 def shares_of(g: Graph, name: str, x: Tensor, gates: int, width: int) -> Tensor:
     """The input's share of the gates at all positions, [b, s, gates, h]."""
-    init = Init("uniform", 1 / sqrt(width))
+    init = Init.by_inputs(width)
     weight = g.param(f"{name}.input", (gates, width, x.shape[2]), ("g", "h", "i"), init)
     return g.contract(f"{name}.gates", "b s i, g h i -> b s g h", x, weight)
 
@@ -62,7 +61,7 @@ def cell_operands(
 ) -> list[Tensor]:
     """The operands of a cell but x: its biases, the state before, and where there is one the weight that meets it."""
     gates, units = x.shape[2:]
-    init = Init("uniform", 1 / sqrt(units))
+    init = Init.by_inputs(units)
     operands = [g.param(f"{weights}.{bias}", (gates, units), ("g", "h"), init) for bias in biases]
     if state is not None:
         operands += [*state, g.param(f"{weights}.weight", (gates, units, units), ("g", "h", "i"), init)]

@@ -18,11 +18,12 @@ Pads = tuple[int, int, int, int]
 
 
 def pair(value: int | Sequence[int]) -> Pair:
-    """One number for rows and columns alike, or one for each."""
+    """One number for rows and columns alike, or one for each. Raises ValueError for more or fewer."""
     if isinstance(value, int):
         return value, value
-    rows, columns = value
-    return rows, columns
+    if len(value) != 2:
+        raise ValueError(f"{value} should be one number, or two, for rows and for columns")
+    return value[0], value[1]
 
 
 def reach(kernel: int, dilation: int) -> int:

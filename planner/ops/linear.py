@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import sqrt
-
 from castile.planner.op import Init, Op, Tensor, op
 
 
@@ -32,7 +30,7 @@ class Linear(Op):
     def layer(g, name: str, x: Tensor, features: int, bias: bool = True, scale: float | None = None) -> Tensor:
         """Add a linear layer with its parameters to graph `g`; weights uniform in +-1/sqrt(inputs) by default."""
         inputs = x.shape[-1]
-        init = Init("uniform", 1 / sqrt(inputs)) if scale is None else Init("normal", scale)
+        init = Init.by_inputs(inputs) if scale is None else Init("normal", scale)
         params = [g.param(f"{name}.weight", (features, inputs), ("o", "i"), init)]
         if bias:
             params.append(g.param(f"{name}.bias", (features,), ("o",), Init("zeros")))

@@ -5,7 +5,7 @@ A part of the result reads of the operand only what it needs; the gradient is ze
 
 from __future__ import annotations
 
-from castile.planner.axes import Alignment, align, fresh, parse
+from castile.planner.axes import Alignment, align, counted, fresh, parse
 from castile.planner.op import Op, Part, Tensor, op
 from castile.runtime.region import Box
 
@@ -55,4 +55,4 @@ class Slice(Op):
     @staticmethod
     def layer(g, name: str, x: Tensor, dim: int, start: int, stop: int) -> Tensor:
         """Add a range of a dim to graph `g`; a negative dim counts from the last."""
-        return g.apply(Slice(dim % len(x.shape) if x.shape else dim, start, stop), name, x)
+        return g.apply(Slice(counted(dim, len(x.shape)), start, stop), name, x)
