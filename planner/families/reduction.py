@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from castile.planner.axes import counted
 from castile.planner.op import Op, Tensor
 
 
@@ -31,7 +32,7 @@ class Reduction(Op):
 
     def gone(self, ndim: int) -> tuple[int, ...]:
         """The dims, of `ndim`, that the result lacks."""
-        return tuple(range(ndim)) if self.dims is None else tuple(sorted({dim % ndim for dim in self.dims}))
+        return tuple(range(ndim)) if self.dims is None else tuple(sorted({counted(dim, ndim) for dim in self.dims}))
 
     def kept(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The result's shape with dims of one for those that it lacks."""
