@@ -66,8 +66,9 @@ def test_pieces_put_together_are_the_whole():
         (lambda g, x: g.rotary("it", x, heads=2), "no even multiple of 2 heads"),
         (lambda g, x: g.group_norm("it", x, groups=4), "4 groups do not divide"),
         (lambda g, x: g.lstm("it", g.reshape("y", x, "b i -> b i d", d=1), 0), "'it.input': 0 in its shape should be"),
-        *((lambda g, x, kernel=kernel: g.conv2d("it", g.reshape("y", x, "b (c h w) -> b c h w", c=1, h=2), 1, kernel), w)
-          for kernel, w in ((0, "'it.weight': 0 in its shape should be"), ((2,), "one number, or two, for rows"))),
+        *((lambda g, x, kernel=kernel: g.conv2d("it", g.reshape("y", x, "b (c h w) -> b c h w", c=1, h=2), 1, kernel),
+           told)
+          for kernel, told in ((0, "'it.weight': 0 in its shape should be"), ((2,), "one number, or two, for rows"))),
         *((lambda g, x, name=name: getattr(g, name)("it", g.sum("y", x), 0), r"dims \(0,\) should be distinct dims")
           for name in ("sum", "mean", "max")),
     ],  # fmt: skip
