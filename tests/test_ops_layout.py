@@ -71,8 +71,8 @@ def test_pieces_put_together_are_the_whole():
           for kernel, told in ((0, "'it.weight': 0 in its shape should be"), ((2,), "one number, or two, for rows"))),
         *((lambda g, x, name=name: getattr(g, name)("it", g.sum("y", x), 0), r"dims \(0,\) should be distinct dims")
           for name in ("sum", "mean", "max")),
-    ],  # fmt: skip
-)
+    ],
+)  # fmt: skip
 def test_what_does_not_fit_is_refused_in_words(build, words):
     g = Graph("g")
     with pytest.raises(ValueError, match=words):

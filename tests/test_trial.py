@@ -77,6 +77,7 @@ def test_what_does_not_fit_is_told_in_a_sentence(at: Desk) -> None:
         ({"image": given["image"]}, "no array for the input 'label', of shape (8,)"),
         (few, "input 'image' has shape (4, 1, 8, 8), and the graph takes (8, 1, 8, 8)"),
         (given | {"labels": given["label"]}, "the graph has no input 'labels' (did you mean 'label'?)"),
+        (given | {"label": np.full(8, 0.5)}, "data: input 'label' has 0.5 where the model takes whole numbers"),
     ):
         with pytest.raises(ValueError) as error:
             trial.step(arrays)

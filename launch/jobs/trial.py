@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from castile.launch.data import as_input
 from castile.launch.jobs.execution import Execution, feed_from, gradients_of, prepare, read_by
 from castile.launch.jobs.offline import Desk
 from castile.planner.graph import Graph
@@ -63,10 +64,12 @@ class Trial:
     def step(self, inputs: Mapping[str, np.ndarray], rate: float = 0.0) -> Step:
         """Take a step on a whole batch of each input, at a learning rate; at 0 plain descent changes no parameter.
 
-        Raises ValueError for inputs that are not those of the graph, in their shapes.
+        Raises ValueError for inputs that are not those of the graph, in their shapes, and for what are no whole numbers
+        where it takes these.
         """
-        arrays = {name: np.asarray(array) for name, array in inputs.items()}
-        _check(self.graph, arrays)
+        given = {name: np.asarray(array) for name, array in inputs.items()}
+        _check(self.graph, given)
+        arrays = {name: as_input(name, array, not self.graph.tensors[name].floating) for name, array in given.items()}
         self._seen.begin()
         self._execution.feed(feed_from(arrays), rate, self.num_steps)
         self._execution.run()
