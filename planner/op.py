@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from importlib import import_module
-from math import prod, sqrt
+from math import inf, prod, sqrt
 from pkgutil import iter_modules
 from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
@@ -24,17 +24,24 @@ from castile.planner.axes import Alignment, Operand, align, parse
 from castile.runtime.region import Box
 
 OPS = "castile.planner.ops"
+BEGINNINGS = ("normal", "uniform", "zeros", "ones", "given")
 PASSES = {"F": "forward", "B": "grad_inputs", "W": "grad_params"}
 
 
 @dataclass(frozen=True)
 class Init:
     """How a parameter begins: "normal" or "uniform" of that scale (standard deviation, half width), "zeros", "ones", or
-    "given", with those values of its shape."""
+    "given", with those values of its shape. Raises ValueError for another kind, and for a scale that is none."""
 
     kind: str
     scale: float = 0.0
     values: Any = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in BEGINNINGS:
+            raise ValueError(f"parameters begin as one of {', '.join(BEGINNINGS)}, not as {self.kind!r}")
+        if not 0 <= self.scale < inf:
+            raise ValueError(f"the scale of what begins as {self.kind} should be finite and at least 0: {self.scale}")
 
     @classmethod
     def by_inputs(cls, number: int) -> Init:
@@ -59,6 +66,13 @@ class Tensor:
             raise ValueError(
                 f"tensor {self.name!r} of shape {self.shape} needs one distinct axis name a dim, got {self.axes}"
             )
+        if not isinstance(self.init, Init | None):
+            raise ValueError(f"tensor {self.name!r}: say how it begins by an Init, not by {self.init!r}")
+        if self.init is not None and self.init.kind == "given":
+            there = getattr(self.init.values, "shape", None)
+            if there != self.shape:
+                of = f"an array of shape {there}" if there is not None else f"a {type(self.init.values).__name__}"
+                raise ValueError(f"tensor {self.name!r} of shape {self.shape} is given {of}: give an array as large")
 
     @property
     def floating(self) -> bool:

@@ -404,6 +404,23 @@ FAULTS = [
         "    g = Graph('m')\n    g.relu('it', g.input('x', (), ''))\n    return g\n",
         r"build\(\) gave 'x' the shape \(\), whose first dim should be the batch",
     ),
+    *(
+        (
+            f"    g = Graph('m')\n    g.param('w', (3,), ('a',), {init})\n    return g\n",
+            rf"build\(\) failed: ValueError: {told}",
+        )
+        for init, told in (
+            ("Init('norml', 1.0)", r"parameters begin as one of normal, .*, not as 'norml' \(line 4\)"),
+            ("Init('normal', float('nan'))", r"the scale of what begins as normal should be .*: nan \(line 4\)"),
+            ("'normal'", r"tensor 'w': say how it begins by an Init, not by 'normal' \(line 4\)"),
+            ("Init('given')", r"tensor 'w' of shape \(3,\) is given a NoneType: give an array"),
+            ("Init('given', values=[0.0] * 3)", r"tensor 'w' of shape \(3,\) is given a list: give an array"),
+            (
+                "Init('given', values=np.ones((3, 1)))",
+                r"tensor 'w' .* is given an array of shape \(3, 1\): give an array",
+            ),
+        )
+    ),
     ("    return batch.shape\n", r"build\(\) failed: AttributeError: .* \(line 3\)"),
     ('    return Graph("m", dtype)\n', r"build\(\) gave a graph of no nodes"),
     ("    return dtype\n", r"build\(\) should give a Graph, not str"),
@@ -413,8 +430,8 @@ FAULTS = [
 @pytest.mark.parametrize("body, told", FAULTS)
 def test_what_fails_in_a_users_model_is_told_with_its_line(body, told, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    head = "from castile.planner.graph import Graph\ndef build(batch=None, dtype='float32'):\n"
-    (tmp_path / "mine.py").write_text(head + body)
+    imports = "from castile.planner.graph import Graph; from castile.planner.op import Init; import numpy as np"
+    (tmp_path / "mine.py").write_text(f"{imports}\ndef build(batch=None, dtype='float32'):\n{body}")
     with pytest.raises(ValueError, match=rf"model(?: file)? mine\.py: {told}"):
         models.parse("mine.py").graph()
 
