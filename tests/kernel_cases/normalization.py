@@ -49,6 +49,8 @@ def case_group_norm(draw: Draw) -> Iterator[Case]:
         ((2, 4, 1, 1), 2),
         ((2, 3, 2, 2, 3), 1),
         ((5, 8, 17, 16), 4),
+        # each channel by itself, whose image is a whole block of a program
+        ((2, 3, 4, 4), 3),
     ]:
         yield (draw(*shape), draw(shape[1]), draw(shape[1])), {"groups": groups, "eps": 1e-2}
 
