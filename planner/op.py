@@ -247,7 +247,7 @@ def op(
         setattr(cls, "flops_per_point", flops_per_point)
         setattr(cls, "results", results)
         setattr(cls, "flows", flows)
-        made = dataclass(frozen=True)(cls)
+        made: Any = dataclass(frozen=True)(cls)
         if taken := [f.name for f in fields(made) if hasattr(Op, f.name) or f.name in PASSES.values()]:
             raise ValueError(
                 f"operator {cls.__name__}: every operator has {taken[0]!r} of its own: call the setting something else"
