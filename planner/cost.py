@@ -53,10 +53,11 @@ class CostModel:
     its family (name, dtype, link, members), between which seconds never fall as the work grows; corrections of the
     roofline's terms (overhead or latency, flops, bytes) learned for the family, else for its class (a pass, or a
     transfer form on a link), else for all kernels or all transfers of the level; the roofline itself (Williams et al.
-    2009), for a transfer by the cheapest of the machine's algorithms. Transfers that begin together cost as much as one
-    of all their bytes, and what each more of them takes, which the machine tells until its family was measured. A
-    kernel that reads in strides and was not measured costs as much as on unbroken arrays, times what strides cost its
-    family. Kernels' prices include the snapshot's overhead a task, which measured spans leave out.
+    2009), for a transfer by the cheapest of the machine's algorithms, times what its level says that it takes longer in
+    a step than by itself. Transfers that begin together cost as much as one of all their bytes, and what each more of
+    them takes, which the machine tells until its family was measured. A kernel that reads in strides and was not
+    measured costs as much as on unbroken arrays, times what strides cost its family. Kernels' prices include the
+    snapshot's overhead a task, which measured spans leave out, and those of transfers what was learned of meetings.
 
     Where processors are of several kinds, a kernel's price without a kind is that of the slowest; what was measured
     holds for the kind that the snapshot names as its device, or else for the slowest, and other kinds' prices stand to
@@ -166,10 +167,15 @@ class CostModel:
     def _reference(self, key: CostKey) -> Priced:
         """The price on the kind of processor that was measured."""
         if key not in self._memo:
-            seconds, source = self._span(key)
-            beside = self._meeting if key.link else self._overhead
-            self._memo[key] = Priced(seconds + (0.0 if source == "roofline" else beside), source)
+            span = self._span(key)
+            self._memo[key] = Priced(self._in_step(key, span), span.source)
         return self._memo[key]
+
+    def _in_step(self, key: CostKey, span: Priced) -> float:
+        """What a task of that key adds to a step: with what was learned besides spans, or what the machine says."""
+        if span.source != "roofline":
+            return span.seconds + (self._meeting if key.link else self._overhead)
+        return span.seconds * (self.machine.level(key.link).step_factor if key.link else 1.0)
 
     def _on(self, key: CostKey, kind: int | None) -> Priced:
         """A kernel's price on a kind, from that on the kind that was measured."""

@@ -20,6 +20,8 @@ class Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     switch) that go through one such link, and divide it among those of them that may use it at once.
     message_seconds, collective_seconds: how long a processor is occupied with each message of a collective (LogP's
     overhead, Culler et al. 1993), and with each round of one besides; latency_seconds has that of a message by itself.
+    step_factor: how many times as long as by itself a transfer takes in a step, whose members work and come to it one
+    after the other, until it was measured there.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shared_by: int = 1
     message_seconds: float = 0.0
     collective_seconds: float = 0.0
+    step_factor: float = 1.0
 
 
 # By level, nearest first: how many processors share the links that leave each group of the level below.
@@ -70,6 +73,8 @@ def check(name: str, levels: tuple[Level, ...], num_procs: int) -> None:
             value = getattr(level, field)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{where}: {field} must be at least 0 and finite, not {value}")
+        if not (math.isfinite(level.step_factor) and level.step_factor >= 1):
+            raise ValueError(f"{where}: step_factor must be at least 1 and finite, not {level.step_factor}")
         if level.shared_by < 1:
             raise ValueError(f"{where}: shared_by must be at least 1, not {level.shared_by}")
         inner = level.group

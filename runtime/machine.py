@@ -282,6 +282,7 @@ class _Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shared_by: int = 1
     message_seconds: float = 0.0
     collective_seconds: float = 0.0
+    step_factor: float = 1.0
 
     def joining(self, group: int) -> Level:
         """The level whose groups have so many processors."""

@@ -15,7 +15,7 @@ from msgspec import structs
 from castile.planner.cost import CostModel, isotonic
 from castile.planner.costs.snapshot import Environment, Measured, Snapshot, from_json, snapshot_of, to_json
 from castile.runtime.levels import level_name
-from castile.runtime.machine import Level, Machine, Processor, parse
+from castile.runtime.machine import Level, Machine, Processor, parse, presets
 from castile.runtime.task import CostKey, Kind, Lane
 from castile.runtime.timeline import PICOSECONDS
 from tests.graphs import Draft
@@ -386,6 +386,33 @@ def test_overhead_is_added_to_kernels_and_what_meetings_take_to_transfers():
         assert more == pytest.approx(1e-2 if key.link else 1e-3, abs=1e-12)
     nothing = CostModel(MACHINE, Snapshot(HERE, (), 1e-3, 1e-2, 1))
     assert all(nothing.seconds(key).seconds == nothing.roofline(key) for key in known)
+
+
+@given(keys, st.floats(1, 5))
+def test_what_was_not_measured_takes_longer_in_a_step_where_its_level_says_so(key, factor):
+    in_steps = CostModel(dataclasses.replace(MACHINE, levels=_longer(MACHINE.levels, factor)))
+    alone, longer = CostModel(MACHINE), factor if key.link else 1.0
+    assert in_steps.roofline(key) == alone.roofline(key)
+    assert in_steps.seconds(key) == (pytest.approx(longer * alone.roofline(key)), "roofline")
+
+
+@given(st.lists(keys, min_size=1, max_size=6, unique=True), keys, st.floats(1, 5))
+def test_what_was_learned_of_a_level_is_not_counted_twice(known, key, factor):
+    """Neither of transfers that were measured, nor of others on their level, which have what meetings take."""
+    snapshot = structs.replace(measured(known), meeting_seconds=1e-5)
+    assume(not key.link or any(level_name(one.link) == level_name(key.link) for one in known))
+    longer = dataclasses.replace(MACHINE, levels=_longer(MACHINE.levels, factor))
+    assert CostModel(longer, snapshot).seconds(key) == CostModel(MACHINE, snapshot).seconds(key)
+
+
+def test_between_ranks_of_this_host_transfers_take_longer_in_steps_and_on_gpus_as_long():
+    gpus = [level for name in presets() if name != "local" for level in parse(name).levels]
+    assert gpus and all(level.step_factor == 1.0 for level in gpus)
+    assert [level.step_factor for level in parse("local:procs=2,nodes=2").levels] == [2.0, 1.0]
+
+
+def _longer(levels, factor):
+    return tuple(structs.replace(level, step_factor=factor) for level in levels)
 
 
 def test_measurements_over_links_that_are_not_here_do_no_harm():

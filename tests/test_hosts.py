@@ -12,7 +12,7 @@ from castile.runtime import machine as machines
 from castile.runtime.levels import level_name
 from tests.threads import Ranks
 
-FIGURES = probe.Figures(1e11, 5e10, 2e10, 4e-6, 1e-8, 1e-9, pings.Link(1e-6, 8e9, 3e-6, 4e-6))
+FIGURES = probe.Figures(1e11, 5e10, 2e10, 4e-6, 1e-8, 1e-9, pings.Link(1e-6, 8e9, 3e-6, 4e-6, 2.0))
 SLOW = msgspec.structs.replace(FIGURES, float32_flops_per_second=1e9)
 SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=6)
 
@@ -65,7 +65,7 @@ def reaches(tmp_path, monkeypatch):
     def link(comm, ends, guess, is_crowded):
         assert [comm.host_sizes[0], 0] == [ends[1], ends[0]]
         counts["network"] += comm.rank == 0
-        return pings.Link(5e-5, 1e9, 2e-6, 5e-6) if comm.rank == 0 else None
+        return pings.Link(5e-5, 1e9, 2e-6, 5e-6, 1.0) if comm.rank == 0 else None
 
     monkeypatch.setattr(probe, "of_host", of_host)
     monkeypatch.setattr(pings, "link", link)
@@ -82,9 +82,9 @@ def measured(sizes, work=lambda comm: None):
 
 def test_links_between_hosts_are_measured_once_for_those_hosts(reaches):
     first = measured([2, 2])
-    names = ("name", "latency_seconds", "bytes_per_second", "message_seconds", "collective_seconds")
+    names = ("name", "latency_seconds", "bytes_per_second", "message_seconds", "collective_seconds", "step_factor")
     assert [tuple(getattr(level, name) for name in names) for level in first.levels] == [
-        ("host", 1e-6, 8e9, 3e-6, 4e-6), ("network", 5e-5, 1e9, 2e-6, 5e-6)
+        ("host", 1e-6, 8e9, 3e-6, 4e-6, 2.0), ("network", 5e-5, 1e9, 2e-6, 5e-6, 1.0)
     ]  # fmt: skip
     assert first.levels[1].shared_by == 2
     assert measured([2, 2]) == first and reaches == {"hosts": 4, "network": 1}

@@ -120,6 +120,10 @@ def test_file_of_unequal_processors(tmp_path):
             for field in ("message_seconds", "collective_seconds")
             for value in ("inf", "nan", "-1.0")
         ),
+        *(
+            ("group = 3", f"group = 3\nstep_factor = {value}", ["level 'board'", "step_factor", "at least 1", value])
+            for value in ("inf", "nan", "0.5")
+        ),
         ("group = 3", "group = 1", ["board", "group 1"]),
         ("group = 3", "group = 3\nshared_by = 0", ["board", "shared_by", "at least 1"]),
         ('name = "network"', 'name = "board"', ["board", "name of its own"]),
@@ -142,10 +146,10 @@ def test_faulty_file_is_refused_in_one_sentence(tmp_path, old, new, words):
 
 def test_a_level_has_what_its_file_says(tmp_path):
     path = tmp_path / "lab.toml"
-    figures = "shared_by = 2\nmessage_seconds = 1e-6\ncollective_seconds = 5e-6"
+    figures = "shared_by = 2\nmessage_seconds = 1e-6\ncollective_seconds = 5e-6\nstep_factor = 1.5"
     path.write_text(GOOD.replace("group = 3", f"group = 3\n{figures}"))
     assert parse(str(path)).levels == (
-        Level("board", 3, 1e-6, 1e10, 2, 1e-6, 5e-6),
+        Level("board", 3, 1e-6, 1e10, 2, 1e-6, 5e-6, 1.5),
         Level("network", 6, 1e-5, 1e9),
     )
 

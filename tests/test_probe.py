@@ -198,7 +198,7 @@ def even(monkeypatch):
     monkeypatch.setattr(probe, "_task_seconds", lambda: 1e-6)
     monkeypatch.setattr(probe, "_row_seconds", lambda: 1e-8)
     monkeypatch.setattr(probe, "_look_seconds", lambda: 1e-9)
-    monkeypatch.setattr(pings, "link", lambda *_: pings.Link(1e-6, 1e9, 2e-6, 4e-6))
+    monkeypatch.setattr(pings, "link", lambda *_: pings.Link(1e-6, 1e9, 2e-6, 4e-6, 1.0))
     monkeypatch.setattr(cores, "quota", lambda: inf)
 
 
@@ -207,7 +207,8 @@ def assert_share(figures, share):
     assert rates == (share * 1e9,) * 3
     each = figures.task_overhead_seconds, figures.row_seconds, figures.look_seconds
     assert each == (1e-6 / share, 1e-8 / share, 1e-9 / share)
-    assert figures.link in (None, pings.Link(1e-6 / share, 1e9 * share, 2e-6 / share, 4e-6 / share))
+    shared = pings.Link(1e-6 / share, 1e9 * share, 2e-6 / share, 4e-6 / share, max(1.0, 2 * share))
+    assert figures.link in (None, shared)
 
 
 def bound(monkeypatch, affinities):
@@ -317,6 +318,14 @@ def test_messages_that_other_programs_held_up_do_not_count(kinds, is_crowded):
     assert nothing is None and (found.latency_seconds, found.bytes_per_second) == (latency, rate)
     passed, gathered = (max(0, n) / (pings.AT_ONCE - 1) for n in (messages - message, gathers - gather))
     assert (found.message_seconds, found.collective_seconds) == (passed / 2, max(0, gathered - passed))
+
+
+@given(st.floats(0.01, 1))
+def test_ends_are_never_told_to_be_at_work_at_once_in_a_step(share):
+    """Of a transfer each has its part to do while the other has none, or as small a part of a core as it has."""
+    shared = pings.Link(1e-6, 1e9, 2e-6, 4e-6, 1.0).shared(share)
+    assert shared.step_factor * shared.latency_seconds == pytest.approx(1e-6 * max(2, 1 / share))
+    assert shared.step_factor / shared.bytes_per_second == pytest.approx(1e-9 * max(2, 1 / share))
 
 
 @given(st.floats(1e-7, 1e-5), st.floats(1e-7, 1e-5), st.floats(1e-7, 1e-4))

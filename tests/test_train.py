@@ -17,7 +17,7 @@ from castile.planner import strategy as strategies
 from tests import homes
 from tests.mpi import CHECKOUT, mpirun_apart
 
-SLOW = probe.Figures(5e8, 2.5e8, 1e8, 5e-5, 1e-7, 1e-8, pings.Link(1e-3, 5e7, 1e-4, 1e-4))
+SLOW = probe.Figures(5e8, 2.5e8, 1e8, 5e-5, 1e-7, 1e-8, pings.Link(1e-3, 5e7, 1e-4, 1e-4, 2.0))
 STEP_LINE = (
     r"step +20  loss \d+\.\d{4} \| [\d.]+ ms \(sim [\d.]+, [+-][\d.]+ %\) \| [\d.]+k samples/s \| "
     r"mem [\d.]+ [KMG]iB/[\d.]+ GiB"

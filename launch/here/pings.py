@@ -28,6 +28,9 @@ AT_ONCE = 16
 # Of each kind it comes to so many rounds at most: the first of each waits for a rank that still asks for how long it
 # had no core.
 PING_ROUNDS = 8
+# In a ping both ends are at work at once. Those of a step come to a transfer one after the other, each does its part
+# while the other works or waits, and polling beside kernels hides none of it.
+ONE_AFTER_THE_OTHER = 2.0
 
 # Does once what is measured, and tells its seconds.
 Once = Callable[[], float]
@@ -40,15 +43,20 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes_per_second: float
     message_seconds: float
     collective_seconds: float
+    step_factor: float
 
     def __post_init__(self) -> None:
         check(self, "bytes_per_second")
         check(self, "latency_seconds", "message_seconds", "collective_seconds", least=0.0)
+        check(self, "step_factor", least=1.0)
 
     def shared(self, share: float) -> Link:
-        """The same where all ranks send at once, and each has that share of a core: of two that ping one works."""
+        """The same within a host, where all ranks send at once, and each has that share of a core: of two that share
+        one and ping each other one works, as in steps.
+        """
         busy = (self.message_seconds / share, self.collective_seconds / share)
-        return Link(self.latency_seconds / share, self.bytes_per_second * share, *busy)
+        factor = max(1.0, ONE_AFTER_THE_OTHER * share)
+        return Link(self.latency_seconds / share, self.bytes_per_second * share, *busy, factor)
 
 
 def link(comm: Communicator, ends: Sequence[int], guess: tuple[float, float], is_crowded: bool) -> Link | None:
@@ -73,7 +81,7 @@ def link(comm: Communicator, ends: Sequence[int], guess: tuple[float, float], is
     message, messages, gather, gathers = medians[-4:]
     passed, gathered = max(0.0, messages - message) / (AT_ONCE - 1), max(0.0, gathers - gather) / (AT_ONCE - 1)
     # one that is sent, and one that is received: a gather of two has as many
-    return Link(latency, rate, passed / 2, max(0.0, gathered - passed))
+    return Link(latency, rate, passed / 2, max(0.0, gathered - passed), 1.0)
 
 
 def fit(nbytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
