@@ -68,17 +68,16 @@ def parts(machine: Machine, procs: Sequence[int]) -> Iterator[tuple[tuple[int, .
     """Of these processors, ascending, ever fewer; and in what share of the time that was found they must be able to do
     a step's work for that.
 
-    Ever half as many groups of what the farthest links join, then of what the next do, down to one node, as long as
-    these have the same processors as each other; then ever half of a node's, where they are alike, down to two, as one
-    alone does what a known plan does.
+    Ever half as many groups of what the farthest links join, then of what the next do, down to one node, and of these
+    such as have the same processors as each other; then ever half of a node's, where they are alike, down to two, as
+    one alone does what a known plan does.
     """
     left = tuple(procs)
     for level in reversed(machine.levels[:-1]):
         groups = _groups(left, level.group)
-        if len({_kinds(machine, group) for group in groups}) > 1:
-            return
+        alike = _alike(machine, groups)
         while len(groups) > 1:
-            groups = groups[: len(groups) // 2]
+            groups = alike[: len(groups) // 2]
             left = tuple(chain.from_iterable(groups))
             yield left, 1.0
     while len(left) > 2 and len({*_kinds(machine, left)}) == 1:
@@ -89,6 +88,14 @@ def parts(machine: Machine, procs: Sequence[int]) -> Iterator[tuple[tuple[int, .
 def _groups(procs: Sequence[int], size: int) -> list[tuple[int, ...]]:
     """Those of these processors, ascending, that are in one group of so many, for each group."""
     return [tuple(group) for _, group in groupby(procs, lambda proc: proc // size)]
+
+
+def _alike(machine: Machine, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The most of these groups that have the same processors as each other, of as many those of more processors."""
+    found: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for group in groups:
+        found.setdefault(_kinds(machine, group), []).append(group)
+    return max(found.values(), key=lambda alike: (len(alike), len(alike[0])))
 
 
 def _kinds(machine: Machine, procs: Sequence[int]) -> tuple[int, ...]:
