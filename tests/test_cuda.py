@@ -5,6 +5,7 @@ What they cannot show: that a real device does as the stand-in does, and how lon
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -92,13 +93,17 @@ def test_what_is_timed_lies_between_its_events_and_clocks_are_set_on_an_idle_dev
         clocks = Clocks([stream] * 3, stream)
         work = partial(stream.enqueue, lambda: at.append(cupy.cuda.world.clock), "work")
         actions = clocks.around([work] * 3)
+        before = time.perf_counter_ns()
         clocks.start()
+        after = time.perf_counter_ns()
         assert not stream.queue
         for action in actions:
             action()
         stream.synchronize()
         begun, ended = ([event.marker.time for event in side] for side in zip(*clocks._events, strict=True))
         assert all(first <= moment < last for first, moment, last in zip(begun, at, ended, strict=True))
+        told = np.stack(clocks.read()) - np.stack([clocks._moments(0), clocks._moments(1)])
+        assert (told == told[0, 0]).all() and before <= told[0, 0] <= after, "the host's clock as it was set"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

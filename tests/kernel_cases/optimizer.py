@@ -52,6 +52,9 @@ def case_adam(draw: Draw) -> Iterator[Case]:
             params = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "decay": 0.1, "decoupled": decoupled}
             w, g, m = (draw(*shape) for _ in range(3))
             yield (w, g, m, positive(draw, *shape), positive(draw), np.array(step, draw.dtype)), params
+    # without memory of gradients before
+    params |= {"beta1": 0.0}
+    yield (w, g, m, positive(draw, *shape), positive(draw), np.array(step, draw.dtype)), params
 
 
 @guarded(4)
