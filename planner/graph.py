@@ -197,14 +197,14 @@ class Graph:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name in layers.available():
-            return partial(layers.find(name), self)
+            return partial(_add, name, layers.find(name), self)
         if name.startswith("_") or name not in operators.available():
             known = sorted((*filter(_is_layer, operators.available()), *layers.available()))
             near, among = suggestion(name, known), ", ".join(known)
             raise AttributeError(f"a graph has no layer {name!r}{near}; there are {among}")
         if not _is_layer(name):
             raise AttributeError(f"{name} is no layer of a graph: it belongs to updates, which plans add by themselves")
-        return partial(operators.find(name).layer, self)
+        return partial(_add, name, operators.find(name).layer, self)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         if not tensor.name or any(mark in tensor.name for mark in MARKS):
@@ -263,6 +263,16 @@ class Graph:
         tensors = [(t.name, t.shape, t.dtype, t.param) for t in self.tensors.values()]
         told = (nodes, updates, tensors, self.loss, *sorted(self.orders.items()), *sorted(self.frozen))
         return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
+def _add(kind: str, layer: Callable[..., Any], graph: Graph, /, *given: Any, **settings: Any) -> Any:
+    """Add a layer. Raises ValueError as it does, and for an array without a dim that it asks for."""
+    try:
+        return layer(graph, *given, **settings)
+    except IndexError as error:
+        tensors = [one for one in (*given, *settings.values()) if isinstance(one, Tensor)]
+        shapes = " and ".join(f"{tensor.name!r} of shape {tensor.shape}" for tensor in tensors)
+        raise ValueError(f"{kind}: it takes an array of more dims, and is given {shapes}") from error
 
 
 def _is_layer(name: str) -> bool:

@@ -66,6 +66,9 @@ def test_pieces_put_together_are_the_whole():
         (lambda g, x: g.rotary("it", x, heads=2), "no even multiple of 2 heads"),
         (lambda g, x: g.group_norm("it", x, groups=4), "4 groups do not divide"),
         (lambda g, x: g.lstm("it", g.reshape("y", x, "b i -> b i d", d=1), 0), "'it.input': 0 in its shape should be"),
+        *((lambda g, x, name=name, more=more: getattr(g, name)("it", g.sum("y", x, 1), 3, *more),
+           rf"{name}: it takes an array of more dims, and is given 'y' of shape")
+          for name, more in (("lstm", ()), ("gru", ()), *((f"conv{of}", (2,)) for of in ("1d", "2d", "_transpose2d")))),
         *((lambda g, x, kernel=kernel: g.conv2d("it", g.reshape("y", x, "b (c h w) -> b c h w", c=1, h=2), 1, kernel),
            told)
           for kernel, told in ((0, "'it.weight': 0 in its shape should be"), ((2,), "one number, or two, for rows"))),
