@@ -69,12 +69,11 @@ def check(name: str, levels: tuple[Level, ...], num_procs: int) -> None:
             raise ValueError(f"{where}: group {level.group} must be a multiple of the {inner} below it, and larger")
         if not (math.isfinite(level.bytes_per_second) and level.bytes_per_second > 0):
             raise ValueError(f"{where}: bytes_per_second must be above 0 and finite, not {level.bytes_per_second}")
-        for field in ("latency_seconds", "message_seconds", "collective_seconds"):
+        seconds = dict.fromkeys(("latency_seconds", "message_seconds", "collective_seconds"), 0)
+        for field, least in {**seconds, "step_factor": 1}.items():
             value = getattr(level, field)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{where}: {field} must be at least 0 and finite, not {value}")
-        if not (math.isfinite(level.step_factor) and level.step_factor >= 1):
-            raise ValueError(f"{where}: step_factor must be at least 1 and finite, not {level.step_factor}")
+            if not (math.isfinite(value) and value >= least):
+                raise ValueError(f"{where}: {field} must be at least {least} and finite, not {value}")
         if level.shared_by < 1:
             raise ValueError(f"{where}: shared_by must be at least 1, not {level.shared_by}")
         inner = level.group

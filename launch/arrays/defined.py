@@ -5,7 +5,7 @@ It does not know plans, nor what anybody makes of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +57,5 @@ def positive(random: np.random.Generator, tensor: Tensor) -> np.ndarray:
     return random.uniform(0.5, 1.5, tensor.shape) if tensor.floating else normal(random, tensor)
 
 
-def draws() -> Iterator[Draw]:
-    """How numbers are drawn: the second way where the first leads to none."""
-    yield from (normal, positive)
+# How numbers are drawn: the second way where the first leads to none.
+DRAWS: tuple[Draw, ...] = (normal, positive)

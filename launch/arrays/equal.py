@@ -22,7 +22,7 @@ def difference(graph: Graph, rewritten: Graph) -> str:
         return ""
     # what is drawn may be nothing that it takes
     with np.errstate(all="ignore"):
-        for draw in defined.draws():
+        for draw in defined.DRAWS:
             known = defined.given(graph, draw)
             try:
                 wanted = defined.made(graph, known)

@@ -74,6 +74,10 @@ class Judged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return Judged(step, loss, step, 0)
         return msgspec.structs.replace(self, last=step, since=self.since + 1)
 
+    def is_out_of(self, patience: int | None) -> bool:
+        """Whether as many evaluations in a row brought nothing better as there may be; None: however many."""
+        return patience is not None and self.since >= patience
+
 
 UNJUDGED = Judged()
 

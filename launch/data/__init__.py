@@ -166,13 +166,19 @@ def as_input(name: str, array: np.ndarray, whole: bool = False) -> np.ndarray:
             f"data: input {name!r} has {odd.flat[0]} where the model takes whole numbers: number classes, tokens and "
             "categories from 0 on"
         )
-    bounds = np.iinfo(np.int32)
-    for number in (int(array.min(initial=0)), int(array.max(initial=0))):
-        if not bounds.min <= number <= bounds.max:
-            raise ValueError(
-                f"data: input {name!r} has the whole number {number}; int32 goes from {bounds.min} to {bounds.max}"
-            )
+    if (number := outside(array, np.dtype(np.int32))) is not None:
+        bounds = np.iinfo(np.int32)
+        raise ValueError(
+            f"data: input {name!r} has the whole number {number}; int32 goes from {bounds.min} to {bounds.max}"
+        )
     return array.astype(np.int32)
+
+
+def outside(array: np.ndarray, dtype: np.dtype) -> int | None:
+    """One of an array's whole numbers that a dtype of such has no room for; None where there is none."""
+    bounds = np.iinfo(dtype)
+    ends = int(array.min(initial=0)), int(array.max(initial=0))
+    return next((number for number in ends if not bounds.min <= number <= bounds.max), None)
 
 
 @dataclass(frozen=True, eq=False)

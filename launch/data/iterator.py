@@ -20,7 +20,6 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,7 @@ def load(seed: int, *, file: str = "", length: int = 0) -> Dataset:
         raise ValueError(
             "data set iterator: give file=PATH.py with a function samples(seed, epoch); length is not below 0"
         )
-    module = _module(file)
+    module = theirs.module(file, "data set iterator:", "samples(seed, epoch) that yields dicts of arrays")
     stream = Stream(file, module.samples, seed, length)
     held_out = _held_out(stream, getattr(module, "held_out", None), seed)
     return Dataset("iterator", seed, stream, held_out, shuffled=False)
@@ -182,11 +181,3 @@ def _held_out(stream: Stream, function: Any, seed: int) -> Arrays:
             has = words_of(form_of(sample))
             raise ValueError(f"{who} sample {n} has {has}, those to train on have {words_of(stream.form)}")
     return Arrays({name: stacked(name, [sample[name] for sample in samples]) for name in stream.form})
-
-
-def _module(path: str) -> ModuleType:
-    """The user's file, run. Raises ValueError in one sentence where it cannot be, or lacks what it should give."""
-    module = theirs.module(path, "data set iterator:")
-    if not callable(getattr(module, "samples", None)):
-        raise ValueError(f"data set iterator: {path} has no function samples(seed, epoch) that yields dicts of arrays")
-    return module

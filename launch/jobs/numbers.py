@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from castile.launch.data import Dataset, Samples, Taken, rows_of
+from castile.launch.data import Dataset, Samples, Taken, outside, rows_of
 from castile.launch.processes.ranks import UserError
 from castile.planner.graph import Graph, Node
 from castile.runtime.region import slices
@@ -158,11 +158,10 @@ def _fit(graph: Graph, arrays: Mapping[str, np.ndarray]) -> None:
     """Raises OutOfPlace for a whole number that an input has no room for, which would become another one there."""
     for name, rows in arrays.items():
         kind = np.dtype(graph.tensors[name].dtype)
-        if kind.kind in "iu" and rows.size and not np.can_cast(rows.dtype, kind):
+        has_less = kind.kind in "iu" and not np.can_cast(rows.dtype, kind)
+        if has_less and (number := outside(rows, kind)) is not None:
             bounds = np.iinfo(kind)
-            if not bounds.min <= rows.min() <= rows.max() <= bounds.max:
-                wrong = int(rows.min() if rows.min() < bounds.min else rows.max())
-                raise OutOfPlace(wrong, f"in {name!r}, which holds {bounds.min} to {bounds.max} as {kind}")
+            raise OutOfPlace(number, f"in {name!r}, which holds {bounds.min} to {bounds.max} as {kind}")
 
 
 def look(nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> None:

@@ -302,9 +302,7 @@ def _recipe(module: ModuleType | Imported, name: str) -> Recipe:
 
 
 def _from_file(path: str) -> ModuleType:
-    module = theirs.module(path, "model file")
-    if not callable(getattr(module, "build", None)):
-        raise ValueError(f"model file {path} has no function build(batch, dtype, ...) that returns a Graph")
+    module = theirs.module(path, "model file", "build(batch, dtype, ...) that returns a Graph")
     taken = inspect.signature(module.build).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
     if missing := [name for name in ("batch", "dtype") if name not in taken and not takes_any]:

@@ -70,12 +70,8 @@ class Begun:
     @property
     def is_over(self) -> bool:
         """Whether the checkpoint has all steps, or all that patience lets a run have."""
-        return self.saved is not None and (self.saved.step >= self.num_steps or self.is_out_of_patience)
-
-    @property
-    def is_out_of_patience(self) -> bool:
-        """Whether the checkpoint has seen as many evaluations in a row without a better one as there may be."""
-        return self.command.patience is not None and self.judged.since >= self.command.patience
+        is_done = self.saved is not None and self.saved.step >= self.num_steps
+        return is_done or self.judged.is_out_of(self.command.patience)
 
     @property
     def judged(self) -> Judged:

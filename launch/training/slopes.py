@@ -60,7 +60,7 @@ def _remarks(node: Node, tensors: Sequence[Tensor]) -> Iterator[str]:
 
 def _drawn(node: Node, tensors: Sequence[Tensor]) -> tuple[Arrays, Arrays]:
     """Operands, and the results of these. Raises ValueError where results are no numbers."""
-    for draw in defined.draws():
+    for draw in defined.DRAWS:
         arrays = [draw(np.random.default_rng(n), tensor) for n, tensor in enumerate(tensors)]
         results = defined.run(node, "F", arrays)
         if all(np.isfinite(y).all() for y in results):

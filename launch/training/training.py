@@ -361,5 +361,4 @@ class Training:
             self._saves.save_best(step, loss)
         if (course.keeps_best or course.patience is not None) and judged.loss is not None:
             progress.best = {"step": judged.step, "loss": judged.loss}
-        is_over = course.patience is not None and judged.since >= course.patience
-        progress.is_out_of_patience = is_over and step < course.num_steps
+        progress.is_out_of_patience = judged.is_out_of(course.patience) and step < course.num_steps

@@ -93,12 +93,8 @@ def file(text: str) -> str:
 
 
 def _theirs(path: str, given: Mapping[str, str]) -> Schedule:
-    function = getattr(theirs.module(path, "schedule file"), "share", None)
-    if not callable(function):
-        raise ValueError(
-            f"schedule file {path} has no function share(step, num_steps), which gives the share of the peak that a "
-            "step has"
-        )
+    gives = "share(step, num_steps), which gives the share of the peak that a step has"
+    function = theirs.module(path, "schedule file", gives).share
     values = settings.typed(function, given, f"schedule {path}", reserved=("step", "num_steps"))
     return Schedule(path, partial(_told, path, function), values)
 

@@ -21,10 +21,8 @@ def files(names: str) -> list[str]:
 def read(names: str) -> None:
     """Have rewrites that are files be found by their names. Raises ValueError for a file without `rewrite(graph)`."""
     for path in files(names):
-        function = getattr(theirs.module(path, "rewrite file"), "rewrite", None)
-        if not callable(function):
-            raise ValueError(f"rewrite file {path} has no function rewrite(graph), which gives another graph")
-        rewrites.bring(path, partial(_run, path, function))
+        found = theirs.module(path, "rewrite file", "rewrite(graph), which gives another graph")
+        rewrites.bring(path, partial(_run, path, found.rewrite))
 
 
 def _run(path: str, function: Any, graph: Graph) -> Graph:

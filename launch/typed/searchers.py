@@ -30,17 +30,14 @@ def read(text: str) -> None:
     """
     if not (path := file(text)):
         return
-    found = theirs.module(path, "search file")
-    function = getattr(found, "search", None)
-    if not callable(function):
-        raise ValueError(f"search file {path} has no function search(run), which proposes plans until run.spent is 1")
+    found = theirs.module(path, "search file", "search(run), which proposes plans until run.spent is 1")
     budget = str(getattr(found, "BUDGET", BUDGET))
     try:
         parse_budget(budget)
     except ValueError as error:
         raise ValueError(f"search file {path}: BUDGET: {error}") from error
-    values = settings.typed(function, settings.split(text)[1], f"search {path}", reserved=("run",))
-    searches.bring(text, searches.Brought(partial(_run, path, partial(function, **values)), budget))
+    values = settings.typed(found.search, settings.split(text)[1], f"search {path}", reserved=("run",))
+    searches.bring(text, searches.Brought(partial(_run, path, partial(found.search, **values)), budget))
 
 
 def _run(path: str, function: Any, run: Any) -> None:

@@ -39,8 +39,9 @@ def told(path: str | Path, error: BaseException) -> str:
     return f"{type(error).__name__}{': ' * bool(said)}{said}{at}"
 
 
-def module(path: str | Path, what: str) -> ModuleType:
-    """The file, run. Raises ValueError in one sentence that begins with `what` and the path where it cannot be.
+def module(path: str | Path, what: str, gives: str) -> ModuleType:
+    """The file, run. Raises ValueError in one sentence that begins with `what` and the path where it cannot be, and
+    where it lacks the function that `gives` begins with, as in "search(run), which proposes plans".
 
     It sees a command line of its own name alone: castile's is not its. What it prints goes to standard error.
     """
@@ -64,6 +65,8 @@ def module(path: str | Path, what: str) -> ModuleType:
         raise ValueError(f"{what} {path}: {why}") from error
     finally:
         sys.argv = words
+    if not callable(getattr(found, gives.partition("(")[0], None)):
+        raise ValueError(f"{what} {path} has no function {gives}")
     return found
 
 

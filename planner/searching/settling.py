@@ -68,11 +68,10 @@ def settled(
     parallel = [] if found.is_insisted else end.tried(found.seeds[DATA_PARALLEL].strategy, is_base=True)
     mine = end.tried(found.strategy)
     known = end.known(parallel, mine)
-    every = [*mine, found.evaluated]
+    # Where there was no time for its size, what was found still has it.
+    every = [*mine, *(() if found.is_insisted else chain(*known.values())), found.evaluated]
     if not found.is_insisted:
-        # Where there was no time for its size, what was found still has it.
-        every = [*mine, *chain(*known.values()), found.evaluated]
-        every = [*every, *end.near(every)]
+        every += [*end.near(every)]
         every += () if is_over() else pieced(evaluator, _best(every), sizes, pins)
     best, arena = fitting(evaluator, every)
     plan = finished(evaluator, best, arena, found.strategy.search, found.strategy.seed)
@@ -108,7 +107,7 @@ class _Settling:
         return variants(self.evaluator, plan, tried, self.is_over, ways[:1] if is_far else ways, is_base, self._most)
 
     def known(self, parallel: list[Evaluated], mine: list[Evaluated]) -> dict[str, list[Evaluated]]:
-        """By name what was tried of each known plan, the best of them first.
+        """By name what was tried of each known plan; the best of them is tried first.
 
         parallel   what was tried of data parallelism, if anything was
         mine       of the plan that was found
