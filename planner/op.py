@@ -113,6 +113,10 @@ class Op:
         """The axis line for these inputs; override it where it depends on their shapes (broadcasting)."""
         return self.line
 
+    def given_extents(self, inputs: tuple[Tensor, ...]) -> Mapping[str, int]:
+        """Extents that settings tell, by axis; by default a whole number among them is that of the axis of its name."""
+        return {name: value for name, value in self.settings if isinstance(value, int)}
+
     def extents(self, known: dict[str, int]) -> Mapping[str, int]:
         """Extents of axes that only results bear, from those that are known."""
         return {}
@@ -207,10 +211,9 @@ class Op:
     def bind(self, inputs: tuple[Tensor, ...], who: str) -> Alignment:
         """Fit the axis line to the inputs. Raises ValueError in the user's names where they do not fit."""
         line = parse(self.axis_line(inputs))
-        given = {a: v for a, v in self.settings if isinstance(v, int) and a in _names(line)}
-        return align(
-            line, [t.shape for t in inputs], [t.axes for t in inputs], given, self.extents, f"{who} ({self.name})"
-        )
+        shapes, names = [t.shape for t in inputs], [t.axes for t in inputs]
+        given = {axis: extent for axis, extent in self.given_extents(inputs).items() if axis in _names(line)}
+        return align(line, shapes, names, given, self.extents, f"{who} ({self.name})")
 
     def has(self, which: str) -> bool:
         """Whether the operator has a body for pass "F", "B" or "W"."""

@@ -37,6 +37,10 @@ class Box(NamedTuple):
         """How many elements it holds."""
         return prod(map(sub, self.hi, self.lo))
 
+    def along(self, dim: int, begin: int, end: int) -> Box:
+        """The same but for where it begins and ends along one dim."""
+        return Box((*self.lo[:dim], begin, *self.lo[dim + 1 :]), (*self.hi[:dim], end, *self.hi[dim + 1 :]))
+
     def __str__(self) -> str:
         return "[" + ", ".join(f"{l}:{h}" for l, h in zip(self.lo, self.hi, strict=True)) + "]"
 

@@ -46,9 +46,7 @@ class Cell(Op):
 
     def reads(self, operand: int, part: Part) -> Box:
         box = super().reads(operand, part)
-        if self.follows(operand):
-            return box
-        return Box((box.lo[0], self.position, *box.lo[2:]), (box.hi[0], self.position + 1, *box.hi[2:]))
+        return box if self.follows(operand) else box.along(1, self.position, self.position + 1)
 
     def flops(self, which: str, part: Part) -> float:
         # those of the product with the state; a step that has none before it still has its gates

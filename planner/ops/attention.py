@@ -35,10 +35,7 @@ class Attention(Op):
 
     def reads(self, operand: int, part: Part) -> Box:
         box = super().reads(operand, part)
-        if self.follows(operand):
-            return box
-        seen = min(part.range("s")[1], part.extent("t"))
-        return Box(box.lo, (box.hi[0], seen, box.hi[2]))
+        return box if self.follows(operand) else box.along(1, 0, min(part.range("s")[1], part.extent("t")))
 
     def flops(self, which: str, part: Part) -> float:
         # the gradient recomputes the scores and makes four more products of the same size, forward makes two

@@ -5,7 +5,7 @@ A part of the result reads of each operand what it needs, which may be nothing.
 
 from __future__ import annotations
 
-from castile.planner.axes import Alignment, align, counted, fresh, parse
+from castile.planner.axes import counted, fresh
 from castile.planner.op import Op, Part, Tensor, op
 from castile.runtime.region import Box
 
@@ -25,22 +25,12 @@ class Concat(Op):
         return f"{', '.join(self._term(t.param, n, axes) for n, t in enumerate(inputs))} -> {' '.join(axes)}"
 
     def _term(self, param: bool, number: int, axes: tuple[str, ...]) -> str:
-        own = (*axes[: self.dim], self._own(number, axes) + "!", *axes[self.dim + 1 :])
-        return "*" * param + " ".join(own)
+        """An operand, which has an axis of its own along the dim."""
+        own = fresh(f"{axes[self.dim]}_{number}", set(axes)) + "!"
+        return "*" * param + " ".join((*axes[: self.dim], own, *axes[self.dim + 1 :]))
 
-    def _own(self, number: int, axes: tuple[str, ...]) -> str:
-        """The name of an operand's own axis along the dim."""
-        return fresh(f"{axes[self.dim]}_{number}", set(axes))
-
-    def bind(self, inputs: tuple[Tensor, ...], who: str) -> Alignment:
-        line = parse(self.axis_line(inputs))
-        axes = inputs[0].axes
-
-        def together(known: dict[str, int]) -> dict[str, int]:
-            return {axes[self.dim]: sum(known[self._own(n, axes)] for n in range(len(inputs)))}
-
-        shapes, names = [t.shape for t in inputs], [t.axes for t in inputs]
-        return align(line, shapes, names, {}, together, f"{who} (concat)")
+    def given_extents(self, inputs: tuple[Tensor, ...]) -> dict[str, int]:
+        return {inputs[0].axes[self.dim]: sum(t.shape[self.dim] for t in inputs)}
 
     def reads(self, operand: int, part: Part) -> Box:
         a, own = part.alignment, part.alignment.operands[operand]
@@ -49,8 +39,7 @@ class Concat(Op):
         offset = sum([a.extents[o.dims[self.dim][0]] for o in a.operands[:operand]])
         length = a.extents[own.dims[self.dim][0]]
         first, last = (within(end - offset, length) for end in part.range(a.results[0].dims[self.dim][0]))
-        before, behind = slice(None, self.dim), slice(self.dim + 1, None)
-        return Box((*box.lo[before], first, *box.lo[behind]), (*box.hi[before], last, *box.hi[behind]))
+        return box.along(self.dim, first, last)
 
     def forward(self, k, *xs):
         there = [x for x in xs if x.shape[self.dim] > 0]

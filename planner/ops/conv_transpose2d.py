@@ -66,7 +66,7 @@ class ConvTranspose2d(Op):
         if self.follows(operand):
             return box
         (rows, _), (columns, _) = (self._span(part, n) for n in range(2))
-        return Box((*box.lo[:2], rows[0], columns[0]), (*box.hi[:2], rows[1], columns[1]))
+        return box.along(2, *rows).along(3, *columns)
 
     def rows(self, x: Sequence[Any], y: Sequence[Any], extents: Mapping[str, int]) -> Any:
         return rows(y, x, self.stride[1])

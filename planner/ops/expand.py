@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from castile.planner.axes import Alignment, align, fresh, parse
+from castile.planner.axes import fresh
 from castile.planner.op import Op, Tensor, op
 
 
@@ -26,9 +26,8 @@ class Expand(Op):
         own = [fresh("one", taken) + "!" if dim in gone else axis for dim, axis in enumerate(x.axes)]
         return f"{'*' * x.param}{' '.join(own)} -> {' '.join(x.axes)}"
 
-    def bind(self, inputs: tuple[Tensor, ...], who: str) -> Alignment:
-        line, x = parse(self.axis_line(inputs)), inputs[0]
-        return align(line, [x.shape], [x.axes], dict(zip(x.axes, self.shape, strict=True)), self.extents, who)
+    def given_extents(self, inputs: tuple[Tensor, ...]) -> dict[str, int]:
+        return dict(zip(inputs[0].axes, self.shape, strict=True))
 
     def _gone(self, at) -> tuple[int, ...]:
         return self._dims(len(self.shape), at.whole(0))

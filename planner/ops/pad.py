@@ -5,7 +5,7 @@ A part of the result reads what it has of the operand, which may be nothing.
 
 from __future__ import annotations
 
-from castile.planner.axes import Alignment, align, counted, fresh, parse
+from castile.planner.axes import counted, fresh
 from castile.planner.op import Op, Part, Tensor, op
 from castile.planner.ops.concat import within
 from castile.runtime.region import Box
@@ -31,16 +31,14 @@ class Pad(Op):
         own = fresh(x.axes[self.dim], set(x.axes))
         return f"{' '.join((*x.axes[: self.dim], own + '!', *x.axes[self.dim + 1 :]))} -> {' '.join(x.axes)}"
 
-    def bind(self, inputs: tuple[Tensor, ...], who: str) -> Alignment:
-        line, x = parse(self.axis_line(inputs)), inputs[0]
-        given = {x.axes[self.dim]: self.before + x.shape[self.dim] + self.after}
-        return align(line, [x.shape], [x.axes], given, self.extents, f"{who} (pad)")
+    def given_extents(self, inputs: tuple[Tensor, ...]) -> dict[str, int]:
+        x = inputs[0]
+        return {x.axes[self.dim]: self.before + x.shape[self.dim] + self.after}
 
     def reads(self, operand: int, part: Part) -> Box:
         box, length = part.writes(0), part.whole(0)[self.dim]
         first, last = (within(end - self.before, length) for end in (box.lo[self.dim], box.hi[self.dim]))
-        ahead, behind = slice(None, self.dim), slice(self.dim + 1, None)
-        return Box((*box.lo[ahead], first, *box.lo[behind]), (*box.hi[ahead], last, *box.hi[behind]))
+        return box.along(self.dim, first, last)
 
     def _ends(self, at: Part) -> tuple[int, int]:
         """How many elements of a part stand before what it has of the operand, and after that."""

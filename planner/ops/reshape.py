@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from castile.planner.axes import Alignment, align, parse
+from castile.planner.axes import parse
 from castile.planner.op import Op, Tensor, op
 
 
@@ -34,9 +34,8 @@ class Reshape(Op):
     def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
         return self.text
 
-    def bind(self, inputs: tuple[Tensor, ...], who: str) -> Alignment:
-        shapes, names = [t.shape for t in inputs], [t.axes for t in inputs]
-        return align(parse(self.text), shapes, names, dict(self.sizes), self.extents, f"{who} (reshape)")
+    def given_extents(self, inputs: tuple[Tensor, ...]) -> dict[str, int]:
+        return dict(self.sizes)
 
     def forward(self, k, x, *, at):
         return k.reshape(x, shape=at.writes(0).shape)

@@ -5,7 +5,7 @@ A part of the result reads of the operand only what it needs; the gradient is ze
 
 from __future__ import annotations
 
-from castile.planner.axes import Alignment, align, counted, fresh, parse
+from castile.planner.axes import counted, fresh
 from castile.planner.op import Op, Part, Tensor, op
 from castile.runtime.region import Box
 
@@ -30,18 +30,12 @@ class Slice(Op):
         axes = (*x.axes[: self.dim], whole + "!", *x.axes[self.dim + 1 :])
         return f"{'*' * x.param}{' '.join(axes)} -> {' '.join(x.axes)}"
 
-    def bind(self, inputs: tuple[Tensor, ...], who: str) -> Alignment:
-        line = parse(self.axis_line(inputs))
-        given = {inputs[0].axes[self.dim]: self.stop - self.start}
-        return align(line, [inputs[0].shape], [inputs[0].axes], given, self.extents, f"{who} (slice)")
+    def given_extents(self, inputs: tuple[Tensor, ...]) -> dict[str, int]:
+        return {inputs[0].axes[self.dim]: self.stop - self.start}
 
     def reads(self, operand: int, part: Part) -> Box:
         box = part.writes(0)
-        offset = [self.start * (dim == self.dim) for dim in range(len(box.lo))]
-        return Box(
-            tuple(lo + first for lo, first in zip(box.lo, offset, strict=True)),
-            tuple(hi + first for hi, first in zip(box.hi, offset, strict=True)),
-        )
+        return box.along(self.dim, box.lo[self.dim] + self.start, box.hi[self.dim] + self.start)
 
     def forward(self, k, x):
         return k.copy(x)

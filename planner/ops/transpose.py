@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import prod
 
-from castile.planner.axes import Alignment, align, parse
+from castile.planner.axes import parse
 from castile.planner.op import Op, Tensor, op
 
 
@@ -31,9 +31,8 @@ class Transpose(Op):
     def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
         return self.text
 
-    def bind(self, inputs: tuple[Tensor, ...], who: str) -> Alignment:
-        shapes, names = [t.shape for t in inputs], [t.axes for t in inputs]
-        return align(parse(self.text), shapes, names, dict(self.sizes), self.extents, f"{who} (transpose)")
+    def given_extents(self, inputs: tuple[Tensor, ...]) -> dict[str, int]:
+        return dict(self.sizes)
 
     def forward(self, k, x, *, at):
         return self._moved(k, x, at, at.alignment.operands[0], at.alignment.results[0])

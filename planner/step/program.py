@@ -211,4 +211,4 @@ def in_whole(graph: Graph, region: str, box: Box) -> tuple[str, Box]:
         return name or region, box
     number, count = map(int, micro.split(":"))
     first = number * graph.tensors[name].shape[0] // count
-    return name, Box((box.lo[0] + first, *box.lo[1:]), (box.hi[0] + first, *box.hi[1:]))
+    return name, box.along(0, box.lo[0] + first, box.hi[0] + first)
