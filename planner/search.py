@@ -13,7 +13,7 @@ from math import inf
 
 import msgspec
 
-from castile.planner.choices.pins import Pins
+from castile.planner.choices.pins import Pins, pinned
 from castile.planner.choices.spaces import Spaces
 from castile.planner.evaluation.budget import Budget, clock, parse_budget
 from castile.planner.evaluation.evaluated import Evaluated
@@ -131,7 +131,7 @@ class Run:
         where it has too many transfers to look at.
         """
         self.num_proposals += 1
-        found, configs = None, self._met(configs)
+        found, configs = None, pinned(configs, self.pins)
         # Updates that come together take less than what a bound counts for each.
         if most == inf or self.bucket_bytes or self.evaluator.bound(configs) <= most:
             found = self.judge(configs, self.num_proposals)
@@ -144,7 +144,7 @@ class Run:
 
         With buckets of that size, unless they would tell all processors of a large machine apart.
         """
-        plain = self.lowering.plan(self._met(configs))
+        plain = self.lowering.plan(pinned(configs, self.pins))
         size = self.bucket_bytes if bucket_bytes is None else bucket_bytes
         joined = msgspec.structs.replace(plain, bucket_bytes=size)
         try:
@@ -179,7 +179,7 @@ class Run:
         """Count proposals that were made elsewhere, and keep the best of them."""
         self.num_proposals += num_proposals
         for found in best:
-            if self._met(found.strategy.configs) == found.strategy.configs:
+            if pinned(found.strategy.configs, self.pins) == found.strategy.configs:
                 self._judge(found)
             else:
                 self.judge(found.strategy.configs, self.num_proposals, found.strategy.bucket_bytes)
@@ -196,10 +196,6 @@ class Run:
         if found is None:
             raise TooManyTransfers(f"plan {name}: {TOO_MANY}")
         return found
-
-    def _met(self, configs: Configs) -> dict[str, Config]:
-        """The plan as pins ask."""
-        return dict(configs) if self.pins is None else self.pins.apply(configs)
 
     def _judge(self, found: Evaluated, number: int | None = None) -> None:
         """Keep the plan if it is among the best few; of equal ones the first comes first."""
@@ -286,7 +282,8 @@ def search(
     known = known_plans(lowering, seeds, cost, pins)
     parallel = known.get(DATA_PARALLEL) or known_plans(lowering, [DATA_PARALLEL], cost, pins)[DATA_PARALLEL]
     base = {DATA_PARALLEL: parallel}
-    given = {n: _met(plan, pins) for n, plan in (start or {}).items()}
+    begun = (start or {}).items()
+    given = {n: msgspec.structs.replace(plan, configs=pinned(plan.configs, pins)) for n, plan in begun}
     plans = known | given or base
     # What is asked for by name is evaluated whatever a sketch says of it.
     given = given if seeds is None else plans
@@ -384,13 +381,8 @@ def fitting(
         except ValueError as error:
             refused = refused or error
     assert refused is not None
-    pinned = " with what is pinned" if is_pinned else ""
-    raise NoPlanFits(f"no plan fits{pinned}; the nearest one: {refused}")
-
-
-def _met(plan: Strategy, pins: Pins | None) -> Strategy:
-    """The plan as pins ask."""
-    return plan if pins is None else msgspec.structs.replace(plan, configs=pins.apply(plan.configs))
+    limits = " with what is pinned" if is_pinned else ""
+    raise NoPlanFits(f"no plan fits{limits}; the nearest one: {refused}")
 
 
 def same(lowering: Lowering, known: Mapping[str, Evaluated], best: Evaluated) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from castile.planner.choices.neighbours import neighbours_of
+from castile.planner.choices.pins import pinned
 from castile.planner.choices.space import placements, space_of
 from castile.planner.choices.spaces import Spaces
 from castile.planner.graph import Graph, Node
@@ -87,7 +88,7 @@ class Moves:
             changed = dict(configs)
             rng.choice(kinds)(changed, rng)
             if self.spaces is not None:
-                changed = self.spaces.brought_in(changed)
+                changed = pinned(changed, self.spaces.pins)
             if changed != configs:
                 break
         return changed

@@ -88,6 +88,11 @@ def parse_procs(text: str, who: str) -> tuple[int, ...]:
     return tuple(procs)
 
 
+def pinned(configs: Mapping[str, Config], pins: Pins | None) -> dict[str, Config]:
+    """A plan's Configs as pins ask, as they are where there are none."""
+    return dict(configs) if pins is None else pins.apply(configs)
+
+
 def without(text: str, num_procs: int) -> Pin:
     """The pin that keeps everything off the processors that a user lists (`3,5`).
 

@@ -23,7 +23,6 @@ from castile.planner.choices.space import (
 from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
-from castile.planner.strategy import Config
 
 
 class Spaces(Mapping[str, Space]):
@@ -56,10 +55,6 @@ class Spaces(Mapping[str, Space]):
 
     def __len__(self) -> int:
         return len(self.nodes)
-
-    def brought_in(self, configs: Mapping[str, Config]) -> dict[str, Config]:
-        """The plan as pins ask, others than those that they bind left alone."""
-        return dict(configs) if self.pins is None else self.pins.apply(configs)
 
     @property
     def procs(self) -> tuple[int, ...]:

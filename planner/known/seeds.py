@@ -13,7 +13,7 @@ import msgspec
 
 from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.choices import shares
-from castile.planner.choices.pins import Pins
+from castile.planner.choices.pins import Pins, pinned
 from castile.planner.cost import CostModel
 from castile.planner.known.large import VAST, has_many_parts
 from castile.planner.known.megatron import TensorCuts
@@ -80,7 +80,7 @@ def seeds(
     for name, make in makers.items():
         if name not in names:
             continue
-        configs = make() if pins is None else pins.apply(make())
+        configs = pinned(make(), pins)
         if all(configs != known.configs for known in distinct.values()):
             distinct[name] = msgspec.structs.replace(stamp, configs=configs, search=name)
     return distinct

@@ -14,7 +14,7 @@ from operator import attrgetter
 
 import msgspec
 
-from castile.planner.choices.pins import Pins
+from castile.planner.choices.pins import Pins, pinned
 from castile.planner.evaluation.evaluated import Evaluated
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.sizes import SIZES, seen, variants
@@ -191,8 +191,8 @@ def settled_known(
 
 def pieced(evaluator: Evaluator, best: Evaluated, sizes: Sequence[int], pins: Pins | None) -> Iterator[Evaluated]:
     """The plan with its updates in pieces, in its order, with its buckets and, where that is better, with others."""
-    configs = in_pieces(evaluator.lowering, best.strategy.configs)
-    plan = msgspec.structs.replace(best.strategy, configs=configs if pins is None else pins.apply(configs))
+    configs = pinned(in_pieces(evaluator.lowering, best.strategy.configs), pins)
+    plan = msgspec.structs.replace(best.strategy, configs=configs)
     for one in seen(evaluator, [plan] if plan.configs != best.strategy.configs else []):
         yield one
         if one.rank < best.rank:
