@@ -221,7 +221,7 @@ def test_what_is_not_begun_with_is_forgotten(monkeypatch: pytest.MonkeyPatch) ->
         outlook.forget()
         assert given_up == [0, 1]
         for one, number, is_expected in ((outlook, 1, False), (outlook, 2, True), (other, 1, True), (other, 2, True)):
-            assert ahead.is_expected(number, one.recompute, None) == is_expected
+            assert ahead.is_expected(Question((number,), one.recompute, None)) == is_expected
 
 
 def test_nothing_is_looked_at_once_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,11 +237,11 @@ def test_what_cannot_be_cut_is_told_as_nothing_beside_too(monkeypatch: pytest.Mo
     outlook = watched.outlook(True)
     with begun(outlook) as ahead:
         outlook.expect(3)
-        assert ahead.is_expected(3, (), None)
+        assert ahead.is_expected(Question((3,), (), None))
         assert [*outlook.places((3,), inf, lambda: False)] == [] and not watched.here
-    assert outlook.draw((3,)) == {3: None} and not ahead.is_expected(3, (), None)
+    assert outlook.draw((3,)) == {3: None} and not ahead.is_expected(Question((3,), (), None))
     outlook.expect(3)
-    assert not ahead.is_expected(3, (), None)
+    assert not ahead.is_expected(Question((3,), (), None))
 
 
 def test_a_plan_is_the_same_however_many_cores_there_are(

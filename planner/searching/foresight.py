@@ -107,34 +107,32 @@ class Foresight:
         if self._copy is not None and question not in self._asked:
             self._asked[question] = self._copy.ask(question, can_wait)
 
-    def answer(self, number: int, recompute: tuple[str, ...], is_meant: Callable[[str], bool] | None) -> Drawn:
-        """What is told of a number, and of others that were asked for with it, each once; nothing where none was, or
-        where that was not begun with: nobody waits for what may as well be drawn here.
+    def answer(self, wanted: Question) -> Drawn:
+        """The sketches of the question that was asked ahead and has these numbers, maybe among others; given once.
+
+        Empty where there is none, or it was not begun with: what may as well be drawn here nobody waits for.
         """
-        asked = self._of(number, recompute, is_meant)
+        asked = next(self._asking(wanted), None)
         if asked is None:
             return {}
         assert self._copy is not None
         place = self._asked.pop(asked)
         return {} if self._copy.give_up(place) else self._copy.answer(place)
 
-    def forget(self, recompute: tuple[str, ...], is_meant: Callable[[str], bool] | None) -> None:
-        """What was expected of these plans will not be asked for."""
-        for asked in [asked for asked in self._asked if asked[1:] == (recompute, is_meant)]:
+    def forget(self, wanted: Question) -> None:
+        """What was asked ahead of these plans and numbers will not be needed."""
+        for asked in [*self._asking(wanted)]:
             assert self._copy is not None
             if self._copy.give_up(self._asked[asked]):
                 del self._asked[asked]
 
-    def is_expected(self, number: int, recompute: tuple[str, ...], is_meant: Callable[[str], bool] | None) -> bool:
-        """Whether it was begun with, and not told yet."""
-        return self._of(number, recompute, is_meant) is not None
+    def is_expected(self, wanted: Question) -> bool:
+        """Whether it was asked ahead, and its answer was not given yet."""
+        return any(self._asking(wanted))
 
-    def _of(
-        self, number: int, recompute: tuple[str, ...], is_meant: Callable[[str], bool] | None
-    ) -> Question | None:
-        """The question with that number that is not told yet."""
-        known = (asked for asked in self._asked if asked[1:] == (recompute, is_meant))
-        return next((asked for asked in known if number in asked.numbers), None)
+    def _asking(self, wanted: Question) -> Iterator[Question]:
+        """The questions about the same plans that have all of these numbers, and whose answers were not given yet."""
+        return (one for one in self._asked if one[1:] == wanted[1:] and {*wanted.numbers} <= {*one.numbers})
 
 
 @dataclass(frozen=True)
@@ -176,12 +174,12 @@ class Outlook:
     def expect(self, *numbers: int, can_wait: bool = False) -> None:
         """That these numbers are likely to be asked for, up to the first in which a plan is taken to fit."""
         if self.foresight is not None and numbers:
-            self.foresight.expect(Question(numbers, self.recompute, self.is_meant), can_wait)
+            self.foresight.expect(self._question(*numbers), can_wait)
 
     def forget(self) -> None:
         """That no other number will be asked for."""
         if self.foresight is not None:
-            self.foresight.forget(self.recompute, self.is_meant)
+            self.foresight.forget(self._question())
 
     def draw(self, numbers: Iterable[int]) -> Drawn:
         """What known plans take in them, here and now, up to the first in which one is taken to fit."""
@@ -201,7 +199,7 @@ class Outlook:
         try:
             evaluator, pins = self.at(number)
             if self.foresight is not None and number not in told:
-                told |= self.foresight.answer(number, self.recompute, self.is_meant)
+                told |= self.foresight.answer(self._question(number))
             foreseen = told.pop(number) if number in told else self._drawn(evaluator, pins)
         except ValueError:
             # What cannot be cut into so many may be cut into others.
@@ -214,8 +212,11 @@ class Outlook:
             names = [name for name in known_names(evaluator.lowering, pins) if self.is_meant(name)]
         return None if names is not None and not names else foresee(evaluator, names, pins)
 
+    def _question(self, *numbers: int) -> Question:
+        return Question(numbers, self.recompute, self.is_meant)
+
     def _is_expected(self, number: int) -> bool:
-        return self.foresight is not None and self.foresight.is_expected(number, self.recompute, self.is_meant)
+        return self.foresight is not None and self.foresight.is_expected(self._question(number))
 
 
 def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins | None = None) -> Foreseen:

@@ -6,8 +6,9 @@ They do not know how a search moves.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product, takewhile
 
 import msgspec
@@ -65,7 +66,8 @@ def search_front(
     frontier: Frontier[Evaluated] = Frontier(evaluator.capacity)
     budget = budget_of(name, evaluator.lowering, budget)
     is_over, is_settled = budget.begun().is_over, budget.begun(1 + SETTLING).is_over
-    turns = _Turns(name, budget, seed, progress, dict(start or {}), num_processes, seeds, pins, frontier)
+    look = partial(search, name, seed=seed, frontier=frontier, num_processes=num_processes, seeds=seeds, pins=pins)
+    turns = _Turns(look, budget, progress, start or {}, frontier)
     fastest = "time" if evaluator.lowering.mode == "train" else "latency"
     others = [objective for objective in ("memory", fastest) if objective != evaluator.objective]
     for objective in others:
@@ -92,16 +94,16 @@ def search_front(
 
 @dataclass
 class _Turns:
-    """Searches one after another, each with its share of the budget."""
+    """Searches one after another, each with its share of the budget.
 
-    name: str
+    look    `search`, with all that each of them is given alike
+    start   the plans that each begins with, beside those of the frontier
+    """
+
+    look: Callable[..., Found]
     budget: Budget
-    seed: int
     progress: Progress | None
-    start: dict[str, Strategy]
-    num_processes: int
-    seeds: Sequence[str] | None
-    pins: Pins | None
+    start: Mapping[str, Strategy]
     frontier: Frontier[Evaluated]
     number: int = 0
     num_proposals: int = 0
@@ -119,8 +121,7 @@ class _Turns:
         kept = {f"front {n + 1}": point.strategy for n, point in enumerate(self.frontier.thinned(GAIN))}
         share = self.budget.share(count)
         try:
-            found = search(self.name, evaluator, share, self.seed, tell, {**self.start, **kept}, self.frontier,
-                           self.num_processes, self.seeds, self.pins)  # fmt: skip
+            found = self.look(evaluator, share, progress=tell, start={**self.start, **kept})
         except NoPlanFits as error:
             self.num_proposals += error.num_proposals
             raise
