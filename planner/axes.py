@@ -103,6 +103,15 @@ class Alignment:
         return prod([self.extents[axis] for axis in dim])
 
 
+def dims_over(axis: str, tensors: Sequence[str], borne: Sequence[Operand]) -> dict[str, int]:
+    """The tensors that have a dim that runs over an axis, alone or as the outer one of several, and which dim that is.
+
+    borne   what each tensor is to its node
+    """
+    rows = ((tensor, n, dim) for tensor, one in zip(tensors, borne, strict=True) for n, dim in enumerate(one.dims))
+    return {tensor: n for tensor, n, dim in rows if dim and dim[0] == axis}
+
+
 @cache
 def parse(text: str) -> Line:
     """The axis line of `text`. Raises ValueError naming the part that is not understood."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from castile.planner import layers
 from castile.planner import op as operators
-from castile.planner.axes import Alignment, Operand, only
+from castile.planner.axes import Alignment, Operand, dims_over, only
 from castile.planner.bodies import promises
 from castile.planner.bodies.trace import Spec, record
 from castile.planner.bodies.vocabulary import wide
@@ -45,6 +45,10 @@ class Node(msgspec.Struct, frozen=True):
     def told(self) -> str:
         """Its name, with those of its members."""
         return f"{self.name} (with {', '.join(self.members)})" if self.members else self.name
+
+    def results_over(self, axis: str) -> dict[str, int]:
+        """Its results that have a dim over an axis, and which dim, as `axes.dims_over` finds them."""
+        return dims_over(axis, self.outputs, self.alignment.results)
 
     def whole(self) -> Part:
         """The part that is all of the node."""

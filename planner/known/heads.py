@@ -26,7 +26,7 @@ def heads(graph: Graph) -> dict[str, str]:
     for node in graph.nodes.values():
         if axis := _of_products(node) or _arriving(node, apart):
             found[node.name] = axis
-            apart.update(_bearing(node, axis))
+            apart.update(node.results_over(axis))
     return _as_far_as_products(graph, found)
 
 
@@ -49,7 +49,7 @@ def _arriving(node: Node, apart: Mapping[str, int]) -> str:
     dims = [o.dims[apart[t]] for t, o in zip(node.inputs, a.operands, strict=True) if t in apart]
     axes = {dim[0] for dim in dims if dim}
     axis = axes.pop() if len(axes) == 1 else ""
-    is_carried = len(_bearing(node, axis)) == len(node.outputs) and not any(o.param for o in a.operands)
+    is_carried = len(node.results_over(axis)) == len(node.outputs) and not any(o.param for o in a.operands)
     return axis if is_carried and _is_free(node, axis) else ""
 
 
@@ -61,11 +61,6 @@ def _as_far_as_products(graph: Graph, found: Mapping[str, str]) -> dict[str, str
             kept.add(node.name)
             wanted.update(node.inputs)
     return {name: axis for name, axis in found.items() if name in kept}
-
-
-def _bearing(node: Node, axis: str) -> dict[str, int]:
-    rows = [[dim[:1] for dim in operand.dims] for operand in node.alignment.results]
-    return {t: dims.index((axis,)) for t, dims in zip(node.outputs, rows, strict=True) if (axis,) in dims}
 
 
 def _is_free(node: Node, axis: str) -> bool:

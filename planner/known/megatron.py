@@ -71,7 +71,7 @@ class _Pairs:
             axis = self._carried(node, arriving) if arriving else self._firsts[node.name][0]
             if axis:
                 cuts[node.name] = axis
-                cut_dims.update(_bearing(node, axis))
+                cut_dims.update(node.results_over(axis))
         return {**cuts, **dict(self._tables(cuts))} if cuts else {}
 
     def _tables(self, cuts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -112,7 +112,7 @@ class _Pairs:
     def _ends(self, node: Node, axis: str) -> list[tuple[Node, str]]:
         """The seconds at which what flows from this cut ends, with their axes; none unless all of it does, through
         nodes that can be cut alike."""
-        bearing = _bearing(node, axis)
+        bearing = node.results_over(axis)
         if set(bearing) != set(node.outputs[:1]) and node.outputs[0] not in bearing:
             return []
         waiting, met = [(t, d) for t, d in bearing.items() if self.users.get(t)], []
@@ -125,7 +125,7 @@ class _Pairs:
                 if self._contracts(user, along) or _looks_at_places(user, along):
                     met.append((user, along))
                 else:
-                    waiting += list(_bearing(user, along).items())
+                    waiting += list(user.results_over(along).items())
         return met
 
     def _carried(self, node: Node, arriving: dict[str, int]) -> str:
@@ -141,7 +141,7 @@ class _Pairs:
     def _contracts(self, node: Node, axis: str) -> bool:
         """Whether results are sums over the axis, which a parameter bears too."""
         a = node.alignment
-        return not _bearing(node, axis) and any(o.param and axis in o.axes for o in a.operands)
+        return not node.results_over(axis) and any(o.param and axis in o.axes for o in a.operands)
 
     def _is_free(self, node: Node, axis: str) -> bool:
         a = node.alignment
@@ -164,13 +164,3 @@ def _looks_at_places(node: Node, axis: str) -> bool:
     """Whether an axis cuts a dim along which integers stand for places."""
     dims = [dim for o in node.alignment.operands for dim in o.dims if dim]
     return any(dim[0] == axis and _is_numbered(node, dim) for dim in dims)
-
-
-def _bearing(node: Node, axis: str) -> dict[str, int]:
-    """The results that are cut with an axis, and which dim of each."""
-    found = {}
-    for tensor, operand in zip(node.outputs, node.alignment.results, strict=True):
-        for dim, names in enumerate(operand.dims):
-            if names and names[0] == axis:
-                found[tensor] = dim
-    return found

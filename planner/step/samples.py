@@ -5,12 +5,12 @@ A microbatch is a split of that axis in time. It does not know programs, strateg
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from castile.planner.axes import Operand, only
+from castile.planner.axes import dims_over, only
 from castile.planner.graph import Graph, Node
 
 
@@ -31,16 +31,16 @@ def follow(graph: Graph) -> Samples:
         borne = zip(node.inputs, node.alignment.operands, strict=True)
         if axis := next((operand.dims[dims[t]][0] for t, operand in borne if t in dims), ""):
             axes[node.name] = axis
-            dims.update(_outermost(node.outputs, node.alignment.results, axis))
+            dims.update(node.results_over(axis))
     made = {tensor: node.name for node in graph.nodes.values() for tensor in node.outputs}
     for node in reversed(graph.nodes.values()):
         a = node.alignment
         wanted = (operand.dims[dims[t]][0] for t, operand in zip(node.outputs, a.results, strict=True) if t in dims)
         if axis := axes.get(node.name) or next(wanted, ""):
             axes[node.name] = axis
-            before = _outermost(node.inputs, a.operands, axis).items()
+            before = dims_over(axis, node.inputs, a.operands).items()
             dims.update({t: dim for t, dim in before if t in made and made[t] not in axes})
-            dims.update(_outermost(node.outputs, a.results, axis))
+            dims.update(node.results_over(axis))
     return Samples(dims, axes)
 
 
@@ -71,7 +71,7 @@ def trace(graph: Graph, count: int) -> Samples:
         if extent % count:
             raise ValueError(f"{node.name}: {extent} along the sample axis do not make {count} equal microbatches")
         axes[node.name] = axis
-        cut = _outermost(node.outputs, node.alignment.results, axis)
+        cut = node.results_over(axis)
         dims.update(cut)
         summed.update({tensor: node.name for tensor in node.outputs if tensor not in cut})
     return Samples(dims, axes)
@@ -88,12 +88,6 @@ def piece(graph: Graph, count: int) -> Graph:
         shorter = only(replace(a, extents={**a.extents, axis: a.extents[axis] // count}))
         nodes[name] = msgspec.structs.replace(nodes[name], alignment=shorter)
     return replace(graph, nodes=nodes)
-
-
-def _outermost(tensors: Sequence[str], borne: Sequence[Operand], axis: str) -> dict[str, int]:
-    """The tensors of which a dim runs over an axis, outside others or alone, and which."""
-    rows = ((t, n, dim) for t, o in zip(tensors, borne, strict=True) for n, dim in enumerate(o.dims))
-    return {tensor: n for tensor, n, dim in rows if dim and dim[0] == axis}
 
 
 def _axis(node: Node, dims: Mapping[str, int], alike: str | None) -> str | None:
