@@ -1,6 +1,7 @@
-"""Accumulating: into how many microbatches to cut a batch of which no plan fits, as known plans in sketches tell.
+"""Gradient accumulation: into how many microbatches to cut a batch with which no plan fits into memory.
 
-It does not know how plans are found; whether one fits, and what it takes, the simulator says.
+Sketches of known plans choose the numbers to look at; whether a plan fits, and its time, the simulator says. It does
+not know how plans are found.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from castile.planner.step.program import Program
 from castile.planner.strategy import Strategy, parts
 from castile.runtime.transfer import TooManyTransfers
 
-# A search may find a plan that fits where a sketch takes the smallest known one for so many times the memory: searches
-# were seen to save a quarter.
+# Up to so many times the memory for the smallest known plan, by its sketch, a search may still find a plan that fits:
+# searches were seen to save a quarter.
 NEAR = 1.5
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A number of microbatches, and what is known of it.
+    """A number of microbatches that was chosen, and what is known of it.
 
-    evaluator  for so many; it knows the plans that were simulated to find the number
+    evaluator  for this number; it remembers the plans that were simulated to choose it
     pins       what plans must have
-    seconds    what the best known plan takes that was simulated and fits; inf where none was
+    seconds    the step time of the best known plan that was simulated and fits; inf if there is none
     """
 
     number: int
@@ -43,14 +44,12 @@ class Chosen:
 
 
 def could_fit(evaluator: Evaluator) -> bool:
-    """Whether all memory together has room for what any plan keeps: else none fits, however little it keeps beside."""
+    """Whether the memory of all processors together holds what every plan keeps (`kept_bytes`); if not, none fits."""
     return sum(kept_bytes(evaluator)) <= int(evaluator.capacity.sum())
 
 
 def kept_bytes(evaluator: Evaluator) -> tuple[int, int]:
-    """The bytes, each element once, of what is carried from step to step, and of what the host gives to all
-    microbatches.
-    """
+    """Bytes of what is carried from step to step, and of the inputs of all microbatches, counting each element once."""
     lowering = evaluator.lowering.shortened(2)
     program = lowering.program(lowering.plan({}))
     carried = [flow for flow in program.flows if flow.home is not None]
@@ -58,7 +57,7 @@ def kept_bytes(evaluator: Evaluator) -> tuple[int, int]:
 
 
 def _given_bytes(program: Program) -> int:
-    """What the host gives to a step, each input as far as the node reads it that reads most of it."""
+    """Bytes of a step's inputs, of each as much as the node reads that reads most of it."""
     graph, most = program.graph, dict[str, int]()
     for node in {step.node.name: step.node for step in program.steps if step.node.name in program.graph.nodes}.values():
         for index, name in enumerate(node.inputs):
@@ -71,13 +70,13 @@ def enough(
     outlook: Outlook, numbers: Iterable[int], is_over: Callable[[], bool] = lambda: False,
     is_late: Callable[[], bool] = lambda: False, tell: Callable[[Chosen], None] = lambda near: None,
 ) -> Chosen | None:  # fmt: skip
-    """Of these numbers of microbatches, ascending, the one in which the best known plan that fits takes least.
+    """Of these numbers of microbatches, ascending, the one with which the best known plan that fits is fastest.
 
-    is_over   once it says so one in which a known plan fits will do
-    is_late   once it says so no further one is looked at
-    tell      is told of each before known plans are simulated in it
-    When none is taken for less than one that was simulated, no more are looked at. Where no known plan fits, the number
-    in which the smallest lacks least, if it comes so near that a search may find one; else None.
+    is_over   once it is true the first number with which a known plan fits is taken
+    is_late   once it is true no further number is looked at
+    tell      called for each number before known plans are simulated in it
+    The search ends at a number for which sketches promise nothing faster than what was simulated. If no known plan
+    fits: the number with which the smallest one exceeds memory least, if by at most NEAR; otherwise None.
     """
     least, best = inf, None
     share, nearest = NEAR, None
@@ -99,7 +98,7 @@ def enough(
 
 
 def _seconds(evaluator: Evaluator, plan: Strategy) -> float:
-    """What a plan takes, infinitely much where it does not fit or cannot be looked at."""
+    """The step time of a plan; inf if it does not fit or is too large to simulate."""
     try:
         found = evaluator.evaluate(plan) if evaluator.is_small(plan) else None
     except TooManyTransfers:

@@ -1,4 +1,4 @@
-"""Copies: processes that begin as copies of this one, and answer what they are asked while it goes on.
+"""Forked worker processes, which answer questions while this process goes on.
 
 They do not know what is asked, nor who asks.
 """
@@ -21,14 +21,14 @@ Answer = TypeVar("Answer")
 
 
 class Copy(Generic[Question, Answer]):
-    """A process that knows what this one knows as it begins; of what it was asked it answers the latest first.
+    """A forked process, which has all that this one has when it begins; it answers its latest question first.
 
-    answer   what is asked for; the same here and there, as here it is worked out where the process is gone
-    It is sent numbers with a question, and whether that can wait, or with none where it is given up; and tells of each
-    that it begins with it, and then, by the same number, the answer.
+    answer   computes an answer: in the forked process, or here if that has died
+    Messages to it are (number, (question, whether it can wait)), or (number, None) to give a question up. For each
+    question it sends (number, None) as it begins with it, then (number, (answer,)).
     """
 
-    # This process's ends of all that there are: a copy has them too.
+    # This process's ends of the pipes to all of them: a forked process inherits these too.
     _ends: ClassVar[set[Connection]] = set()
 
     def __init__(self, answer: Callable[[Question], Answer]) -> None:
@@ -43,19 +43,19 @@ class Copy(Generic[Question, Answer]):
         theirs.close()
 
     def ask(self, question: Question, can_wait: bool = False) -> int:
-        """Gives by which number the answer is known.
+        """Ask a question; gives the number by which its answer can be had.
 
-        can_wait   whether all else is answered first, also what is asked later
+        can_wait   whether all other questions are answered first, even later ones
         """
         number = next(self._numbers)
         self._asked[number] = question
-        # That it is gone is found when it should have answered.
+        # If the process has died, `answer` finds that out.
         with suppress(ConnectionError):
             self._end.send((number, (question, can_wait)))
         return number
 
     def answer(self, number: int) -> Answer:
-        """Waits for it; each is given once."""
+        """Wait for the answer to a question; each is given once."""
         try:
             while number not in self._told:
                 self._hear()
@@ -65,7 +65,7 @@ class Copy(Generic[Question, Answer]):
         return self._told.pop(number)
 
     def give_up(self, number: int) -> bool:
-        """Whether it was not begun with; then it is not answered."""
+        """Withdraw a question, unless the process has begun with it; whether that was in time."""
         with suppress(EOFError, ConnectionError):
             while self._end.poll():
                 self._hear()
@@ -78,12 +78,12 @@ class Copy(Generic[Question, Answer]):
     def _hear(self) -> None:
         number, told = pickle.loads(self._end.recv_bytes())
         self._begun.add(number)
-        # What was given up when it had begun nobody waits for.
+        # Nobody waits for the answer to a question that was withdrawn just as it was begun.
         if told is not None and number in self._asked:
             self._told[number] = told[0]
 
     def end(self, at_once: bool = False) -> None:
-        """What was asked and not answered is given up; at once, or after what is being worked out."""
+        """End the process: at once, or after the question that it is working on. Other open questions are dropped."""
         self._ends.discard(self._end)
         self._end.close()
         if at_once:
@@ -91,8 +91,8 @@ class Copy(Generic[Question, Answer]):
         self.process.join()
 
     def _serve(self, connection: Connection) -> None:
-        """The life of the process: until nothing more can be asked."""
-        # As long as a copy of the other end is open, here or with those that begin later, that is not heard.
+        """The main loop of the forked process, until its pipe is closed at the other end."""
+        # As long as an inherited duplicate of the other end is open, that it was closed is not seen.
         for end in self._ends:
             end.close()
         heard, hearing = SimpleQueue[tuple[int, tuple[Question, bool] | None] | None](), Lock()
@@ -108,17 +108,17 @@ class Copy(Generic[Question, Answer]):
             with hearing:
                 return connection.poll() or not heard.empty()
 
-        # The one that asks waits neither until it is heard, which is while something is worked out, nor to be told.
+        # Pipes hold little: threads read and write them, so that the asking process never waits for this one to do so.
         Thread(target=listen, daemon=True).start()
         asked = list[tuple[int, Question]]()
-        # It may be killed meanwhile, and Ctrl-C is for all: it is the one that tells of it.
+        # This process may be killed meanwhile; Ctrl-C reaches all processes, and the asking one reports it.
         with suppress(ConnectionError, KeyboardInterrupt), ThreadPoolExecutor(1) as telling:
 
             def tell(number: int, told: tuple[Answer] | None) -> None:
                 telling.submit(connection.send_bytes, pickle.dumps((number, told)))
 
             while True:
-                # The latest is known once all that was sent is heard.
+                # Which question is the latest is known once all messages have been read.
                 while not asked or is_more():
                     message = heard.get()
                     if message is None:

@@ -1,6 +1,6 @@
-"""Crews: processes that walk through plans side by side, each a Metropolis walk at one temperature.
+"""Crews: worker processes that do Metropolis walks through plans in parallel, each at one temperature.
 
-They do not know who chooses temperatures, nor what is done with what they find.
+They do not know who chooses temperatures, nor what is done with the plans that they find.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from castile.planner.searching.copies import Copy
 from castile.planner.searching.walks import walk
 from castile.planner.strategy import Config
 
-# The best plans of a leg that are told.
+# How many of its best plans a leg reports.
 NUM_BEST = 3
 
 
 class Leg(msgspec.Struct, frozen=True):
-    """A part of a walk: from where, how hot (of the plan's own time), and how many proposals; fixed by a seed."""
+    """A stretch of a walk: its first plan, its temperature as a share of that plan's time, and its number of proposals.
+
+    The seed determines what it draws.
+    """
 
     configs: dict[str, Config]
     heat: float
@@ -33,7 +36,7 @@ class Leg(msgspec.Struct, frozen=True):
 
 
 class Walked(msgspec.Struct, frozen=True):
-    """Where a leg ended, and the best plans that it met."""
+    """The plan with which a leg ended, and the best plans on its way."""
 
     configs: dict[str, Config]
     best: list[dict[str, Config]]
@@ -41,10 +44,10 @@ class Walked(msgspec.Struct, frozen=True):
 
 
 class Crew:
-    """Walkers in so many processes, or in this one; what they find is the same.
+    """Walkers in `num_processes` processes, or in this one for 1; they find the same either way.
 
-    pins      what all plans that they walk through must have
-    is_over   asked before each plan: once it says so legs end
+    pins      what all plans on their ways must have
+    is_over   asked before each plan: once it is true all legs end
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class Crew:
             member.end(at_once=kind is not None)
 
     def walk(self, legs: Sequence[Leg]) -> list[Walked]:
-        """What became of each leg, in their order."""
+        """Walk all legs; what each found, in their order."""
         if not self._members:
             return self._walked(legs)
         count = len(self._members)

@@ -13,14 +13,14 @@ from castile.planner.search import Evaluated, Run
 
 
 def walk(run: Run, moves: Moves, current: Evaluated, until: float, heat: Callable[[float], float]) -> Evaluated:
-    """Walk until that share of the run's budget is spent; gives where that led to.
+    """Walk until the share `until` of the run's budget is spent; gives the plan with which the walk ends.
 
-    heat   by how much more of its time (or memory) the plan that follows another may take, times a draw whose mean is
-           1; given the share of the walk that is left, from 1 to 0
+    heat   the temperature, given the share of the walk that is left, from 1 to 0: by which share of its time (or
+           memory) a plan may be worse than the one before it, to be multiplied with a draw of mean 1
     """
     began = run.spent
     while (spent := run.spent) < until:
-        # Drawn before the plan is known, so that a plan can be refused by a bound.
+        # Drawn before the plan is evaluated, so that a bound can refuse it.
         most = current.energy * (1 - heat((until - spent) / (until - began)) * math.log(1 - run.rng.random()))
         found = run.propose(moves.change(current.strategy.configs, run.rng), most)
         if found is not None and found.energy <= most:
