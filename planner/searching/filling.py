@@ -1,8 +1,8 @@
-"""Filling: whether a pipeline does a batch in microbatches sooner than the plan that was found without; or, where
-memory is short, a plan whose parameters are gathered for each pass.
+"""Other numbers of microbatches: whether a pipeline with one of them is faster than the plan that was found; or, where
+memory is short, a plan that gathers its parameters for each pass, or recomputes more.
 
-Walks keep the number of microbatches with which they began, and what is computed again. It does not know how a search
-moves.
+Walks keep the number of microbatches and the recomputation with which they began, so these are chosen here. It does not
+know how a search moves.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from castile.planner.sketch.sieve import num_parts
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.transfer import TooManyTransfers
 
-# One is looked for where a step takes so many times as long as all processors' work, less than which none takes.
+# A pipeline is looked for where a step takes more than so many times the least that all processors need for its work.
 WORTH = 1.1
-# And simulated where a sketch, which begins nothing ahead, takes it for so many times what was found, or less; where
-# there are many parts for less, as to simulate one takes long, and instead of a plan that was searched for still less.
+# It is simulated if by its sketch, which begins nothing ahead, it takes at most so many times what was found; fewer
+# times where there are many parts, as it takes long to simulate, and fewest where it replaces a plan that was searched.
 PROMISING, AHEAD, OF_MANY = 1.2, 1.1, 0.95
-# In so many numbers of microbatches so many that fit, where there are many parts fewer: which gains most by beginning
-# microbatches ahead a sketch does not know.
+# In so many numbers of microbatches so many plans that fit are simulated, fewer where there are many parts: sketches do
+# not know which of them gains most by beginning microbatches ahead.
 SEVERAL, FEW_OF_MANY, ONE_EACH = (16, 3), (4, 2), (16, 1)
-# A sketch that takes a plan for no more than this share of the memory is not mistaken in that it fits.
+# A plan that by its sketch needs at most this share of the memory does fit.
 ROOMY = 0.9
-# A search from a known pipeline makes it some percent better. Where plans have at most QUICK_PARTS, with which it takes
-# a second or two, one that takes so many times what was found is worth that.
+# A search from a known pipeline improves it by some percent. Where plans have at most QUICK_PARTS such a search takes a
+# second or two, and is worth it from a pipeline that takes up to so many times what was found.
 BETTERED = 1.03
-# Where memory is short a search from a plan that gives more up gains more: of at most QUICK_PARTS this may take so many
-# times what was found.
+# Where memory is short a search from a plan that gathers or recomputes gains more: with at most QUICK_PARTS that plan
+# may take up to so many times what was found.
 SPARING = 1.25
-# Of such plans each way to compute more again is looked at in so many numbers of microbatches, as pipelines need some.
+# Of such plans each way to recompute is looked at in so many numbers of microbatches, as pipelines need some.
 FEW_OF_EACH = 3
 # So many larger numbers of microbatches are likely to be looked at.
 LIKELY = 4
@@ -56,9 +56,9 @@ class Others:
     """Other numbers of microbatches, in which known plans are looked at.
 
     numbers   ascending
-    outlook   of the known plans
-    is_over   once it says so a plan that is known to be better will do, and is taken as it is
-    is_late   once it says so no further number is looked at
+    outlook   sketches of the known plans
+    is_over   once it is true a plan that is known to be better is taken as it is
+    is_late   once it is true no further number is looked at
     """
 
     numbers: Sequence[int]
@@ -68,8 +68,8 @@ class Others:
 
 
 def filled(chosen: Chosen, found: Found, others: Others, look: Look) -> tuple[Chosen, Found]:
-    """What was found, or the better plan that a search finds in the one of other numbers of microbatches that a known
-    pipeline gets through soonest; and in how many.
+    """What was found, or a better plan, and its number of microbatches: that which a search finds with the number with
+    which a known pipeline is fastest.
     """
     if found.is_insisted or _is_first(chosen) or not _is_worth(chosen, found.evaluated.seconds):
         return chosen, found
@@ -88,9 +88,9 @@ def filled(chosen: Chosen, found: Found, others: Others, look: Look) -> tuple[Ch
 
 
 def expect(first: int, others: Others) -> None:
-    """That, where there are many parts, pipelines are likely to be looked at in this number of microbatches, then in
-    the next smaller one, then in larger ones. Of each two of these the further is drawn first: who gets that far while
-    it is drawn draws the nearer.
+    """Have sketches drawn ahead for plans of many parts, whose pipelines are likely to be looked at with this number of
+    microbatches, then with the next smaller one, then with larger ones. Of each two of these the farther is drawn
+    first: if it is still being drawn when this process gets there, this process draws the nearer.
     """
     fewer, more = _apart(first, others)
     pairs = [more[at : at + 2][::-1] for at in range(0, LIKELY, 2)]
@@ -99,8 +99,8 @@ def expect(first: int, others: Others) -> None:
 
 
 def sooner(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] | None:
-    """Where there are too many parts to simulate several pipelines: one that takes less than the best known plan, if
-    that is known to fit, and in how many microbatches; None where there is none.
+    """Where there are too many parts to simulate several pipelines: one that is faster than the best known plan, if
+    that is known to fit, and its number of microbatches; None if there is none.
     """
     if not _is_first(chosen) or not _is_worth(chosen, chosen.seconds):
         return None
@@ -108,9 +108,9 @@ def sooner(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] |
 
 
 def cut_for(chosen: Chosen, others: Others) -> Chosen:
-    """Where there is time to search in one number of microbatches only, and plans have few enough parts for a search to
-    look at pipelines: the one in which a known pipeline takes less than the best known plan, if that is known to fit;
-    else the same.
+    """Where there is time to search with one number of microbatches only, and plans have few enough parts for a search
+    to look at pipelines: the number with which a known pipeline is faster than the best known plan, if that is known to
+    fit; otherwise the number that was chosen.
     """
     if has_many_parts(chosen.evaluator.lowering) or not chosen.fits or not _is_worth(chosen, chosen.seconds):
         return chosen
@@ -118,8 +118,8 @@ def cut_for(chosen: Chosen, others: Others) -> Chosen:
 
 
 def instead(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] | None:
-    """Where there are too many parts for a search to look at pipelines, and it found nothing that fits: the pipeline
-    that does, and is soonest; None where there is none.
+    """Where there are too many parts for a search to look at pipelines, and it found nothing that fits: the fastest
+    pipeline that does; None if there is none.
     """
     is_left_out = has_many_parts(chosen.evaluator.lowering)
     return _looked_at(replace(chosen, seconds=inf), others, look) if is_left_out else None
@@ -127,14 +127,14 @@ def instead(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] 
 
 @dataclass(frozen=True)
 class Gathering:
-    """The known plan that takes least of those whose parameters are gathered for each pass, or, where plans have few
-    parts, of those that compute more again.
+    """The fastest known plan among those that gather their parameters for each pass, or, where plans have few parts,
+    among those that recompute more.
 
-    ways     of plans that compute more and more again: of each as few microbatches as are taken to fit, and no more
-             than before
-    are_few  whether plans have few parts: then of each FEW_OF_EACH numbers in which a plan is taken to fit, pipelines
-             among them, of which more microbatches may take less
-    _known   what was found by the seconds that it had to stay below, as it is looked for no more often than need be
+    ways     from the least recomputation to the most; of each the fewest microbatches with which a plan should fit are
+             looked at, and no more than of the way before
+    are_few  whether plans have few parts: then of each way FEW_OF_EACH numbers with which a plan should fit are looked
+             at, as pipelines may be faster with more microbatches
+    _known   results, by the limit of seconds under which they were looked for
     """
 
     ways: Sequence[Others]
@@ -142,13 +142,14 @@ class Gathering:
     _known: dict[float, tuple[Chosen | None, Strategy | None]] = field(default_factory=dict)
 
     def expect(self) -> None:
-        """That all ways are likely to be looked at, the first one first, once there is nothing else to do."""
+        """Have sketches of all ways drawn ahead, the first way first, once there is nothing else to do."""
         for others in self.ways:
             others.outlook.expect(*others.numbers, can_wait=True)
 
     def best(self, seconds: float) -> tuple[Chosen | None, Strategy | None]:
-        """In how many microbatches, with what computed again, and the plan; None twice where none takes less than
-        `seconds`, so that few are simulated. What was found before for more seconds is given again.
+        """Its number of microbatches and recomputation, and the plan itself; None twice if none takes less than
+        `seconds`, a limit that leaves few to simulate. A plan that was found under another limit is given again, and so
+        is that there was none under a higher one.
         """
         if not self.ways:
             return None, None
@@ -161,10 +162,10 @@ class Gathering:
         return found
 
     def _candidates(self, longest: float) -> Iterator[Place]:
-        """Of each way the first, unless even what does not fit is taken for longer.
+        """Of each way the first number with which a plan should fit, unless even plans that do not fit are too slow.
 
-        More microbatches take no less, nor more computed again, which is looked at in as many where room is scarce. Of
-        few parts some of each.
+        More microbatches or more recomputation are not faster; a way is looked at with as many microbatches as the one
+        before where room is scarce, else with fewer. Where plans have few parts: some numbers of each way.
         """
         if self.are_few:
             yield from chain.from_iterable(islice(_taken_for_best(others), FEW_OF_EACH) for others in self.ways)
@@ -182,8 +183,8 @@ class Gathering:
                     break
 
     def sooner(self, seconds: float, look: Look, times: float = 1.0) -> tuple[Chosen, Found] | None:
-        """What a search finds from it, or itself where there are many parts; None where so many times what it takes is
-        not less.
+        """What a search finds from it, or the plan itself where there are many parts; None if `times` its time is not
+        less than `seconds`.
         """
         best, plan = self.best(seconds)
         if best is None or times * best.seconds >= seconds:
@@ -194,16 +195,16 @@ class Gathering:
             return None
 
     def instead(self, chosen: Chosen, look: Look) -> tuple[Chosen, Found] | None:
-        """The same where it is so much better than the best known plan in another number of microbatches, pipelines
-        among them, that neither a search from that one nor what begins ahead would make up for it.
+        """The same if it is so much faster than the best known plan of another number of microbatches, pipelines
+        included, that neither a search from that one nor microbatches begun ahead would make up for it.
         """
         return self.sooner(chosen.seconds, look, AHEAD)
 
     def beside(self, chosen: Chosen, found: Found, look: Look) -> tuple[Chosen, Found]:
-        """What was found, or the better plan that is found from it.
+        """What was found, or the better plan that a search finds from it.
 
-        Of few parts also where it is far from what was found, but takes less than the known plan from which that came:
-        a search, fewer processors and buckets may take as much off this one.
+        Where plans have few parts that search is also made if it is much slower than what was found, but faster than
+        the known plan from which that came: a search, fewer processors and buckets may gain as much on this one.
         """
         seconds = found.evaluated.seconds
         if num_parts(chosen.evaluator) <= QUICK_PARTS:
@@ -226,7 +227,7 @@ def _looked_at(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Foun
 
 
 def _is_first(chosen: Chosen) -> bool:
-    """Whether a pipeline is looked for before anything is searched: beside a known plan of many parts that fits."""
+    """Whether a pipeline is looked for before any search: where a known plan of many parts fits."""
     return chosen.fits and has_many_parts(chosen.evaluator.lowering)
 
 
@@ -236,10 +237,10 @@ def _is_worth(chosen: Chosen, seconds: float) -> bool:
 
 
 def _soonest(chosen: Chosen, seconds: float, others: Others) -> tuple[Chosen | None, Strategy | None]:
-    """The number in which a pipeline takes least, if that is less than `seconds`; and that one, where it is taken as it
-    is.
+    """The number of microbatches with which a pipeline is fastest, if it takes less than `seconds`; and that pipeline,
+    if no search is to follow.
 
-    The most promising are simulated first; where there are not many parts in every order in which it may be taken.
+    The most promising ones are simulated first; where there are not many parts, in every order that may be chosen.
     """
     if not has_many_parts(chosen.evaluator.lowering):
         is_taken = num_parts(chosen.evaluator) > SEARCHED_PARTS
@@ -253,18 +254,18 @@ def _simulated(
     candidates: Iterable[Place], seconds: float, orders: Sequence[str], promising: float,
     most: tuple[int, int], is_over: Callable[[], bool],
 ) -> tuple[Chosen | None, Strategy | None]:  # fmt: skip
-    """The one in which a plan takes least, if that is less than `seconds`, and that plan.
+    """The candidate with the fastest plan, if that takes less than `seconds`, and that plan.
 
-    most   in so many numbers at most so many are simulated that fit
+    most   how many candidates are looked at, and how many plans that fit are simulated of each
     """
     least, best, found = seconds, None, None
-    # The others are let go of: each holds all that was worked out of its plans.
+    # Popped one by one, so that each is freed: it holds all that was computed of its plans.
     left = sorted(candidates, key=attrgetter("seconds"))[: most[0]][::-1]
     while left and left[-1].seconds <= promising * least and (best is None or not is_over()):
         one = left.pop()
         near = (plan for taken_for, plan in one.foreseen.fitting if taken_for <= promising * least)
         if len(orders) > 1:
-            # What a plan computes takes as long in all of them, and is sooner told than any is simulated.
+            # A plan's kernels take as long in every order, and bounding them is faster than simulating any.
             near = (plan for plan in near if one.evaluator.bound(plan.configs) < least)
         ordered = filter(None, (_ordered(one.evaluator, plan, orders, is_over, NEAR * least) for plan in near))
         for soonest in islice(ordered, most[1]):
@@ -277,8 +278,8 @@ def _simulated(
 def _ordered(
     evaluator: Evaluator, plan: Strategy, orders: Sequence[str], is_over: Callable[[], bool], longest: float
 ) -> Evaluated | None:
-    """A plan in the best of these orders, or, where it takes more than so many seconds in the first, in that alone;
-    None where it does not fit, or has too many transfers to look at.
+    """A plan in the best of these orders, or in the first alone if it takes more than `longest` seconds in that; None
+    if it does not fit, or has too many transfers to simulate.
     """
     try:
         is_near = evaluator.evaluate(plan).seconds <= longest
@@ -289,19 +290,19 @@ def _ordered(
 
 
 def _taken_for_best(others: Others) -> Iterator[Place]:
-    """For each number that has some the plans that are taken to fit."""
+    """The numbers of microbatches with which some known plan should fit, by sketches."""
     return (one for one in _looked_through(others) if one.foreseen.fitting)
 
 
 def _looked_through(others: Others) -> Iterator[Place]:
-    """The same for each number that has any, whether they are taken to fit or not."""
+    """The numbers of microbatches for which there are known plans, whether these should fit or not."""
     return others.outlook.places(others.numbers, 1.0, others.is_late)
 
 
 def _of_many_parts(first: int, others: Others) -> Iterator[Place]:
-    """Those of the first number; of smaller ones, as long as a pipeline is taken to fit, of which stages keep less than
-    the known plans that the first was found for; and of larger ones, up to twice one in which a pipeline is not taken
-    for much more: to look at each takes seconds.
+    """The first number; smaller ones as long as a pipeline should fit, as its stages keep less than the known plans for
+    which the first number was found; and larger ones up to twice the best one, beyond that only while they become
+    faster: each takes seconds to look at.
     """
     least, best = inf, first
     fewer, more = _apart(first, others)
@@ -324,6 +325,6 @@ def _of_many_parts(first: int, others: Others) -> Iterator[Place]:
 
 
 def _apart(first: int, others: Others) -> tuple[list[int], list[int]]:
-    """The smaller ones, descending, and the larger ones, ascending."""
+    """The numbers below the first, descending, and those above it, ascending."""
     fewer, more = ([n for n in others.numbers if n < first], [n for n in others.numbers if n > first])
     return fewer[::-1], more

@@ -1,7 +1,7 @@
-"""Foresight: what known plans take in numbers of microbatches, as sketches tell; where that takes long, those that are
-likely to be asked for next are drawn in a process beside.
+"""Foresight: time and memory of known plans with given numbers of microbatches, by sketches; where drawing these takes
+long, those that are likely to be needed next are drawn ahead in another process.
 
-It does not know for what a number is wanted, nor how a sketch is drawn.
+It does not know what a number of microbatches is wanted for, nor how a sketch is drawn.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from castile.planner.searching.copies import Copy
 from castile.planner.sketch.sieve import Sieve
 from castile.planner.strategy import Strategy
 
-# Of the known plans that are taken to fit the best so many are told, and the smallest.
+# Of the known plans that should fit so many of the best are given, and the smallest.
 MOST_TRIED = 3
-# Known plans need as much memory where what they need differs by less than this share.
+# Shares of memory that differ by less than this count as equal.
 ALIKE = 0.02
-# Sketches of whole batches took the smallest known plan for up to 1.45 times what it needed (docs/decisions/0046), and
-# those of cut ones for no more than it needed. From so many times the memory on none comes near fitting.
+# Sketches of whole batches gave the smallest known plan up to 1.45 times the memory that it needed (decision 0046), and
+# those of microbatches never more than it needed. From so many times the memory on none comes near fitting.
 FAR = 3.0
 
 
 @dataclass(frozen=True)
 class Foreseen:
-    """What known plans in so many microbatches are taken for.
+    """What sketches say of the known plans with one number of microbatches.
 
-    share     of its memory the fullest processor needs in the plan that needs least: more than 1 where none fits
-    fitting   of those that are taken to fit the best, by the seconds that they are taken for, and the smallest; where
-              plans are ranked by memory the smallest, by what they are taken to need
-    least     the seconds that the soonest is taken for, whether it fits or not
+    share     the memory that the smallest plan needs on its fullest processor, relative to what that has: above 1 none
+              should fit
+    fitting   of the plans that should fit the fastest few, each with its seconds, and the smallest; where plans are
+              ranked by memory the smallest few
+    least     the seconds of the fastest plan, whether it should fit or not
     """
 
     share: float
@@ -44,12 +45,12 @@ class Foreseen:
 
     @property
     def is_far(self) -> bool:
-        """Whether no known plan comes near fitting. That no other fits is not known."""
+        """Whether no known plan comes near fitting; other plans may fit all the same."""
         return self.share > FAR
 
 
 class Place(NamedTuple):
-    """A number of microbatches, an evaluator for so many, what plans must have, and what known plans are taken for."""
+    """A number of microbatches, an evaluator for it, what plans must have, and what sketches say of known plans."""
 
     number: int
     evaluator: Evaluator
@@ -58,12 +59,12 @@ class Place(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """What the best of those that are taken to fit is taken for; there must be one."""
+        """The seconds, by its sketch, of the best plan that should fit; there must be one."""
         return self.foreseen.fitting[0][0]
 
 
 class Question(NamedTuple):
-    """What known plans take in these numbers of microbatches, ascending, up to the first in which one is taken to fit.
+    """Asks for sketches of known plans with these numbers of microbatches, ascending, up to the first that should fit.
 
     recompute   the nodes that are computed again
     is_meant    which known plans, by name; None for those from which a search begins
@@ -74,14 +75,14 @@ class Question(NamedTuple):
     is_meant: Callable[[str], bool] | None
 
 
-# By number; None where the model cannot be cut so, or no such plan is known.
+# The answer, by number of microbatches; None where the model cannot be cut so, or there are no such plans.
 Drawn = dict[int, Foreseen | None]
 
 
 class Foresight:
-    """Sketches that are drawn in a process beside before they are asked for, while it has begun.
+    """Draws sketches in another process before they are needed, within `begun`.
 
-    helps   whether that pays, and there is a core for it
+    helps   whether that pays, and a core is free for it; if not, nothing is drawn ahead
     """
 
     def __init__(self, helps: bool) -> None:
@@ -91,7 +92,7 @@ class Foresight:
 
     @contextmanager
     def begun(self, draw: Callable[[Question], Drawn]) -> Iterator[None]:
-        """With what draws what a question asks. Who has that may have this too: it is not kept."""
+        """Start the process, which calls `draw`, and end it on leaving; `draw` may refer to this and is not kept."""
         if self._helps:
             self._copy = Copy(draw)
         try:
@@ -103,7 +104,7 @@ class Foresight:
             self._asked.clear()
 
     def expect(self, question: Question, can_wait: bool = False) -> None:
-        """Begin with it, if there is who could; what is expected last is drawn first, and what can wait behind all."""
+        """Ask a question ahead, if there is a process: the latest is drawn first, and those that can wait after all."""
         if self._copy is not None and question not in self._asked:
             self._asked[question] = self._copy.ask(question, can_wait)
 
@@ -137,12 +138,14 @@ class Foresight:
 
 @dataclass(frozen=True)
 class Outlook:
-    """Known plans in sketches, in numbers of microbatches.
+    """Sketches of known plans with any number of microbatches.
 
-    at          an evaluator for so many, and what plans must have; raises ValueError where the model cannot be cut so
-    names       of known plans, None for all from which a search begins
-    is_meant    which of all known plans instead, by name
+    at          gives an evaluator for a number of them, and what plans must have; raises ValueError where the model
+                cannot be cut so
+    names       the known plans, None for all from which a search begins
+    is_meant    chooses among all known plans by name instead
     recompute   the nodes that are computed again
+    foresight   draws some of them ahead
     """
 
     at: Callable[[int], tuple[Evaluator, Pins | None]]
@@ -152,10 +155,10 @@ class Outlook:
     foresight: Foresight | None = None
 
     def places(self, numbers: Iterable[int], most: float, is_late: Callable[[], bool]) -> Iterator[Place]:
-        """Those of these numbers, ascending, of which anything is known; without those in which the smallest plan needs
-        more than `most` times the memory, as far as others tell. While one is looked at the next is drawn beside.
+        """The numbers, ascending, for which there are known plans; without those with which the smallest plan must need
+        more than `most` times the memory, to conclude from other numbers. While one is used the next is drawn ahead.
 
-        is_late   once it says so no further one is looked at
+        is_late   once it is true no further number is looked at
         """
         shares: dict[int, float] = {}
         left, told = [*numbers], Drawn()
@@ -172,17 +175,17 @@ class Outlook:
                 yield place
 
     def expect(self, *numbers: int, can_wait: bool = False) -> None:
-        """That these numbers are likely to be asked for, up to the first in which a plan is taken to fit."""
+        """Have these numbers drawn ahead, up to the first with which a plan should fit."""
         if self.foresight is not None and numbers:
             self.foresight.expect(self._question(*numbers), can_wait)
 
     def forget(self) -> None:
-        """That no other number will be asked for."""
+        """Withdraw all that was to be drawn ahead."""
         if self.foresight is not None:
             self.foresight.forget(self._question())
 
     def draw(self, numbers: Iterable[int]) -> Drawn:
-        """What known plans take in them, here and now, up to the first in which one is taken to fit."""
+        """Sketch known plans in this process with these numbers, up to the first with which one should fit."""
         shares, found, here = dict[int, float](), Drawn(), replace(self, foresight=None)
         for number in numbers:
             if not may_need(shares, number, 1.0):
@@ -220,7 +223,7 @@ class Outlook:
 
 
 def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins | None = None) -> Foreseen:
-    """What the known plans (of these names) take in the microbatches of an evaluator's lowering.
+    """What sketches say of the known plans (of these names) with as many microbatches as the evaluator's lowering has.
 
     Raises ValueError where the model cannot be cut into as many.
     """
@@ -229,7 +232,7 @@ def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins
     sieve = Sieve(evaluator, known, Spaces(lowering, cost, pins))
     found = [(seen.seconds, seen.share, known[name]) for name, seen in sieve.seen.items() if seen.share <= 1]
     found.sort(key=lambda one: (one[1], one[0]) if sieve.is_sparing else one[:2])
-    # A sketch took a small vit for half the memory that it needs: where the best do not fit, the smallest may.
+    # A sketch of a small vit had half of its true memory: where the best do not fit, the smallest may.
     last = sorted(found[MOST_TRIED:], key=lambda one: one[1])[:1]
     fitting = tuple((seconds, plan) for seconds, _, plan in (*found[:MOST_TRIED], *last))
     every = sieve.seen.values()
@@ -237,9 +240,10 @@ def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins
 
 
 def may_need(shares: Mapping[int, float], number: int, most: float) -> bool:
-    """Whether the smallest known plan in so many microbatches may need at most `most` times the memory.
+    """Whether the smallest known plan with `number` microbatches may need at most `most` times the memory.
 
-    shares   how many times it needs in other numbers: in twice as many never less than half, also with twice the stages
+    shares   how many times the memory it needs with other numbers: twice as many microbatches at best halve it, also
+             with twice as many stages
     """
     least = min(shares.values(), default=0.0)
     return max([n for n, share in shares.items() if share <= (1 + ALIKE) * least], default=0) * least <= most * number
