@@ -1,8 +1,8 @@
-"""Fewer processors: a plan that leaves some of a machine's idle is one for the machine, and the faster one where links
-are slow, or a step has little to do.
+"""Fewer processors: a plan may leave some of a machine's processors idle, and is faster so where links are slow or a
+step has little work.
 
-Known plans on fewer processors cut samples only, and walks, which change a few layers at a time, seldom leave a node of
-a machine, or half of one. It does not know how a search moves.
+Known plans on fewer processors split samples only, and walks, which change a few layers at a time, seldom move all of a
+network off a node or off half of one. It does not know how a search moves.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from castile.planner.search import Found, same
 from castile.planner.strategy import Names
 from castile.runtime.machine import Machine
 
-# Half of a node's processors were seen to be better only where they could do a step's work in so much of its time, as
-# links within a node are good.
+# Half of a node's processors were seen to be better only where they could do a step's work in less than this share of
+# the step time that was found: links within a node are fast.
 OF_A_NODE = 0.75
-# Of a time that a search was given, so much more may go into each one on fewer processors.
+# Each search on fewer processors may take this share of a time budget in addition.
 FURTHER = 0.05
 
 
@@ -34,13 +34,13 @@ def on_fewer(
     pins: Pins | None = None,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Found:
-    """What was found, or a better plan that is found on the first of equal nodes or processors; the other is kept too.
+    """What was found, or a better plan on the first of several equal nodes or processors; the worse stays a finalist.
 
     look      the same search with other pins
-    pins      those with which it was made
+    pins      those of the search that found it
     is_over   asked before each further search
 
-    Ever fewer (`parts`) are tried, as long as these can do a step's work in less time than the best plan takes.
+    Fewer and fewer processors (`parts`) are tried, as long as these could do a step's work in less than the best time.
     """
     lowering, machine = evaluator.lowering, evaluator.lowering.machine
     # Where there are many parts a search may take half a minute, and as long again on half of the nodes.
@@ -65,12 +65,12 @@ def on_fewer(
 
 
 def parts(machine: Machine, procs: Sequence[int]) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Of these processors, ascending, ever fewer; and in what share of the time that was found they must be able to do
-    a step's work for that.
+    """Ever smaller subsets of these processors, ascending; and within which share of the step time that was found each
+    must be able to do a step's work to be tried.
 
-    Ever half as many groups of what the farthest links join, then of what the next do, down to one node, and of these
-    such as have the same processors as each other; then ever half of a node's, where they are alike, down to two, as
-    one alone does what a known plan does.
+    Half of the groups that the farthest links join, again and again, then of those that the next links join, down to
+    one node; only groups that have the same processors as each other. Then half of a node's processors, again and again
+    where they are alike, down to two: what one processor alone does is a known plan.
     """
     left = tuple(procs)
     for level in reversed(machine.levels[:-1]):
@@ -91,7 +91,7 @@ def _groups(procs: Sequence[int], size: int) -> list[tuple[int, ...]]:
 
 
 def _alike(machine: Machine, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The most of these groups that have the same processors as each other, of as many those of more processors."""
+    """The largest set of groups that have the same kinds of processors; of equally large ones that of larger groups."""
     found: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for group in groups:
         found.setdefault(_kinds(machine, group), []).append(group)
@@ -115,8 +115,8 @@ def only(procs: Iterable[int]) -> Pin:
 
 
 def faster(evaluator: Evaluator, procs: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Of these processors ever fewer, where they are of several speeds: without the slowest, then without the slowest
-    of the others, down to the fastest.
+    """Ever smaller subsets of processors of several speeds: without the slowest ones, then without the next slowest,
+    down to the fastest ones alone.
     """
     speeds = shares.speeds(evaluator.lowering, evaluator.cost)
     for least in sorted({speeds[p] for p in procs})[1:]:
@@ -124,6 +124,6 @@ def faster(evaluator: Evaluator, procs: Sequence[int]) -> Iterator[tuple[int, ..
 
 
 def could_gain(evaluator: Evaluator, num_procs: int, seconds: float) -> bool:
-    """Whether so few processors could do a step's work in less than so many seconds; where no bound is known too."""
+    """Whether so few processors could do a step's work in less than so many seconds; true if no bound is known."""
     bound = lower_bound(evaluator)
     return bound is None or bound.on(num_procs / evaluator.lowering.machine.num_procs) < seconds

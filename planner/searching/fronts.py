@@ -1,4 +1,4 @@
-"""Fronts: searches under ever other limits of memory, for the plans that none beats in both time and memory.
+"""Pareto fronts: searches under several limits of memory, for the plans that no other beats in both time and memory.
 
 They do not know how a search moves.
 """
@@ -27,8 +27,8 @@ from castile.planner.strategy import ORDERS, Strategy
 NUM_LIMITS = 5
 # A point of the front needs at least this share less memory than the one before.
 GAIN = 0.02
-# Buckets, orders and what is begun ahead bring no plan onto a front that takes so many times as long as one there, and
-# needs so many times as much memory.
+# A plan that takes so many times as long as one on the front, and so many times its memory, is not tried with buckets,
+# in other orders or with microbatches begun ahead: these gain less.
 FARTHEST = 1.25
 
 
@@ -56,12 +56,12 @@ def search_front(
 ) -> tuple[Found, list[Point]]:
     """What `search` finds for the evaluator's objective, and the front from the fastest plan to the smallest.
 
-    The budget is shared by searches for the fastest plan, for the smallest, and for the fastest within limits between
-    the two; each starts from what those before found. What else is given is for each of them as for `search`, which
-    raises ValueError. In the front plans have buckets of any of these sizes, or none, any order, and updates
-    whole or in pieces.
+    The budget is shared by searches for the fastest plan, for the smallest, and for the fastest within limits of memory
+    between the two; each starts from what those before it found. The other parameters are those of `search`, which
+    raises ValueError. Plans of the front are tried with buckets of all `sizes` and none, in every order, and with
+    updates whole and in pieces.
 
-    dropping   nodes of which plans of the front are also tried without keeping the results
+    dropping   sets of nodes: plans of the front are also tried with the results of each recomputed
     """
     frontier: Frontier[Evaluated] = Frontier(evaluator.capacity)
     budget = budget_of(name, evaluator.lowering, budget)
@@ -88,7 +88,7 @@ def search_front(
     for worth, recompute in product(tuple(frontier.points), dropping):
         if not is_settled():
             frontier.add(evaluator.evaluate(msgspec.structs.replace(worth.strategy, recompute=recompute)))
-    # So that what is settled is not behind the end of the front.
+    # So that settling what was found compares it with all of the front.
     return replace(found, finalists=tuple(frontier.points)), _packed(evaluator, frontier, name, seed)
 
 
@@ -140,8 +140,8 @@ def _limits(frontier: Frontier[Evaluated]) -> list[int]:
 
 
 def front_of(points: Sequence[Point], found: Found) -> list[Point]:
-    """Of these plans and what was found those that none beats in both seconds and bytes of the fullest arena, from the
-    fastest on; of those that are near each other in memory the fastest, and the smallest.
+    """The plans among these points and what was found that none beats in both seconds and bytes of the fullest arena,
+    from the fastest on; of those that need nearly the same memory only the fastest, but always the smallest of all.
     """
 
     def nbytes(point: Point) -> int:

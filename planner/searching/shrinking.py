@@ -1,4 +1,4 @@
-"""Shrinking: in how many microbatches, and with what computed again, plans need least memory.
+"""Least memory: with how many microbatches and with which recomputation plans need least memory.
 
 It does not know how a search moves.
 """
@@ -16,31 +16,31 @@ from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.foresight import Outlook
 from castile.runtime.transfer import TooManyTransfers
 
-# Twice as many microbatches, or more computed again, take longer: they have to need less by such a share.
+# More microbatches or recomputation take longer: to be chosen they must need less memory by this share.
 GAIN = 0.02
-# Sketches took plans for up to so many times what they need (docs/decisions/0178).
+# Sketches gave plans up to so many times the memory that they need (docs/decisions/0178).
 MOST_TAKEN = 1.5
-# The search that looks at a place, and how long: what known plans need says little of what is found from them.
+# A short search looks at each place: what known plans need says little of what a search finds from them.
 SEARCH, PROPOSALS = "mcmc", 2500
 
 IsOver = Callable[[], bool]
 
 
 class Small(NamedTuple):
-    """A place, and the bytes of the fullest processor in the smallest plan that was found there."""
+    """A number of microbatches, and the bytes of the fullest processor in the smallest plan found with it."""
 
     chosen: Chosen
     nbytes: int
 
 
 def smallest(outlooks: Sequence[Outlook], numbers: Sequence[int], is_over: IsOver) -> Chosen | None:
-    """Where short searches find the plan that needs least memory; of places where it needs hardly more the one where
-    least is computed again, and of these the one of fewest microbatches. None where none fits.
+    """The number of microbatches and the recomputation with which short searches find the plan of least memory; where
+    others need hardly more, that with the least recomputation, and then the fewest microbatches. None if none fits.
 
-    outlooks   by what is computed again, from least to most
+    outlooks   one for each recomputation, from least to most
     numbers    of microbatches, ascending
-    is_over    once it says so no further place is looked at
-    In how many to begin is what sketches say of what computes most again.
+    is_over    once it is true nothing further is looked at
+    The first number is chosen by sketches with the most recomputation.
     """
     number, least = _enough(outlooks[-1], numbers, is_over), inf
     found: list[tuple[Outlook, Small]] = []
@@ -62,8 +62,8 @@ def smallest(outlooks: Sequence[Outlook], numbers: Sequence[int], is_over: IsOve
 
 
 def _enough(outlook: Outlook, numbers: Sequence[int], is_over: IsOver) -> int:
-    """In how many microbatches the smallest known plan is taken to need hardly more than in any number, or less: the
-    most of them, as copies for a microbatch, of which sketches know little, are the smaller the more there are.
+    """The most microbatches with which by sketches the smallest known plan needs hardly more than with any number: the
+    more there are the smaller are the copies made for each, of which sketches know little.
     """
     shares = {place.number: place.foreseen.share for place in outlook.places(numbers, inf, is_over)}
     least = min(shares.values(), default=inf)
@@ -71,8 +71,8 @@ def _enough(outlook: Outlook, numbers: Sequence[int], is_over: IsOver) -> int:
 
 
 def _found(outlook: Outlook, number: int, least: float, is_over: IsOver) -> Small | None:
-    """What a short search from the smallest known plan finds that fits; None where a sketch puts that one far behind so
-    many bytes, and where none is taken to fit.
+    """The smallest plan that fits which a short search from a known plan finds; None where by sketches the smallest
+    known plan needs far more than `least` bytes, or none fits.
     """
     place = next(outlook.places([number], inf, lambda: False), None)
     if place is None or not (fitting := place.foreseen.fitting):

@@ -1,8 +1,8 @@
 """Sparing: walks through sketches for plans that need little memory.
 
-What a sketch says that processors hold leaves out copies of what lies otherwise where it is read: walks that look at
-bytes alone end with many of these. To move them takes time, so longer steps count against a plan, in some walks little
-and in others much, and what each ends with is simulated. It does not know what plans take.
+The bytes of a sketch leave out copies that a processor makes to read what lies in another layout, and walks that look
+at bytes alone end with many such copies. Moving data takes time, so longer steps count against a plan, in some walks
+little and in others much, and the best ends of walks are simulated. It does not know what plans take.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from castile.planner.sketch.chains import Chain, Chains
 from castile.planner.sketch.sieve import Sieve, num_parts
 from castile.planner.strategy import Config
 
-# Walks are made in rounds of so many, of so many proposals each, the last of them coarse; each round goes on from so
-# many of the best plans.
+# A round is so many walks of so many proposals each, the last one coarse, from at most so many of the best plans.
 ROUND, WALK, MOST_STARTS = 10, 500, 3
-# For half of the memory a step may take so many times as long as the soonest of the known plans, in turn.
+# Walks in turn trade half of the memory for steps of so many times the fastest known plan's.
 LONGER = (1.0, 10.0)
-# Of what the walks of a round end with the best are simulated, so many parts of nodes together.
+# Of the plans with which the walks of a round end the best are simulated, up to so many parts of nodes in all.
 JUDGED_PARTS = 30_000
 
 Configs = dict[str, Config]
@@ -29,7 +28,7 @@ Key = frozenset[tuple[str, Config]]
 
 @dataclass
 class Sparing:
-    """Rounds of walks, and what they ended with that was simulated."""
+    """Rounds of walks, and the plans at their ends that were simulated."""
 
     run: Run
     sieve: Sieve
@@ -38,13 +37,13 @@ class Sparing:
     judged: set[Key] = field(default_factory=set)
 
     def search(self, until: float) -> None:
-        """Rounds until that share of the budget is spent."""
+        """Rounds until the share `until` of the budget is spent."""
         while self.run.spent < until:
             self.judge(self.walk(until))
 
     def walk(self, until: float) -> list[Configs]:
-        """A round of walks from the best plans in turn: what they end with, without what was simulated before, the best
-        first, of which each gains most on where it began.
+        """A round of walks from the best plans in turn: the plans with which they end and that were not simulated yet,
+        the best by the measure of its own walk first.
         """
         starts = self.starts()
         longer = min(one.seconds for one in self.sieve.seen.values())
