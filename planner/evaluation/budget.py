@@ -14,7 +14,7 @@ from castile.runtime.compiled import compiling_seconds
 
 
 def clock() -> float:
-    """Seconds, as all searches count them: without those in which loops were compiled, once for each installation."""
+    """Seconds, as all searches count them: without the compilation of loops, which each installation does once."""
     return time.perf_counter() - compiling_seconds()
 
 
@@ -27,8 +27,8 @@ class Budget:
     """How long a search may look: a number of proposals, or seconds.
 
     patient   with a number: a search that still finds better plans in the second half of its proposals goes on
-    is_over   asked now and then: once it says so nothing is left, and the search ends with the best plan so far
-    before    seconds of a time that others have spent already: these are what they left
+    is_over   asked now and then: once it is true nothing is left, and the search ends with the best plan so far
+    before    seconds that were spent before this budget, which is what they left of a time limit
     """
 
     proposals: int | None = None
@@ -38,14 +38,14 @@ class Budget:
     before: float = 0.0
 
     def begun(self, times: float = 1.0) -> Budget:
-        """The same, of which a time is over once so many times of it have passed from now on."""
+        """The same, where a budget in seconds is over once `times` its seconds have passed from now on."""
         if self.seconds is None:
             return self
         end = clock() + times * self.seconds
         return replace(self, is_over=lambda: self.is_over() or clock() >= end)
 
     def share(self, count: int) -> Budget:
-        """One of so many equal parts of it; patience is none's."""
+        """One of `count` equal parts of it, without patience."""
         if self.proposals is not None:
             return replace(self, proposals=max(1, self.proposals // count), patient=False)
         assert self.seconds is not None

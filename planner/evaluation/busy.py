@@ -1,4 +1,4 @@
-"""Busy: for how long the kernels of a node keep processors at work, whatever else a plan does.
+"""Busy times: how long the kernels of a node keep each processor at work, whatever the rest of a plan.
 
 It does not know when they run, nor what transfers take.
 """
@@ -16,7 +16,7 @@ from castile.planner.strategy import Config
 
 
 class Busy:
-    """What is known of the nodes of one lowering at such prices, each with each Config looked at once."""
+    """The busy times of one lowering's nodes by one cost model, computed once for each node and Config."""
 
     def __init__(self, lowering: Lowering, cost: CostModel) -> None:
         self._lowering, self._cost = lowering, cost
@@ -38,12 +38,12 @@ class Busy:
 
     @cached_property
     def _program(self) -> Program:
-        # What one microbatch computes all do.
+        # All microbatches compute alike, so two are written out.
         return self._lowering.shortened(2).program(self._lowering.plan({}))
 
     @cached_property
     def _steps(self) -> dict[str, list[Step]]:
-        """The steps of a program by the names of their nodes."""
+        """The passes of each node, by its name."""
         found: dict[str, list[Step]] = {}
         for step in self._program.steps:
             found.setdefault(step.node.name, []).append(step)

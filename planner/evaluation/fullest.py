@@ -1,4 +1,4 @@
-"""Fullest: who owns what when most lives on a processor, of a step that is looked at stretch by stretch.
+"""Peaks of memory: which regions and tasks own the bytes of a processor when most are alive, found stretch by stretch.
 
 It does not know when that is counted, nor who asks.
 """
@@ -17,7 +17,7 @@ Owners = list[tuple[str, int]]
 
 
 class Fullest:
-    """Of each of the C processors that are written out the owners of what lives there when most does."""
+    """The owners of what is alive at the peak of each of the C simulated processors."""
 
     def __init__(self, seen: Seen) -> None:
         self._seen = seen
@@ -26,8 +26,8 @@ class Fullest:
 
     @property
     def owners(self) -> list[Owners]:
-        """Theirs by region or task, the largest first, as `memory.largest` tells them; what is given to microbatches
-        that are not written out is one.
+        """By processor, the owners with their bytes, largest first, as `memory.largest` gives them; the inputs of
+        microbatches that are not written out are one owner.
         """
         lasting, reps = self._seen.lasting(memory.ALIGNMENT), self._seen.folded.representative.tolist()
         others = f"of {self._seen.num_left} more microbatches"
@@ -38,11 +38,11 @@ class Fullest:
         ]
 
     def enter(self, stretch: Stretch) -> None:
-        """Looks at those that are fuller than they were before the stretch."""
+        """Take a stretch into account: the processors that are fuller in it than ever before."""
         fuller = np.flatnonzero(stretch.peak_bytes > self._most)
         if not len(fuller):
             return
-        # What begins later, of which not all is known, comes when all else has gone; what it will read lives till then.
+        # Tasks that begin after the stretch are put behind its end: what they will read is alive till then.
         has_begun = (stretch.end < NEVER) & (stretch.start < stretch.until)
         late = int(stretch.end[has_begun].max(initial=0)) + 1
         start, end = (np.where(has_begun, each, late) for each in (stretch.start, stretch.end))

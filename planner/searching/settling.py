@@ -1,5 +1,5 @@
-"""Settling: with buckets of which size and in which order a plan is best, whether a known plan is better then than what
-was found, and whether the best is better with its updates in pieces.
+"""Settling, the end of a search: bucket size and order of tasks for what was found and for known plans, the best of
+these, and whether that is better with its updates in pieces.
 
 It does not know how buckets are made, what an order is, nor how plans are found.
 """
@@ -25,24 +25,23 @@ from castile.planner.search import DATA_PARALLEL, Found, finished, fitting, same
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.strategy import ORDERS, PATH, READY, Strategy
 
-# Of a time that a search was given, so much more may go into settling what it found.
+# Settling may take this share of a search's time budget in addition.
 SETTLING = 0.1
-# What begins microbatches ahead was seen to take a third less: known plans that take more than so many times what was
-# found are not tried so; nor in other orders where plans have more than so many parts, of which each takes seconds.
+# Beginning microbatches ahead was seen to save up to a third: it is not tried with known plans that take more than NEAR
+# times what was found; nor are other orders where plans have more than QUICK_PARTS, as each then takes seconds.
 NEAR, QUICK_PARTS = 1.5, 10_000
-# Where plans have more than so many a search takes a minute and gains a percent: a known plan is taken as it is. Each
-# of their pipelines takes seconds to simulate, in PROGRAM as long again: known ones are tried in these orders.
+# Where plans have more than SEARCHED_PARTS a search takes a minute and gains a percent: a known plan is taken as it is.
+# Each of their pipelines takes seconds to simulate in any order, so known ones are tried in OF_KNOWN only.
 SEARCHED_PARTS, OF_KNOWN = 50_000, (READY, PATH)
-# Buckets and an order were seen to take up to a third off one plan and nothing off the next: what came near is what
-# took at most so many times as long without.
+# Buckets and an order were seen to save up to a third with one plan and nothing with the next: they are tried with
+# finalists that take at most so many times as long as the best one without.
 CLOSE = 1.25
-# Of memory buckets and an order were seen to take little.
+# The same for memory, of which buckets and an order save little.
 SMALL_CLOSE = 1.02
 
 
 def sized(evaluator: Evaluator, plan: Strategy, sizes: Sequence[int] = SIZES) -> Strategy:
-    """The plan with buckets of the best of these sizes in its best order; without any where that is better, or nothing
-    fits.
+    """The plan with the best of these bucket sizes or none, in its best order; as it is if nothing fits.
 
     Raises ValueError where it is no plan for this graph and machine, or one of too many transfers.
     """
@@ -57,18 +56,18 @@ def settled(
     evaluator: Evaluator, found: Found, sizes: Sequence[int] = SIZES, is_over: Callable[[], bool] = lambda: False,
     orders: Sequence[str] = ORDERS, pins: Pins | None = None,
 ) -> Found:  # fmt: skip
-    """What was found, and the known plans, each with buckets of its best size in its best order, and so of what came
-    near what is better than these; the best of all, as by `search`, with its updates in pieces where it is better so.
+    """The best of what was found, the known plans and those finalists that came near, each with its best bucket size in
+    its best order; with its updates in pieces if it is better so.
 
-    is_over   once it says so nothing further is tried, but sizes of data parallelism where another plan may be taken
+    is_over   once it is true nothing further is tried, but bucket sizes of data parallelism if it competes
     pins      what updates in pieces must have
-    So what was not ranked behind data parallelism without buckets is not ranked behind it with them.
+    So a plan that is not ranked behind data parallelism without buckets is not ranked behind it with them.
     """
     end = _Settling(evaluator, found, sizes, orders, is_over)
     parallel = [] if found.is_insisted else end.tried(found.seeds[DATA_PARALLEL].strategy, is_base=True)
     mine = end.tried(found.strategy)
     known = end.known(parallel, mine)
-    # Where there was no time for its size, what was found still has it.
+    # What was found has a bucket size too, which may not have been tried for lack of time.
     every = [*mine, *(() if found.is_insisted else chain(*known.values())), found.evaluated]
     if not found.is_insisted:
         every += [*end.near(every)]
@@ -84,10 +83,10 @@ def settled(
 
 @dataclass(frozen=True)
 class _Settling:
-    """What becomes of plans as a search ends: `found` is what it returned, `sizes` and `orders` what is tried of each.
+    """Tries bucket `sizes` and `orders` of plans as a search ends, which returned `found`.
 
-    Where plans have many parts what nodes compute is bounded first: what keeps a processor at work for longer than the
-    best so far takes is better in no order, with no buckets and with nothing begun ahead.
+    Where plans have many parts a plan's kernels are bounded first: one that keeps a processor busy for longer than the
+    best plan takes cannot be better in any order, with any buckets or with microbatches begun ahead.
     """
 
     evaluator: Evaluator
@@ -107,10 +106,10 @@ class _Settling:
         return variants(self.evaluator, plan, tried, self.is_over, ways[:1] if is_far else ways, is_base, self._most)
 
     def known(self, parallel: list[Evaluated], mine: list[Evaluated]) -> dict[str, list[Evaluated]]:
-        """By name what was tried of each known plan; the best of them is tried first.
+        """The variants of each known plan that were tried, by name; the best plan is tried first.
 
-        parallel   what was tried of data parallelism, if anything was
-        mine       of the plan that was found
+        parallel   the variants of data parallelism, if any were tried
+        mine       those of the plan that was found
         """
         every = {DATA_PARALLEL: parallel} if parallel else {}
         best = _best([self.found.evaluated, *mine, *parallel])
@@ -124,9 +123,8 @@ class _Settling:
         return {name: every[name] for name in self.found.seeds}
 
     def near(self, known: Sequence[Evaluated]) -> Iterator[Evaluated]:
-        """Of the finalists what came close to the best of them, with the buckets that it has and those of the best
-        known plan that has any; and the best of these with all sizes, as long as it is better so far than all that were
-        tried with all.
+        """The finalists close to the best of them, each with its own bucket size and that of the best of `known` that
+        has buckets; then the best of these with all sizes, as long as it beats all that were tried with all.
         """
         best, every = _best(known), list[tuple[Evaluated, Strategy]]()
         finalists = [one for one in self.found.finalists if not self._is_beaten(one, best)]
@@ -150,7 +148,7 @@ class _Settling:
         """Whether no order and no buckets make a plan better than another."""
         if not (self._is_dear and by.fits):
             return False
-        # What updates take buckets change.
+        # Only nodes of the graph: buckets change what updates take.
         nodes = {name: one.strategy.configs[name] for name in self.evaluator.lowering.piece.nodes}
         return self.evaluator.bound(nodes) > by.energy
 
@@ -182,7 +180,7 @@ def _best(every: Iterable[Evaluated]) -> Evaluated:
 def settled_known(
     evaluator: Evaluator, plan: Strategy, pins: Pins | None, is_over: Callable[[], bool], orders: Sequence[str]
 ) -> Found:
-    """A variant of a known plan, without buckets, settled as if a search had found it, and told of as that plan."""
+    """A known plan, without buckets, settled as if a search had found it, and reported under its own name."""
     (base,) = seeds(evaluator.lowering, [DATA_PARALLEL], evaluator.cost, pins).values()
     worth = {DATA_PARALLEL: evaluator.evaluate(base), plan.search: evaluator.evaluate(plan)}
     found = Found(plan, worth[plan.search], (), worth, plan.search, False, 1, 0.0, (), ())
