@@ -1,4 +1,4 @@
-"""Searching for plans: how long to look, what every plan must have, and the law that no search ends behind a seed.
+"""Searching for plans: the budget, what every plan must have, and the law that no search ends behind a seed.
 
 It does not know how a search moves through the plans: each is a file of `searches/`, found by its name.
 """
@@ -34,7 +34,7 @@ NUM_FINALISTS = 32
 DATA_PARALLEL = "data_parallel"
 # What counts as better where a search asks whether it still gets anywhere: a thousandth.
 LEAST_GAIN = 1e-3
-# Where this share of a time is spent, seeds are left with the buckets that they have: the rest is for looking.
+# Once this share of the budget is spent, seeds keep the buckets that they have: the rest is for the search itself.
 SETTLED = 0.5
 
 Configs = Mapping[str, Config]
@@ -43,9 +43,9 @@ Progress = Callable[[float, Evaluated], None]
 
 
 class NoPlanFits(ValueError):
-    """No plan that was found fits into memory; its words say what takes most of it in the nearest one.
+    """No plan that was found fits into memory; the message says what takes most of it in the nearest one.
 
-    num_proposals   after how many
+    num_proposals   how many plans were proposed before it was raised
     """
 
     def __init__(self, words: str, num_proposals: int = 0) -> None:
@@ -58,13 +58,13 @@ class Run:
     """A search under way: what it may spend, what it has seen, and the best of it.
 
     seeds      the known plans to start from, evaluated
-    sieve      what a sketch says of these and of others that it puts far behind, None where it was not asked
-    chains     walks through that sketch, for a search that makes some
+    sieve      sketches of these and of the known plans that they put far behind; None where none were drawn
+    chains     walks through such sketches, for a search that makes some
     frontier   keeps the plans that none beats in both time and memory, where someone asks for them
-    num_processes   in how many a search may walk side by side
-    pins       what every plan must have: what is proposed without it is made so
+    num_processes   in how many processes a search may walk in parallel
+    pins       what every plan must have: proposals that lack it are changed
     sizes      of buckets, on which a search may `settle`
-    bucket_bytes    of the buckets with which plans are judged by default
+    bucket_bytes    bucket size with which plans are judged by default
     spaces     the Configs from which a search should choose, by node
     began      when, on the clock
     spent      the share of the budget that is used up, from 0
@@ -127,8 +127,8 @@ class Run:
         return late[-1] < early[-1] * (1 - LEAST_GAIN)
 
     def propose(self, configs: Configs, most: float = inf) -> Evaluated | None:
-        """Evaluate a plan, which costs a proposal; None where a bound shows that its energy is more than `most`, and
-        where it has too many transfers to look at.
+        """Evaluate a plan, which costs a proposal; None if a bound shows that its energy is more than `most`, or if it
+        has too many transfers to simulate.
         """
         self.num_proposals += 1
         found, configs = None, pinned(configs, self.pins)
@@ -140,9 +140,9 @@ class Run:
         return found
 
     def judge(self, configs: Configs, number: int, bucket_bytes: int | None = None) -> Evaluated | None:
-        """Evaluate a plan that was proposed elsewhere, and counted there as proposal `number`, as `propose` does.
+        """Evaluate a plan that was counted elsewhere as proposal `number`; None as by `propose`.
 
-        With buckets of that size, unless they would tell all processors of a large machine apart.
+        It has buckets of that size, unless processors of a large machine would differ by them that are alike without.
         """
         plain = self.lowering.plan(pinned(configs, self.pins))
         size = self.bucket_bytes if bucket_bytes is None else bucket_bytes
@@ -158,8 +158,8 @@ class Run:
         return found
 
     def settle(self) -> None:
-        """From now on seeds have buckets of their best sizes, and plans are judged with buckets of the size of the best
-        seed; of those that update parameters otherwise than by default only where there is no other.
+        """Give seeds their best bucket sizes, and judge plans from now on with that of the best seed: of the best one
+        with default updates, if there is any.
 
         Called before anything is proposed. The best seeds come first, as long as there is time.
         """
@@ -187,9 +187,9 @@ class Run:
             self.progress(min(1.0, self.spent), self.best)
 
     def insist(self, name: str) -> Evaluated:
-        """The known plan of that name, whatever it costs: what a search that is called so ends with.
+        """The known plan of that name, whatever it costs: the result of a search of that name.
 
-        Raises TooManyTransfers where it has too many to look at.
+        Raises TooManyTransfers where it has too many transfers to simulate.
         """
         known = known_plans(self.lowering, [name], self.evaluator.cost, self.pins)
         found = self.propose(known[name].configs)
@@ -201,7 +201,7 @@ class Run:
         """Keep the plan if it is among the best few; of equal ones the first comes first."""
         if self.frontier is not None:
             self.frontier.add(found)
-        # With buckets of another size it is another plan, which may be faster, or the one that the packer takes.
+        # With another bucket size it is another plan, which may be faster, or fit where this one does not.
         if any(same_tasks(found.strategy, one.strategy) for one in self.finalists):
             return
         if not self.finalists or found.rank < self.best.rank:
@@ -262,16 +262,16 @@ def search(
     """Search for the best plan by the evaluator's objective among those that fit into memory.
 
     budget     "5000" proposals or "10s"; "" is the search's own. Counted in proposals a search repeats bit for bit.
-    progress   told the share of the budget that is spent, and the best plan so far
+    progress   called with the share of the budget that is spent, and the best plan so far
     start      further plans to start from, by name, which count as seeds
-    frontier   is told of every plan that is evaluated
-    num_processes   in how many a search may walk side by side, if it can; what it finds is the same
+    frontier   is given every plan that is evaluated
+    num_processes   in how many processes a search may walk in parallel, if it can; what it finds is the same
     seeds      the known plans to start from, by name; all by default. Data parallelism counts even where it is not one.
     pins       what every plan must have, known ones too, which are made so
     sizes      of buckets: where these pay, a search may walk and judge with them in mind
-    Known plans that a sketch puts far behind others are left out where a search walks through sketches anyway, and
-    where simulating takes seconds; so are those with more transfers than can be looked at (`folding.MOST_TRANSFERS`),
-    and where a time is over, those that were not asked for, as soon as one fits.
+    Known plans that a sketch puts far behind others are left out if the search walks through sketches anyway or if
+    simulating takes seconds; so are those with more transfers than can be simulated (`folding.MOST_TRANSFERS`), and,
+    once the budget is over and a plan fits, those that were not asked for.
     The plan is never ranked behind data parallelism or another seed that fits, unless the search returns one that it
     insists on. Raises ValueError in one sentence for an unknown search or seed, a budget that is none, and NoPlanFits,
     with the largest owners of memory named.
@@ -328,9 +328,8 @@ def _evaluated(
 ) -> dict[str, Evaluated]:
     """The known plans that no sketch puts far behind; where none of them fits, others that are not very far.
 
-    Those that have too many transfers or tasks to look at are left out, unless they were asked for; `base` never is.
-    So are, where a plan fits and there is no time left, those that were not asked for; what a sketch puts first comes
-    first.
+    Those with too many transfers or tasks to simulate are left out, unless they were asked for; `base` never is. So are
+    those that were not asked for once a plan fits and no time is left. The best by their sketches come first.
     """
     every, asked = {**base, **known}, {**base, **given}
     wanted = list(known) if sieve is None else sorted(sieve.promising(times), key=sieve.energy.__getitem__)
@@ -351,7 +350,7 @@ def _evaluated(
 
 def finished(evaluator: Evaluator, best: Evaluated, arena: tuple[int, ...], name: str, seed: int) -> Strategy:
     """The plan with what it was made for, by which search, and what is predicted of it."""
-    # A plan foretells its training step; a forward pass says nothing of that.
+    # What is predicted in a plan is its training step, of which a forward pass says nothing.
     is_step = evaluator.lowering.mode == "train"
     return msgspec.structs.replace(
         stamped(evaluator.lowering, dict(best.strategy.configs), name, seed),
@@ -367,7 +366,7 @@ def finished(evaluator: Evaluator, best: Evaluated, arena: tuple[int, ...], name
 def fitting(
     evaluator: Evaluator, candidates: Sequence[Evaluated], is_pinned: bool = False
 ) -> tuple[Evaluated, tuple[int, ...]]:
-    """The best plan whose arenas fit, and their bytes: live bytes are a bound only, the packer has the last word.
+    """The best plan whose arenas fit, and their bytes: bytes that are alive are only a lower bound of these.
 
     Raises NoPlanFits in one sentence, with the largest owners of memory named.
     """
@@ -386,7 +385,7 @@ def fitting(
 
 
 def same(lowering: Lowering, known: Mapping[str, Evaluated], best: Evaluated) -> str:
-    """The known plan with the same Configs, defaults written out where what it says by itself is the same."""
+    """The known plan with the same Configs, also of nodes that either leaves to their defaults; "" if there is none."""
     configs = lowering.configs(best.strategy)
     alike = {n: seed.strategy for n, seed in known.items() if seed.strategy.configs.items() <= configs.items()}
     return next((name for name, plan in alike.items() if lowering.configs(plan) == configs), "")

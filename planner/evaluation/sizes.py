@@ -38,19 +38,21 @@ def variants(
     is_base: bool = False,
     most: float = inf,
 ) -> list[Evaluated]:
-    """What the plan is worth without buckets and with those of each size in READY, and, without and with the best of
-    those sizes that differ by more than a thousandth there, or of all, in those other orders in which it is as much
-    better; and the best of each order with more and more microbatches begun ahead, as long as each time that is better
-    by a thousandth. Raises ValueError where it is none.
+    """The plan evaluated with each bucket size and without, in several orders, and with microbatches begun ahead.
 
-    is_over   asked before each: once it says so no further one is tried
+    All sizes are tried in READY. In the other orders those are tried that differ there by more than a thousandth; of
+    their results those are kept that are better by as much than the same size in READY. The best of each order is tried
+    with more and more microbatches begun ahead, as long as each time it is better by a thousandth. Raises ValueError
+    for what is no plan for this graph and machine.
+
+    is_over   asked before each variant: once it is true no further one is tried
     orders    READY, and those to try after it
     is_base   whether in READY every size is tried even then
-    most      nothing is begun ahead where what is best without is worth more seconds, or bytes
+    most      nothing is begun ahead where the best plan without takes more seconds, or bytes
 
-    Sizes that tell processors of large machines apart are left out: all tasks of a step would be written out; and of a
-    plan of many tasks there all but the first. So are all of them for a plan that is far from fitting without any: they
-    save little memory.
+    Left out are sizes with which processors of a large machine would differ that are alike without: all tasks of a step
+    would have to be written out; there all but the first if a plan has many tasks; and all sizes if the plan without
+    buckets is far from fitting, as they save little memory.
     """
     plain = evaluator.evaluate(msgspec.structs.replace(plan, bucket_bytes=0, order=READY))
     if plain.overflow > HOPELESS:
@@ -62,7 +64,7 @@ def variants(
         return seen(evaluator, filter(evaluator.is_small, left), longest)
 
     def longest(one: Strategy) -> float:
-        """Seconds after which a plan is not looked at further: by PATH none is told that is worse than by READY."""
+        """Seconds beyond which a plan is not evaluated: in PATH none is of use that is worse than in READY."""
         return ready[one.bucket_bytes] if one.order == PATH else inf
 
     found = [plain, *tried(dict.fromkeys(size for size in sizes if size), (READY,))]
@@ -85,8 +87,8 @@ def variants(
 
 
 def _are_alike(one: Evaluated, other: Evaluated, least: float) -> bool:
-    """Whether what differs by no more than that is taken to be as good in other orders, too; buckets and none are only
-    where they are worth the same, as where there is nothing to join.
+    """Whether two variants are so near each other, within `least`, that one of them is enough to try in other orders. A
+    plan with buckets and one without must be worth the same, as they are where there is nothing to join.
     """
     are_both = bool(one.strategy.bucket_bytes) == bool(other.strategy.bucket_bytes)
     return abs(one.energy - other.energy) <= (least if are_both else 0.0)
@@ -95,10 +97,10 @@ def _are_alike(one: Evaluated, other: Evaluated, least: float) -> bool:
 def _begun_ahead(
     evaluator: Evaluator, found: Sequence[Evaluated], is_over: Callable[[], bool], most: float
 ) -> list[Evaluated]:
-    """The best of each order with as many microbatches more begun ahead as pay, each time more than twice as many.
+    """The best of each order with as many microbatches begun ahead as pay; each trial more than doubles their number.
 
-    How many do is seen without buckets, which take longest to make. By PATH kernels of the later microbatches go first:
-    none was seen to pay where it is worse without, nor to fit where READY lacks much.
+    Trials have no buckets, which take longest to make. In PATH kernels of the later microbatches go first: that never
+    paid where PATH was worse than READY without it, nor did it fit where READY lacked much memory.
     """
     ahead, count = found[0].strategy.ahead, found[0].strategy.microbatches
     if count == 1:
@@ -129,15 +131,15 @@ def _begun_ahead(
 
 
 def _further(evaluator: Evaluator, one: Evaluated, ahead: int) -> Evaluated:
-    """The plan with so many microbatches begun ahead; the same where it is seen not to be better by a thousandth."""
+    """The plan with so many microbatches begun ahead; `one` itself if that is not better by a thousandth."""
     return next(seen(evaluator, [_with(one.strategy, 0, ahead)], lambda plan: (1 - WORTH) * one.energy), one)
 
 
 def seen(
     evaluator: Evaluator, plans: Iterable[Strategy], longest: Callable[[Strategy], float] = lambda plan: inf
 ) -> Iterator[Evaluated]:
-    """What these plans are worth, but for those that are too large to look at, and, unless they are ranked by memory,
-    some of those that take longer than so many seconds.
+    """These plans, evaluated; without those that are too large to simulate, and without some of those that take longer
+    than `longest` says, unless plans are ranked by memory.
     """
     for plan in plans:
         with suppress(TooManyTransfers):
