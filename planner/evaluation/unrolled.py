@@ -1,8 +1,8 @@
-"""Unrolled: the graph of a step in many microbatches, from one in which a few are written out and one stands for more.
+"""Unrolling: the task graph of a step in many microbatches, copied together from that of a few.
 
-All but the first and the last are alike, so what one has to do, what that waits for and what it touches is the same as
-of the one before it, a microbatch later; only by which one a stage begins the next depends on how many there are. It
-does not know what tasks do, nor when.
+All microbatches but the first and the last are alike: each has the tasks, needs and buffers of the one before it, a
+microbatch later. Only the turns in which stages begin microbatches depend on how many there are. It does not know what
+tasks do, nor when.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from castile.runtime.compiled import compiled
 from castile.runtime.task import Buffer, Task, TaskGraph
 
 NUMBER = re.compile(r"@(\d+)")
-# How a pair is repeated: not at all, with the copies of both, with the copy before, with the last copy, or with each.
+# How a pair is copied: not at all; copy with copy; each copy with the copy before; with the last copy; with every copy.
 ONCE, LIKE, BEFORE, LAST, ALL = range(5)
 NONE = np.empty((2, 0), np.int64)
 
@@ -45,23 +45,23 @@ class Unrolled:
     many: _Many
 
     def is_like(self, few: Folded) -> bool:
-        """Whether in the graph from which it was made others wait, and that is all."""
+        """Whether it was made from a graph that differs from this one in what waits for what alone."""
         return self.many.few.is_of(few)
 
     def called(self, later: int) -> tuple[Sequence[Task], Sequence[Buffer]]:
-        """What its tasks and buffers are called where what is repeated stands so many microbatches later."""
+        """Its tasks and buffers, with names as if the copied microbatch came so many microbatches later."""
         return self.many.called(later)
 
 
 def unrolled(
     folded: Folded, program: Program, ahead: int, shown: int, known: Unrolled | None = None
 ) -> Unrolled | None:
-    """The graph in which so many microbatches are written out as if so many had been lowered; None where that one of
-    them is the same as the one before cannot be seen.
+    """The graph with `shown` microbatches, as if so many had been lowered; None where a microbatch is not seen to
+    repeat the one before it.
 
-    folded, program   of FEW
-    ahead             as the plan says
-    known             of a graph that it is like: what does not wait is taken over
+    folded, program   the graph with FEW microbatches, and its program
+    ahead             microbatches begun ahead, as the plan says
+    known             an unrolled graph that `is_like` this one: all but what waits for what is taken over from it
     """
     few = Few(folded, program) if known is None else known.many.few
     waits = Waits(few, folded, turns(folded.rows(), ahead))
@@ -74,10 +74,10 @@ def unrolled(
 
 
 class _Places:
-    """Where things come to stand of which some are repeated: behind each run of them its copies.
+    """Positions in a row in which runs of things are copied: behind each run stand its copies.
 
-    source, copy    of each what it is one of, and which one, 0 for the first
-    first, length   of each thing where the first stands, and how far behind each next one does, 0 where there is none
+    source, copy    by position: which thing stands there, and which copy of it, 0 for the original
+    first, length   by thing: the position of the original, and the distance from copy to copy, 0 without copies
     """
 
     def __init__(self, repeated: np.ndarray, more: int) -> None:
@@ -86,7 +86,7 @@ class _Places:
         run = np.cumsum(begins) - 1
         length = np.bincount(run[repeated], minlength=1)
         first = np.arange(len(repeated)) + more * np.where(repeated, np.append(before[begins], 0)[run], before)
-        # Millions of numbers, of which there are never as many as 32 bits count.
+        # There may be millions, but never more than 32 bits can count.
         self.length, self.first = np.where(repeated, length[run], 0).astype(np.int32), first.astype(np.int32)
         which, copies = np.flatnonzero(repeated), np.arange(1, more + 1, dtype=np.int32)[:, None]
         self.source = np.empty(len(repeated) + more * len(which), np.int32)
@@ -96,13 +96,13 @@ class _Places:
         self.source[place], self.copy[place] = which, copies
 
     def of(self, which: np.ndarray, copy: np.ndarray | int = 0) -> np.ndarray:
-        """The place of such a copy; of what is not repeated there is one."""
+        """The position of a copy of each of these things; of the only one where there are no copies."""
         place: np.ndarray = self.first[which] + copy * self.length[which]
         return place
 
 
 class _Many:
-    """The same with so many copies more of the one that is repeated."""
+    """The unrolled graph but for what waits for what: with `more` copies of the microbatch that is copied."""
 
     def __init__(self, few: Few, more: int) -> None:
         self.few, self.more = few, more
@@ -171,7 +171,7 @@ class _Many:
         return Alike(part[source], self._task.copy, self._task.length[source], self.more + 1, reach)
 
     def _order(self) -> np.ndarray:
-        """As in a graph of so many: behind as many more slots of the program."""
+        """As in a graph that was lowered so: copies come slots of the program later."""
         begin, end = self.few.slots
         order, of = (each[self._task.source] for each in (self.few.graph.order, self.few.of_task))
         later = self._later + self.more * ((of < 0) & (order >> repeats.SLOT > end))
@@ -181,13 +181,15 @@ class _Many:
     def _spread(
         self, pairs: Relation, one: _Places, other: _Places, more: np.ndarray = NONE
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The pairs of all copies, and these more, int64[2, m]: by the place of one, of which the numbers ascend, where
-        the others begin, and their places, each once and in order; int32 both.
+        """Pairs with all their copies, and `more` pairs of positions, int64[2, m], as rows: where the row of each
+        position of `one` begins, and the positions of `other` in it, ascending and distinct; both int32.
+
+        The numbers of `pairs.one` ascend.
         """
         is_one, is_other = pairs.of_one == EACH, pairs.of_other == EACH
         ways = [is_one & (pairs.of_other == EACH - 1), is_other & (pairs.of_one > EACH), is_one, is_other]
         kind = np.select(ways, [BEFORE, LAST, LIKE, ALL], ONCE).astype(np.int8)
-        # What one copy waits for of the one before it is, of the first, another microbatch.
+        # A pair with the microbatch before is, from the first copy on, one with the copy before.
         of_each, of_before = (np.flatnonzero(self.few.of_task == micro) for micro in (EACH, EACH - 1))
         same = pairs.other.copy()
         same[ways[0]] = of_each[np.searchsorted(of_before, pairs.other[ways[0]])]
@@ -203,10 +205,12 @@ class _Many:
         return begin, found[:size]
 
     def _turns(self, turns: Turns) -> list[np.ndarray]:
-        """int64[2, n] by microbatch: what begins, and what of an earlier one its processor must be done with."""
+        """int64[2, n] by microbatch: tasks that begin it on a processor, and the last tasks there of an earlier one
+        that must have ended.
+        """
         begun, last, into = turns.begun, turns.last, self.few.folded.into
         task, found = into[begun[:, 0]], list[np.ndarray]()
-        # Which of those that were written out is written for each, and which copy of it.
+        # By microbatch: of which of the FEW it is a copy, and which copy.
         every = np.arange(FEW + self.more)
         one_of, copy = np.minimum(every, EACH), np.clip(every - EACH, 0, self.more)
         one_of[-1] = FEW - 1
@@ -221,7 +225,7 @@ class _Many:
 
 
 def _written(graph: TaskGraph, source: np.ndarray, later: np.ndarray) -> Callable[[int], Task]:
-    """What writes a task out. It knows no more than it needs: what holds itself is only found as garbage."""
+    """Gives copies of tasks. It holds no more than it needs: in a reference cycle only the collector would free it."""
 
     def written(number: int) -> Task:
         task: Task = graph.tasks[int(source[number])]
@@ -243,8 +247,8 @@ def _held(graph: TaskGraph, source: np.ndarray, later: np.ndarray) -> Callable[[
 def _spread(  # type: ignore[no-untyped-def]
     source, copy, pair_ptr, kind, other, same, first, length, more, more_ones, more_others, begin, found
 ):
-    """How many are found; see `_Many._spread`. The pairs of thing t are those from pair_ptr[t] to pair_ptr[t + 1]; of
-    the more ones ascend.
+    """The compiled loop of `_Many._spread`; gives how many positions `found` has. The pairs of thing t are those from
+    pair_ptr[t] to pair_ptr[t + 1]; `more_ones` ascend.
     """
     size, num_more = 0, 0
     for p in range(len(source)):
@@ -293,5 +297,5 @@ def _spread(  # type: ignore[no-untyped-def]
 
 @lru_cache(maxsize=2**16)
 def _named(name: str, later: int) -> str:
-    """What a task or a region is called so many microbatches later."""
+    """The name of a task or a region so many microbatches later."""
     return NUMBER.sub(lambda found: f"@{int(found[1]) + later}", name) if later else name

@@ -1,9 +1,9 @@
-"""Repeats: of a step in many equal microbatches a few are simulated, and what the whole step takes follows exactly.
+"""Periodic schedules: of a step in many equal microbatches a few are simulated, and the whole step follows exactly.
 
-Once all is as it was some microbatches before, only later, it will be so again and again until the last one comes: what
-is served next follows from what is left and what is ready when. Mostly it is as it was one before; stages of a pipeline
-that take nearly equally long wait for each other in turns. It does not know how plans are lowered, nor how few
-microbatches are enough.
+Once the simulation is in the same state as some microbatches before, only later, it goes through the same states again
+and again until the last microbatch comes: what is served next depends only on what is left and when that is ready. The
+period is mostly one microbatch; it is longer where stages of a pipeline that take nearly equally long wait for each
+other in turns. It does not know how plans are lowered, nor how few microbatches are enough.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from castile.planner.step.program import Program
 from castile.runtime.task import TaskGraph
 from castile.runtime.timeline import Timeline
 
-# The bits of a task's order: its slot, which flow's transfer it is, and its number.
+# Where in a task's order its slot begins, and the number of the flow whose transfer it is, in bits from the lowest.
 SLOT, FLOW = 40, 20
-# The first, three that are alike, and the last: of these any number can be made.
+# The first, three that are alike, and the last: a step of any number of microbatches can be made of these.
 LEAST = 5
-# All is looked for as it was one microbatch before, two before, and so on, at most so many.
+# The longest period that is looked for, in microbatches.
 MOST_APART = 16
-# So often as many are written out again at most: what 16 times as many did not say only all of them were seen to.
+# How often the number that is written out is doubled at most: if 16 times as many showed no period, only all of them
+# were seen to be enough.
 DOUBLINGS = 5
-# What the first did not say somewhat more seldom do, in 1 of 18 tries with pipelines on 64 processors: these are looked
-# at only where all are so many times as many, or too many to write out.
+# Somewhat more than the first number seldom show a period that it does not, in 1 of 18 tries with pipelines on 64
+# processors: they are tried only where all microbatches are so many times as many, or too many to write out.
 SELDOM = 16
 
 
 class Cycle(NamedTuple):
-    """So many microbatches more make a step so many picoseconds longer: what is done in as many picoseconds before
-    `until` is done once more."""
+    """A period: this many further microbatches make a step this many picoseconds longer. They repeat what is done in
+    the last so many picoseconds before the time `until`."""
 
     microbatches: int
     picoseconds: int
@@ -44,11 +45,10 @@ class Cycle(NamedTuple):
 
 
 def shown(count: int, least: int = LEAST, can_be_all: Callable[[], bool] = lambda: False) -> Iterator[int]:
-    """How many of so many microbatches to write out, the cheapest first; but for that one at most half of them, or all,
-    and no more than a few times as many.
+    """How many of `count` microbatches to write out, in the order in which to try: `least`, its doublings, then all.
 
-    can_be_all   whether all can be written out; asked where it counts, as where they can that is tried sooner
-    Where a third does not say what all take, two thirds were next to never seen to.
+    can_be_all   whether all can be written out; where they can, few doublings are tried before. Called only if needed
+    Doublings are at most half of all: if a third showed no period, two thirds hardly ever did.
     """
     for number in (least << n for n in range(DOUBLINGS + 1) if least << n < count):
         if number == least or SELDOM * number <= count or (2 * number <= count and not can_be_all()):
@@ -57,12 +57,12 @@ def shown(count: int, least: int = LEAST, can_be_all: Callable[[], bool] = lambd
 
 
 def numbers(program: Program, tasks: TaskGraph) -> np.ndarray:
-    """int64[T]: of which microbatch each task is, -1 where it is of none or of several, or of one and the batch."""
+    """int64[T]: the microbatch of each task, -1 for tasks of none or several, or of one and the whole batch."""
     return _of_each(tasks, program.micro_of_step, program.micro_of_flow)
 
 
 def belongs(program: Program, tasks: TaskGraph) -> np.ndarray:
-    """int64[T]: the same, with transfers between one and the whole batch taken for its own."""
+    """int64[T]: the same, where transfers between a microbatch and the whole batch belong to the microbatch."""
     return _of_each(tasks, program.micro_of_step, program.one_micro_of_flow)
 
 
@@ -73,22 +73,22 @@ def _of_each(tasks: TaskGraph, of_step: Sequence[int], of_flow: Sequence[int]) -
 
 
 def times(count: int, shown: int) -> np.ndarray:
-    """int64[shown + 1]: for how many of so many microbatches each of those stands that are written out, the last but
-    one for more than itself; last 1, of what is of none."""
+    """int64[shown + 1]: how many of `count` microbatches each one that is written out stands for, the last but one for
+    more than itself; the last entry, 1, is for tasks of no microbatch (-1)."""
     found = np.ones(shown + 1, np.int64)
     found[shown - 2] += count - shown
     return found
 
 
 def cycle(tasks: TaskGraph, number: np.ndarray, simulated: Simulated) -> Cycle | None:
-    """The shortest one in which a step goes on; None where these microbatches are not seen to be enough to tell.
+    """The shortest period of a simulated step; None if none shows in the microbatches that are written out.
 
-    number[T]   of which microbatch each task is
+    number[T]   the microbatch of each task
     """
     start, end = simulated.timeline.start, simulated.timeline.end
     ready = np.zeros(tasks.num_tasks, np.int64)
     np.maximum.at(ready, np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.need_ptr)), end[tasks.needs])
-    # Of thousands of microbatches each is not looked for among all tasks.
+    # Tasks are grouped by microbatch once: to search all of them for each would be slow with thousands.
     order = np.argsort(number, kind="stable")
     bounds = np.searchsorted(number[order], np.arange(int(number.max()) + 2))
     of = [order[begin:end] for begin, end in pairwise(bounds.tolist())]
@@ -101,8 +101,8 @@ def cycle(tasks: TaskGraph, number: np.ndarray, simulated: Simulated) -> Cycle |
 
 
 def stretched(timeline: Timeline, cycle: Cycle, times: int) -> Timeline:
-    """A step of so many cycles more, as if they were one with the last that is written out: whoever was at work then is
-    so for as many times as long."""
+    """The timeline with `times` further periods, drawn as one with the last that was simulated: tasks that run during
+    that last period run so many periods longer."""
     begin = cycle.until - cycle.picoseconds
 
     def later(moments: np.ndarray) -> np.ndarray:
@@ -112,7 +112,7 @@ def stretched(timeline: Timeline, cycle: Cycle, times: int) -> Timeline:
 
 
 class _When(NamedTuple):
-    """When tasks are ready, begin and end, what they cost, those of each microbatch, and which are of none."""
+    """Times at which tasks are ready, start and end; their costs; the tasks of each microbatch, and which have none."""
 
     ready: np.ndarray
     start: np.ndarray
@@ -123,12 +123,13 @@ class _When(NamedTuple):
 
 
 def _is_as_before(when: _When, firsts: Sequence[int], apart: int) -> bool:
-    """Whether all is, when the first task of the last microbatch becomes ready, as it was when that of the one so many
-    before did: what is left of each is what was left of the one so many before it, and what is ready of that became
-    ready, begins and ends as much later. So would all be once more if as many others came in between.
+    """Whether the state at which the first task of the last microbatch becomes ready equals that at which the first
+    task of the microbatch `apart` before it did, only later: of each microbatch the same tasks are left as of the one
+    `apart` before it, and those that are ready became ready, start and end by as much later. Then the same would happen
+    once more if `apart` further microbatches came in between.
 
-    Of no microbatch nothing becomes ready meanwhile, and nothing of the first ones is left. Of the very first nothing
-    was left before, either: all that sums gradients had begun to hold memory, as it does from then on.
+    Between the two no task without a microbatch may become ready, and of the first `apart` microbatches nothing may be
+    left. Of the very first nothing may be left at the earlier state either: then all sums of gradients hold memory.
     """
     first, until, of = firsts[-1 - apart], firsts[-1], when.of
     is_left, was_left = when.end > until, when.end > first
@@ -157,8 +158,8 @@ def _is_as_before(when: _When, firsts: Sequence[int], apart: int) -> bool:
 def lasting(
     program: Program, flows: Sequence[FlowInstance], num_procs: int, left: int, alignment: int = 1
 ) -> dict[str, np.ndarray]:
-    """int64[P] by region: bytes of each processor that hold, all step long, what the host gives to so many microbatches
-    that are not written out, for which the last but one stands; every buffer rounded up to a multiple of the alignment.
+    """int64[P] by region: bytes on each processor that hold the inputs of the `left` microbatches that are not written
+    out, for the whole step; the last but one stands for them. Every buffer is rounded up to a multiple of `alignment`.
     """
     found, stands = dict[str, np.ndarray](), max(program.micro_of_step) - 1
     for instance, number in zip(flows, program.micro_of_flow, strict=True):
