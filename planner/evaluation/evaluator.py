@@ -38,23 +38,25 @@ from castile.runtime.task import Kind, TaskGraph
 from castile.runtime.timeline import PICOSECONDS
 from castile.runtime.transfer import TooManyTransfers
 
-# From so many processors on a plan is evaluated through one of each role. Machines of so many are large: there buckets
-# that tell all processors apart are not tried, and of many microbatches only a few are packed.
+# From FOLDED_FROM processors on a plan is evaluated through one processor of each role. Machines of LARGE and more are
+# large: there buckets are not tried with which alike processors would differ, and only a few of many microbatches
+# packed.
 FOLDED_FROM, LARGE = 16, 64
 
-# Pipelines were seen to go on as before once all stages are busy and about so many microbatches more have come.
+# Pipelines were seen to become periodic once all stages are busy and about so many further microbatches have come.
 FILLING = 16
-# Those in order of PATH, or that begin microbatches ahead, were seldom seen to: so many times as many are written out.
+# In order PATH, or with microbatches begun ahead, they seldom were by then: so many times as many are written out.
 IRREGULAR = 4
 
-# Plans of more tasks take ten seconds each; of microbatches that are copied at most so many are made: three gigabytes.
+# Plans of more than MOST_SMALL tasks take ten seconds each; copies of microbatches are made up to MOST_TASKS in all,
+# which take three gigabytes.
 MOST_SMALL, MOST_TASKS = 2**21, 5 * 2**20
 MANY = "of its {} tasks no few say what all take: lay processors out alike, or use fewer microbatches"
 
-# A plan is taken instead of another where it is better by so much: else measuring would choose between equal ones.
+# A plan replaces another only if it is better by this share: otherwise noise in costs would choose between equal ones.
 WORTH = 1e-3
 
-# What a search makes small: seconds of a training step, seconds of a forward pass, or bytes of the fullest processor.
+# What a search minimises: seconds of a training step, seconds of a forward pass, or bytes of the fullest processor.
 OBJECTIVES = ("time", "latency", "memory")
 
 Configs = Mapping[str, Config]
@@ -62,7 +64,7 @@ Key = tuple[int, int, str, int, frozenset[str], frozenset[tuple[str, Config]]]
 
 
 class _Known(NamedTuple):
-    """What is kept of every plan that was simulated, whatever it is ranked by."""
+    """The results that are kept of every plan that was simulated, whatever the objective."""
 
     seconds: float
     peak_bytes: np.ndarray
@@ -97,8 +99,8 @@ class Evaluator:
         self._unrolled: tuple[Strategy, int, Unrolled | None] | None = None
 
     def turned(self, objective: str, most_bytes: int | None = None, lowering: Lowering | None = None) -> Evaluator:
-        """The same prices with plans ranked by another objective, with at most so much memory a processor, or lowered
-        otherwise (forward passes, microbatches).
+        """An evaluator with the same cost model for another objective, less memory on each processor, or another
+        lowering (of forward passes, or other microbatches).
 
         Raises ValueError for an objective that there is not, or that takes another lowering.
         """
@@ -122,7 +124,7 @@ class Evaluator:
         return seen.tasks, seen.simulated
 
     def _count(self, strategy: Strategy) -> int:
-        """In how many microbatches a plan is evaluated: a forward pass takes the whole batch."""
+        """The number of microbatches in which a plan is evaluated: 1 for a forward pass."""
         return strategy.microbatches if self.lowering.mode == "train" else 1
 
     def _key(self, strategy: Strategy) -> Key:
@@ -130,7 +132,7 @@ class Evaluator:
         return self._count(strategy), strategy.bucket_bytes, strategy.order, strategy.ahead, again, configs
 
     def is_small(self, strategy: Strategy) -> bool:
-        """Whether what a plan is evaluated through is small: of few processors, or of few tasks of their roles."""
+        """Whether a plan is small enough to evaluate: on few processors, or with few tasks for one of each role."""
         if self.lowering.machine.num_procs < LARGE:
             return True
         plain = _unordered(strategy)
@@ -143,7 +145,7 @@ class Evaluator:
         return self._small[key]
 
     def _shortened(self, strategy: Strategy, shown: int) -> tuple[Lowering, Folding]:
-        """How a plan is lowered and folded with so many of its microbatches written out."""
+        """The lowering, and its folding, with so many microbatches written out."""
         few = shown if shown < self._count(strategy) else 0
         if few not in self._short:
             lowering = self.lowering.shortened(few) if few else self.lowering
@@ -151,31 +153,31 @@ class Evaluator:
         return self._short[few]
 
     def tasks(self, strategy: Strategy) -> tuple[TaskGraph, np.ndarray]:
-        """The tasks through which a plan is evaluated, and int64[T], for how many of the whole graph each stands."""
+        """The tasks that are simulated for a plan, and int64[T], how many of the whole graph each one stands for."""
         seen = self._see(strategy, self._key(strategy))
         return seen.tasks, seen.count
 
     def see(self, strategy: Strategy) -> Seen:
-        """A plan's step to be looked at: all of it; of a large machine, or in too many microbatches, that through which
-        the plan is evaluated. Raises as `evaluate` does.
+        """A plan's step to be shown: all of it; on a large machine, or in too many microbatches, the part of it that is
+        simulated for the plan. Raises as `evaluate` does.
         """
         seen = self._written_out(strategy)
         return seen if seen.is_all or seen.is_long or len(seen.role) >= LARGE else self._seen_all(strategy)
 
     def evaluate(self, strategy: Strategy) -> Evaluated:
-        """What a plan is worth. Raises ValueError where it is none for this graph and machine, or too large to see."""
+        """Simulate a plan. Raises ValueError where it is none for this graph and machine, or too large to simulate."""
         found = self.evaluate_within(strategy, inf)
         assert found is not None
         return found
 
     def evaluate_within(self, strategy: Strategy, most: float) -> Evaluated | None:
-        """The same; None where it is seen before all is simulated that a step takes more than so many seconds."""
+        """The same; None where the simulation ends early, as a step takes more than `most` seconds."""
         key = self._key(strategy)
         if key in self._known:
             return self._evaluated(strategy, key)
         if self._slower.get(key, -inf) >= most:
             return None
-        # What is too large to see is asked for again, in another order or to be settled.
+        # A plan that is too large is asked for again, in another order or when it is settled.
         if key in self._refused:
             raise self._refused[key]
         try:
@@ -202,14 +204,14 @@ class Evaluator:
         )  # fmt: skip
 
     def _see(self, strategy: Strategy, key: Key, most: float = inf) -> Seen:
-        """The plan simulated; the best one so far is kept, or another that was asked for again, as it will be again.
+        """Simulate a plan. The best one so far is kept, or one that was asked for a second time, as it will be again.
 
         Raises Slower as `ordering.simulated` does.
         """
         if self._best is not None and self._best[1] == key:
             return self._best[2]
-        # How many microbatches say what all take follows from the plan and its order, seldom from its buckets; before
-        # as many are under way as there are stages these hardly do, nor before as many as with nothing begun ahead.
+        # How many microbatches show the period depends on the plan and its order, seldom on its buckets; hardly ever
+        # are they fewer than the stages, or than with nothing begun ahead.
         count, _, order, ahead, again, configs = key
         alike, *plainer = ((count, 0, o, n, again, configs) for o, n in ((order, ahead), (READY, ahead), (READY, 0)))
         least = self._enough.get(alike) or max(self._least(strategy), *(self._enough.get(one, 0) for one in plainer))
@@ -227,7 +229,7 @@ class Evaluator:
         return seen
 
     def _num_tasks(self, shown: int, strategy: Strategy) -> int:
-        """About how many tasks there are of so many microbatches."""
+        """About how many tasks there are with so many microbatches."""
         return self._folded(self._shortened(strategy, FEW)[1], strategy).graph.num_tasks // FEW * shown
 
     def _can_be(self, shown: int, strategy: Strategy) -> bool:
@@ -235,19 +237,19 @@ class Evaluator:
         return self._num_tasks(shown, strategy) <= MOST_TASKS
 
     def _least(self, strategy: Strategy) -> int:
-        """In how many microbatches a plan is looked at first."""
+        """The number of microbatches with which a plan is simulated first."""
         stages = num_stages(strategy, self.lowering.graph.nodes)
         if stages == 1:
             return repeats.LEAST
         if strategy.order != PATH and not strategy.ahead:
             return stages + FILLING
         least, count = IRREGULAR * (stages + FILLING), self._count(strategy)
-        # More than half of all were not seen to do either.
+        # More than half of all microbatches were not seen to be enough either.
         return least if 2 * least <= count else count
 
     def _seen_through(self, shown: int, strategy: Strategy, most: float) -> tuple[Seen | None, int]:
-        """The plan simulated with so many microbatches written out, None where these do not say what all take; and how
-        many more would, 0 where that is not known either.
+        """The plan simulated with so many microbatches written out, None if these do not show what all take; and with
+        how many more they would, 0 if that is not known.
         """
         count = self._count(strategy)
         if shown == count:
@@ -263,7 +265,7 @@ class Evaluator:
         return replace(seen, count=each, cycle=cycle, times=times).with_lasting, 0
 
     def _window(self, strategy: Strategy) -> int:
-        """How many microbatches are written out where all are simulated: all, or a part of no more than half."""
+        """How many microbatches are written out where all are simulated: all, or a window of at most half of them."""
         window = 2 * (num_stages(strategy, self.lowering.graph.nodes) + strategy.ahead) + FILLING
         return window if 2 * window <= self._count(strategy) else self._count(strategy)
 
@@ -279,7 +281,7 @@ class Evaluator:
         return simulated(self._written(self._count(strategy), strategy), strategy, self.cost, most)
 
     def _written(self, shown: int, strategy: Strategy) -> Written:
-        """The tasks of so many microbatches; of the plan that is kept where it is the same but for its order."""
+        """The tasks of so many microbatches; those of the plan that is kept if this one differs in its order alone."""
         best, plain = self._best and self._best[2], _unordered(strategy)
         if best is not None and best.num_microbatches == shown and _unordered(best.strategy) == plain:
             return best.written
@@ -300,16 +302,16 @@ class Evaluator:
         return Written(lowering, folded, repeats.numbers(lowering.program(strategy), folded.graph))
 
     def _folded(self, folding: Folding, strategy: Strategy) -> Folded:
-        """What a plan is simulated through: one processor of each role where there are many."""
+        """The graph that is simulated for a plan: of one processor of each role where there are many processors."""
         plain = _unordered(strategy)
         folded = folding.fold(plain) if folding.lowering.machine.num_procs >= FOLDED_FROM else folding.whole(plain)
         if not plain.bucket_bytes:
-            # of as few microbatches as there can be, which are folded first
+            # The first graph that is folded is that of the fewest microbatches, which is what `is_small` asks about.
             self._small.setdefault(self._key(plain), folded.graph.num_tasks <= MOST_SMALL)
         return folded
 
     def _written_out(self, strategy: Strategy) -> Seen:
-        """A plan that is simulated through a window with all its microbatches written out, where they can be."""
+        """The plan simulated; if through a window, with all its microbatches written out where they are few enough."""
         seen = self._see(strategy, self._key(strategy))
         return self._whole(strategy) if seen.left and self._can_be(self._count(strategy), strategy) else seen
 
@@ -331,7 +333,7 @@ class Evaluator:
         # Processors of one role are of one kind, so they have as much memory as the one that stands for them.
         reps = seen.folded.representative
         room, lengths = self.capacity[reps], seen.peak_bytes[reps]
-        # What has no room at one time has none however it lies.
+        # Where more is alive at one time than there is memory, no packing helps.
         lengths = lengths if (lengths > room).any() else self._packing(seen, room).peak_bytes
         memory.refuse(seen.tasks, seen.simulated.timeline, lengths, room, reps.tolist())
         return tuple(lengths[seen.role].tolist())
@@ -342,16 +344,16 @@ class Evaluator:
         return tuple(self._packing(seen).peak_bytes[seen.role].tolist())
 
     def _packable(self, strategy: Strategy) -> Seen:
-        """A plan with all its microbatches; of a large machine, or where they are too many, with those few seen."""
+        """The plan simulated with all its microbatches; on a large machine, or where they are too many, with a few."""
         seen = self._written_out(strategy)
         return seen if not seen.is_short or seen.is_long or len(seen.role) >= LARGE else self._seen_all(strategy)
 
     def _packing(self, seen: Seen, capacities: np.ndarray | float = np.inf) -> Packing:
-        """Where all lies in the arenas of those processors that were seen, as far as these have room."""
+        """The packing of the arenas of the processors that were simulated, as far as these have room."""
         reps = seen.folded.representative
         more = sum(seen.lasting(memory.ALIGNMENT).values(), np.zeros(len(seen.role), np.int64))[reps]
         packing = memory.arenas(seen.tasks, seen.simulated.timeline, capacities - more)
-        # What lives between those that are written out of a window lies where it is not seen.
+        # The peak may lie between the microbatches of a window that are written out.
         return replace(packing, peak_bytes=np.maximum(packing.peak_bytes + more, seen.peak_bytes[reps]))
 
     def work(self, name: str, config: Config) -> np.ndarray:
@@ -359,10 +361,11 @@ class Evaluator:
         return self._busy.picoseconds(name, config)
 
     def bound(self, configs: Configs) -> float:
-        """The energy below which no plan with these nodes laid out so can be, whatever the other nodes' Configs are.
+        """A lower bound of the energy of plans in which nodes have these Configs, whatever the other nodes' Configs
+        are.
 
-        Seconds, of plans without buckets, in which updates share their overhead; where plans are ranked by memory 0, of
-        which this knows nothing.
+        In seconds, for plans without buckets, in which updates share their overhead; 0 where plans are ranked by
+        memory.
         """
         if self.objective == "memory":
             return 0.0
@@ -371,7 +374,7 @@ class Evaluator:
 
 
 def _unordered(strategy: Strategy) -> Strategy:
-    """The plan as it is lowered, which knows no order."""
+    """The plan without its order, on which lowering does not depend."""
     return msgspec.structs.replace(strategy, order=READY)
 
 

@@ -1,7 +1,7 @@
-"""Few: what is known of the microbatches of a step that are written out, and whether one of them can be repeated.
+"""Few microbatches: what is known of a step of which a few are written out, and whether one of them can be copied.
 
-All but the first and the last are alike, so what one has to do, what that waits for and what it touches is the same as
-of the one before it, a microbatch later. It does not know what tasks do, nor how one is repeated.
+All but the first and the last are alike: each has the tasks, needs and buffers of the one before it, a microbatch
+later. It does not know what tasks do, nor how one is copied.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from castile.planner.simulation import repeats
 from castile.planner.step.program import Program
 from castile.runtime.task import TaskGraph
 
-# So many are written out; of these the last but one is repeated, if it is to the one before it as that to its own.
+# How many are written out; the last but one of them is copied, if it is to the one before as that is to the one before
+# it.
 FEW = repeats.LEAST
 EACH = FEW - 2
-# All of a folded graph but what waits for what.
+# All fields of a folded graph but needs: what waits for what.
 FOLDED = tuple(field.name for field in fields(Folded) if field.name != "graph")
 GRAPH = tuple(field.name for field in fields(TaskGraph) if field.name not in ("need_ptr", "needs"))
 
@@ -39,7 +40,9 @@ class Relation:
         return Relation(self.one[which], self.other[which], self.of_one[which], self.of_other[which])
 
     def pattern(self, micro: int, rank_one: np.ndarray, rank_other: np.ndarray) -> np.ndarray:
-        """int64[3, n]: the pairs of a microbatch, by what of it each is, or of the one before it, or of none."""
+        """int64[3, n]: the pairs of a microbatch, by ranks within it, within the one before it, or among those of
+        none.
+        """
         mine = self.picked((self.of_one == micro) | (self.of_other == micro) & (self.of_one < 0))
         near = np.where(mine.of_other < 0, -1, micro - mine.of_other)
         one = np.where(mine.of_one < 0, -1 - mine.one, rank_one[mine.one])
@@ -57,7 +60,7 @@ def _alike(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _ranks(of: np.ndarray) -> np.ndarray:
-    """Which of those of its microbatch each is."""
+    """The rank of each among those of its microbatch."""
     by_micro = np.argsort(of, kind="stable")
     rank = np.empty(len(of), np.int64)
     rank[by_micro] = np.arange(len(of)) - np.searchsorted(of[by_micro], of[by_micro])
@@ -65,9 +68,9 @@ def _ranks(of: np.ndarray) -> np.ndarray:
 
 
 class Few:
-    """What is known of the microbatches that are written out, whatever waits for what.
+    """What is known of the microbatches that are written out, leaving aside what waits for what.
 
-    of_task[T], of_buffer[B]   the one that each is of, beside the whole batch; -1 where it is of none or of several
+    of_task[T], of_buffer[B]   the microbatch of each, also of those shared with the whole batch; -1 for none or several
     """
 
     def __init__(self, folded: Folded, program: Program) -> None:
@@ -76,7 +79,7 @@ class Few:
         self.of_task = repeats.belongs(program, self.graph)
 
     def is_of(self, folded: Folded) -> bool:
-        """Whether it is known of another graph too: of one that shares all but what waits for what."""
+        """Whether it holds for another graph too: for one that shares all arrays but needs."""
         pairs = (self.folded, folded, FOLDED), (self.graph, folded.graph, GRAPH)
         return all(getattr(one, name) is getattr(other, name) for one, other, names in pairs for name in names)
 
@@ -102,7 +105,7 @@ class Few:
     def of_buffer(self) -> np.ndarray:
         first, last = self._range
         found = np.where(first == last, first, -1)
-        # Who touches what outlives the step is not told where processors are folded.
+        # Where processors are folded it is not known which tasks touch buffers that outlive the step.
         given = {flow.region: of for flow, of in zip(self.program.flows, self.program.one_micro_of_flow) if flow.role}
         for buffer in np.flatnonzero((last < 0) & (self.graph.buffer_first < 0)).tolist():
             found[buffer] = given.get(self.graph.buffers[buffer].region, -1)
@@ -124,13 +127,13 @@ class Few:
 
     @cached_property
     def slots(self) -> tuple[int, int]:
-        """Where in the program the one that is repeated begins, and where it ends."""
+        """The slots of the program at which the copied microbatch begins and ends."""
         of = np.flatnonzero(np.array(self.program.micro_of_step) == EACH)
         return int(of[0]), int(of[-1]) + 1
 
     @cached_property
     def can_go_on(self) -> bool:
-        """Whether the one that is repeated is to the one before it as that is to its own, but for what waits."""
+        """Whether the copied microbatch is to the one before as that is to the one before it, needs aside."""
         graph, (begin, end) = self.graph, self.slots
         alike = (np.array(self.program.micro_of_step[begin:end]) == EACH).all()
         slot = (graph.order >> repeats.SLOT) - 1
@@ -141,7 +144,7 @@ class Few:
 
     @property
     def _look_alike(self) -> bool:
-        """Whether the one that is repeated and the one before it look the same."""
+        """Whether the copied microbatch and the one before it have the same tasks, buffers and uses."""
         sizes = [len(self.of_task[self.of_task == micro]) for micro in (EACH - 2, EACH - 1, EACH)]
         return (
             len({*sizes}) == 1
@@ -161,7 +164,7 @@ class Few:
         return _ranks(self.of_buffer)
 
     def _items(self, micro: int) -> Iterator[np.ndarray]:
-        """What tasks and buffers of a microbatch are by themselves."""
+        """The properties of a microbatch's tasks and buffers."""
         graph, mine, held = self.graph, self.of_task == micro, self.of_buffer == micro
         counts = np.diff(graph.lane_ptr)
         yield from (each[mine] for each in (graph.kind, graph.cost, graph.private_bytes, self.folded.count, counts))
@@ -180,7 +183,7 @@ class Waits:
         self.needs = needs.picked(~self._in_turn(needs))
 
     def _in_turn(self, needs: Relation) -> np.ndarray:
-        """Which are by turns, of those that reach back further than one microbatch: they are found anew."""
+        """Which needs that reach back further than one microbatch come from stages' turns: these are made anew."""
         number, into = len(self._few.of_task), self._few.folded.into
         far = needs.of_one - needs.of_other > 1
         after, before = into[self.turns.edges].T
@@ -189,7 +192,7 @@ class Waits:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether the one that is repeated waits for the one before it as that for its own."""
+        """Whether the copied microbatch waits for the one before as that waits for the one before it."""
         needs = self.needs.picked((self.needs.of_one >= 0) & (self.needs.of_other >= 0))
         far = (needs.of_one < needs.of_other) | (needs.of_one > needs.of_other + 1)
         return not far.any() and self.needs.is_repeated(self._few.ranks, self._few.ranks)
