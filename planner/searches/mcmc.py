@@ -27,30 +27,30 @@ from castile.planner.sketch.sieve import Sieve, num_parts
 from castile.planner.strategy import Config, Strategy
 
 BUDGET = "20000"
-# As TEMPERATURE, for plans that are good already.
+# The temperature, as TEMPERATURE, of the last walk, whose plans are good already.
 REFINING = 0.002
-# Chains begin at so many of the seeds in turn: with more, each has too little.
+# Chains begin at so many of the best seeds in turn: with more, each would get too few proposals.
 MOST_STARTS = 3
-# Of simulated plans, the chains from the seeds share this part of the budget; one from the best found has the rest.
+# Without sketches, chains from the seeds share this part of the budget; one from the best plan found has the rest.
 SEED_SHARE = 0.5
-# Through sketches so many chains are of so many proposals, as many are twice as long, and so on.
+# Through sketches, the first NUM_CHAINS chains have CHAIN proposals each, the next as many twice that, and so on.
 NUM_CHAINS, CHAIN = 10, 2000
-# What a chain ends with is simulated if by the sketch it takes less than the best known plan, and by this share less
-# than where the chain began; of chains that are twice as long by half of it, and so on.
+# The end of a chain is a candidate for simulation if by its sketch it is faster than the best known plan, and by this
+# share faster than where the chain began; half of that share for chains twice as long, and so on.
 WORTH = 0.005
-# Of the best of these what gains no more by the sketch, one change and all together, is taken back too: the simulator
-# says whether it gained anything.
+# The best end is also simulated without those of its changes that by the sketch gain no more than LITTLE each and
+# LITTLE_OF_ALL together: the simulator says whether they gained anything.
 LITTLE, LITTLE_OF_ALL = 2e-3, 4e-3
-# One chain in so many is a coarse one.
+# Of so many chains one is coarse.
 COARSE_EVERY = 5
-# Of what chains end with the best are simulated, so many parts of nodes together; and as many more where no plan is
-# known to fit, in a walk that goes on from the nearest.
+# The best ends of chains are simulated, up to so many parts of nodes in all; and as many again where no plan is known
+# to fit, in a walk from the plan that comes nearest.
 JUDGED_PARTS = 30_000
-# After sketches, this share of a budget of seconds is for simulated plans. Where plans have at most so many parts it is
-# the other one, and of a budget of proposals so many are simulated: of larger plans each takes as long as thousands
-# of sketches.
+# After walks through sketches, SIMULATED_SHARE of a budget of seconds is for a walk through simulated plans;
+# SMALL_SHARE where plans have at most SMALL_PARTS, and there MOST_SIMULATED of a budget of proposals: to simulate a
+# larger plan takes as long as thousands of sketches.
 SIMULATED_SHARE, SMALL_PARTS, SMALL_SHARE, MOST_SIMULATED = 0.25, 64, 0.75, 100
-# By so much a patient search goes on each time.
+# The factor by which a patient search extends its budget each time.
 FURTHER = 1.3
 
 Configs = dict[str, Config]
@@ -65,7 +65,7 @@ def search(run: Run) -> None:
         walks = (Sparing if run.sieve.is_sparing else _Sketched)(run, run.sieve, run.chains)
         walks.search(1 - share)
         if share:
-            # A patient search has gone on for longer than its budget.
+            # A patient search has already spent more than its budget.
             until = run.spent * (1 + share) if run.budget.patient and run.spent > 1 else 1.0
             walk(run, Moves.of(run.lowering, run.spaces), run.best, until, lambda left: REFINING * left)
         return
@@ -79,13 +79,13 @@ def search(run: Run) -> None:
 def begin(
     sieve: Sieve, evaluator: Evaluator, budget: Budget, plans: Mapping[str, Strategy], rng: random.Random
 ) -> Chains:
-    """The chains of a search, the first of them under way while known plans are simulated.
+    """The chains of a search; the first of them already run while known plans are simulated.
 
-    They go from where they will begin if these plans take what the sketch says of them, and fit.
+    They begin where they will have to if the simulator confirms what sketches say of these plans, and they fit.
     """
     chains = Chains(sieve.sketch, evaluator.capacity, rng.getrandbits(64))
     if sieve.is_sparing:
-        # Where those begin follows from what is simulated.
+        # Where the chains of Sparing begin depends on simulated plans.
         return chains
     starts = _starts(sieve, plans, sieve.energy, set(plans))
     until, count = 1 - _simulated_share(evaluator, budget), NUM_CHAINS
@@ -96,9 +96,9 @@ def begin(
 
 
 def _simulated_share(evaluator: Evaluator, budget: Budget, is_roomy: bool = True) -> float:
-    """Of the budget what is for simulated plans after sketches.
+    """The share of the budget for a walk through simulated plans, after those through sketches.
 
-    is_roomy   whether a known plan fits: sketches know but roughly what memory a plan takes
+    is_roomy   whether a known plan fits; if none does more is simulated, as sketches know memory only roughly
     """
     parts = num_parts(evaluator)
     if budget.proposals is None:
@@ -108,11 +108,12 @@ def _simulated_share(evaluator: Evaluator, budget: Budget, is_roomy: bool = True
 
 
 class _Start(NamedTuple):
-    """Where chains begin.
+    """A plan from which chains begin.
 
-    kept        Configs of which sketches know nothing: plans that are found have them too
-    in_pieces   whether these are of updates in pieces, as are those of the plans that are found then
-    bucket_bytes    with which the plan is best, and those that are found then are judged
+    energy      by its sketch
+    kept        its Configs of updates and such, which sketches leave out: plans that chains find get them too
+    in_pieces   whether these are updates in pieces; then plans that chains find have their own updates in pieces
+    bucket_bytes    the plan's best bucket size, with which plans that chains find are judged
     """
 
     configs: Configs
@@ -123,7 +124,7 @@ class _Start(NamedTuple):
 
 
 class _End(NamedTuple):
-    """The best plan of a chain, which proposal it was, and where the chain began."""
+    """The best plan of a chain with its energy by the sketch, the number of its proposal, and where the chain began."""
 
     energy: float
     number: int
@@ -132,12 +133,12 @@ class _End(NamedTuple):
 
 
 class _Sketched:
-    """Walks through sketches.
+    """Chains through sketches, of which the best ends are simulated.
 
-    to_beat  what the best known plan takes, as the sketch or the simulator says, whichever says more
-    most     so many of chains' ends, the best, are simulated; more where first ones were before they fell behind
-    judged   those that were
-    best     the best of these, as it was simulated
+    to_beat  the energy of the best known plan, by the sketch or the simulator, whichever is more
+    most     how many ends are simulated, the best; more where early ones were simulated that later ones overtook
+    judged   the ends that were simulated
+    best     the best of these, as the simulator evaluated it, and the end
     """
 
     def __init__(self, run: Run, sieve: Sieve, chains: Chains) -> None:
@@ -154,7 +155,7 @@ class _Sketched:
         self.best: tuple[Evaluated, _End] | None = None
 
     def search(self, until: float) -> None:
-        """Walk until that share of the budget is spent, and simulate the best that was found."""
+        """Walk until the share `until` of the budget is spent, and simulate the best ends."""
         self.walk(until)
         self.judge((1 + until) / 2)
         while self.run.is_restless:
@@ -162,8 +163,8 @@ class _Sketched:
             self.judge(self.run.spent)
 
     def walk(self, until: float) -> None:
-        """Chains from the seeds in turn."""
-        # Once: it may be told to end at any time.
+        """Run chains from the seeds in turn, until the share `until` of the budget is spent."""
+        # Asked once a turn, as the answer may change at any time.
         while (left := until - self.run.spent) > 0:
             start, times = self.starts[self.num_chains % len(self.starts)], 1 << self.num_chains // NUM_CHAINS
             count = CHAIN * times
@@ -180,7 +181,7 @@ class _Sketched:
                     self.simulate(found)
             self.num_chains += 1
             self.run.adopt(count, [])
-            # What a smaller budget ends with is not missing from what a larger one has seen.
+            # So that a larger budget has simulated all that a smaller one ends with.
             if self.num_chains == NUM_CHAINS and self.run.spent < until:
                 self.end()
 
@@ -194,23 +195,23 @@ class _Sketched:
             self.end()
 
     def end(self) -> None:
-        """Simulate the best that was found without what gains it little."""
+        """Simulate the best end without those of its changes that gain little."""
         if self.best is not None:
             self.simulate(self.plainer(self.best[1]))
 
     def has_time(self, until: float) -> bool:
-        """Whether there is time to simulate what was found."""
+        """Whether there is time to simulate one more end."""
         return self.run.budget.proposals is not None or self.run.budget.is_over() or self.run.spent < until
 
     def plainer(self, end: _End) -> _End:
-        """What a chain ends with, without what gains little by the sketch; the end itself where nothing does."""
+        """An end without those of its changes that gain little by the sketch; the same if there are none."""
         chain = Chain(end.start.configs, end.start.in_pieces, 0, False)
         found = self.chains.trimmed(chain, {name: end.plan[name] for name in end.start.configs}, LITTLE, LITTLE_OF_ALL)
         plan = end.start.kept | found
         return self.ends.setdefault(frozenset(plan.items()), end._replace(plan=plan))
 
     def simulate(self, end: _End) -> None:
-        """Simulate what a chain ends with, if that was not done before."""
+        """Simulate an end, unless that was done before."""
         key = frozenset(end.plan.items())
         if key not in self.judged:
             self.judged.add(key)
@@ -227,9 +228,11 @@ def _chain(start: _Start, number: int, count: int) -> Chain:
 def _starts(
     sieve: Sieve, plans: Mapping[str, Strategy], energy: Mapping[str, float], fitting: Container[str]
 ) -> list[_Start]:
-    """The best plans whose nodes differ; of those that differ in other Configs the one without these, if it fits.
+    """The best plans that differ in the Configs of their nodes; of several that differ in those of updates and such
+    only, the one without any of these, if it fits.
 
-    In the sketch's order, which is known before they are simulated: chains that were begun then are those asked for.
+    In the order of their sketches, which is known before they are simulated: so chains that were begun then can be
+    used.
     """
     found: list[_Start] = []
     for name in sorted(plans, key=lambda name: energy[name]):

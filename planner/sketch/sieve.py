@@ -17,22 +17,27 @@ from castile.planner.sketch.blocked import blocked
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.strategy import Config, Strategy
 
-# A search whose plans have fewer parts in all does without sketches, as simulating these takes a second and compiling
-# sketches many; known plans of so many parts are sketched first in any search, as one takes a second to simulate.
+# A search whose plans have fewer than LEAST parts in all does without sketches, as simulating these takes a second and
+# compiling sketches several; known plans of SLOW parts are sketched first in any search, as each takes a second to
+# simulate.
 LEAST, SLOW = 10_000, 2_000
-# From a plan that a sketch puts so many times behind another, memory that it lacks counted in, no search begins; where
-# plans are wanted that are slow but small, that many times.
+# No search begins with a plan whose energy by its sketch is more than NEAR times the best one's; FAR times where slow
+# but small plans are wanted.
 NEAR, FAR = 1.1, 3.0
-# Of those from which it begins are simulated those that are so near to the best; and those of which a sketch does not
-# see all, as updates and fetches of their own may make them faster.
+# Of the plans with which it begins those within this of the best are simulated; and those with Configs that a sketch
+# does not see, as their own updates and fetches may make them faster.
 CLOSE = 1.02
-# Sums go together where that makes the best known plan shorter by this share: simulating plans takes longer then.
+# Sketches join sums in buckets only if the best known plan gains this share: plans take longer to simulate then.
 WORTH = 0.01
 
 
 class Seen(NamedTuple):
-    """What a sketch says of a plan: what a step takes, how much more in stages, of which walks know nothing, what the
-    fullest processor holds, in bytes, and what share of its memory the fullest needs.
+    """What a sketch says of a plan.
+
+    plain     seconds of a step, as walks see them
+    blocked   further seconds, in which stages of a pipeline send among themselves, of which walks know nothing
+    nbytes    on the fullest processor
+    share     the largest share of its memory that a processor needs
     """
 
     plain: float
@@ -42,26 +47,26 @@ class Seen(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """What a step takes in all."""
+        """Seconds of a step in all."""
         return self.plain + self.blocked
 
     def energy(self, worth: float) -> float:
-        """Seconds or bytes, and for a plan that does not fit a penalty."""
+        """`worth`, seconds or bytes, with a penalty for a plan that does not fit."""
         return worth * (1 + PENALTY * max(0.0, self.share - 1))
 
 
 class Sieve:
-    """Known plans as one sketch sees them.
+    """Known plans, all seen through one sketch.
 
-    spaces    from which the sketch chooses
-    sketch    in which all of their Configs are
+    spaces    the Configs among which the sketch chooses
+    sketch    knows all Configs of the plans
     plans     by name
-    configs   of their nodes
-    unseen    which have Configs of more than these, so take other time than the sketch says
-    in_pieces which have their updates in pieces, of which a sketch knows what memory they take
+    configs   by plan, those of the graph's nodes
+    unseen    the plans that also have Configs of updates or fetches, so may differ from what the sketch says
+    in_pieces those of them whose updates are in pieces, the memory of which a sketch knows
     seen      what it says of each plan
-    is_sparing whether they are ranked by memory
-    is_joined whether that, and what the sketch says of others, is with sums in buckets, as it is where these pay
+    is_sparing whether plans are ranked by memory
+    is_joined whether the sketch joins sums in buckets, as it does where that pays
     """
 
     def __init__(
@@ -100,13 +105,12 @@ class Sieve:
 
     @property
     def energy(self) -> dict[str, float]:
-        """By plan, as walks see it."""
+        """The energy of each plan, as walks see it."""
         return {name: one.energy(one.nbytes if self.is_sparing else one.plain) for name, one in self.seen.items()}
 
     def within(self, times: float) -> list[str]:
-        """The plans that take at most so many times as long as the best.
-
-        And the latency of a message for each flow: how many messages there are is what a sketch knows worst.
+        """The plans that take at most `times` as long as the best, plus the latency of a message for each flow: the
+        number of messages is what a sketch knows worst.
         """
         if self.is_sparing:
             return [name for name, worth in self.energy.items() if worth <= times * min(self.energy.values())]
@@ -116,31 +120,31 @@ class Sieve:
         return [name for name, worth in energy.items() if worth <= most]
 
     def promising(self, times: float) -> list[str]:
-        """Those of them that are worth simulating: all, where slow ones are wanted too."""
+        """Those of `within` that are worth simulating: all of them, where slow plans are wanted too."""
         close = {*self.within(CLOSE if times <= NEAR else times), *self.unseen}
         return [name for name in self.within(times) if name in close]
 
     def begun(self) -> list[str]:
-        """Plans from which a search begins, though they are not worth simulating."""
+        """The plans with which a search begins though they are not worth simulating."""
         promising = self.promising(NEAR)
         return [name for name in self.within(NEAR) if name not in promising]
 
 
 def helps(evaluator: Evaluator, is_sketched: bool) -> bool:
-    """Whether known plans are sketched first: a search does so anyway, or plans take a second to simulate."""
+    """Whether known plans are sketched first: if a search uses sketches anyway, or plans take a second to simulate."""
     return is_sketched or num_parts(evaluator) >= SLOW
 
 
 def is_long(evaluator: Evaluator, budget: Budget) -> bool:
-    """Whether compiling sketches pays."""
+    """Whether the budget is long enough for compiling sketches to pay."""
     return budget.proposals is None or budget.proposals * num_parts(evaluator) >= LEAST
 
 
 def shortest(evaluator: Evaluator) -> Budget:
-    """The least of a budget that is long."""
+    """The smallest budget of proposals that `is_long`."""
     return Budget(proposals=-(-LEAST // num_parts(evaluator)))
 
 
 def num_parts(evaluator: Evaluator) -> int:
-    """Into how many parts the nodes of a graph are cut where each is cut for all processors."""
+    """How many parts a plan has if each node is cut for all processors."""
     return len(evaluator.lowering.piece.nodes) * evaluator.lowering.machine.num_procs
