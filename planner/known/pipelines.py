@@ -1,8 +1,8 @@
-"""Pipelines: any plan for a few processors, made one for many of which each group does a stretch of the network.
+"""Pipelines: any plan for a few processors becomes one for many, of which each group does one stage of the network.
 
-Where the stretches end is found as for any row of work: by its sums and what is sent between them (Narayanan et al.,
-"PipeDream", SOSP 2019), of which partial sums count. In which order a pipeline computes microbatches `stages` says. It
-does not know what the plan for a few is.
+Stages are found as in PipeDream (Narayanan et al., SOSP 2019), from the work of nodes in their order and the bytes
+handed over between them, partial sums included. In which order a pipeline computes microbatches is said in `stages`. It
+does not know what the plan for a few processors is.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from castile.planner.strategy import Config
 from castile.runtime.forms import seconds
 from castile.runtime.timeline import PICOSECONDS
 
-# Where groups share a microbatch's samples, those that have fewer wait at most so much of the time.
+# Where groups share a microbatch's samples, those with fewer samples are idle for at most this share of the time.
 IDLE = 0.1
-# Of more microbatches than so many times the stages what a pipeline takes to fill is little, which interleaving saves.
+# With more microbatches than so many times the stages the time to fill a pipeline, which interleaving saves, is little.
 FEW = 2
-# How often a group's turn may come round.
+# How many stretches of the network a group may have in an interleaved pipeline.
 ROUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
-# In so many halvings the longest stretch is as short as can be, to a millionth.
+# So many halvings find the shortest longest stretch to a millionth.
 HALVINGS = 20
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """Into how many equal pieces it may be cut: from 1 on each the least divisor at least twice the one before, and as
-    many as leave pieces of such lengths, which processors can share evenly where they cannot share others.
+    """Numbers of equal pieces to cut it into: from 1 on the least divisor that is at least twice the one before, and
+    the number divided by each, so that the pieces have such lengths: processors can share these evenly where not
+    others.
     """
     small, found = [n for n in range(1, isqrt(number) + 1) if number % n == 0], [1]
     for n in [*small, *(number // n for n in reversed(small))]:
@@ -46,16 +47,16 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def stage_counts(num_procs: int, near: int, most: int) -> list[int]:
-    """Of how many stages a pipeline may be, at most so many: of each the processors are whole groups of `near` or equal
-    parts of one, so that what stays within a group stays near.
+    """The numbers of stages, at most `most`, of which each gets whole groups of `near` processors or an equal part of
+    one, so that what stays within a stage stays near.
     """
     sizes = {num_procs // n: n for n in range(2, most + 1) if num_procs % n == 0}
     return [n for size, n in sizes.items() if size % near == 0 or near % size == 0]
 
 
 def is_shared(batch: int, microbatches: int, num_stages: int, groups: int, are_cut: bool) -> bool:
-    """Whether so many groups of each stage share a microbatch's samples about equally; or, where samples are cut, two
-    of them each one, or more where there would be few microbatches if each had its own.
+    """Whether `groups` groups of each stage share a microbatch's samples about equally; or, where single samples are
+    cut further, have one sample for two groups, or for more if there would be few microbatches otherwise.
     """
     samples = batch // microbatches
     if samples < groups:
@@ -65,9 +66,8 @@ def is_shared(batch: int, microbatches: int, num_stages: int, groups: int, are_c
 
 
 def shared(batch: int, num_procs: int, near: int, most: int) -> tuple[int, ...]:
-    """Into how many microbatches a batch may be cut for pipelines of at most `most` stages: so that those that are near
-    share its samples in equal pieces, each of one, of two, of four and so on, as long as there are microbatches for all
-    stages.
+    """The numbers of microbatches for pipelines of at most `most` stages with which each group of `near` processors has
+    one sample of a microbatch, or two, four and so on, as long as there are microbatches for all stages.
     """
     found = set[int]()
     for num_stages in stage_counts(num_procs, near, most):
@@ -81,19 +81,20 @@ def shared(batch: int, num_procs: int, near: int, most: int) -> tuple[int, ...]:
 class Pipelines:
     """Pipelines of a graph on a machine.
 
-    cost    prices by which stretches take equally long; the machine's figures by default
+    cost    by which stages take equally long; the machine's figures by default
     """
 
     def __init__(self, lowering: Lowering, cost: CostModel | None = None) -> None:
         self._lowering, self._cost = lowering, cost or CostModel(lowering.machine)
 
     def once(self, num_stages: int, inner: Mapping[str, Config]) -> dict[str, Config]:
-        """The plan `inner` in each of so many equal groups of processors in turn, for the stretch of nodes of its own.
+        """A pipeline of `num_stages` equal groups of processors, each of which does its stage as in the plan `inner`.
 
         inner   Configs on the first processors, as many as a group has
         """
         size = self._lowering.machine.num_procs // num_stages
         handed, has_sums = _handed(self._lowering, inner)
+        # Without partial sums it is sent beside other microbatches' kernels, wherever the network is cut.
         sent = self._sent(handed, size) if has_sums else np.zeros(len(handed))
         return staged(inner, size, cut(self._work, self._rates(num_stages), sent, handed))
 
@@ -119,18 +120,17 @@ class Pipelines:
         return staged(inner, self._lowering.machine.num_procs // num_stages, stages.tolist())
 
     def _sent(self, handed: np.ndarray, size: int) -> np.ndarray:
-        """float64[N + 1]: picoseconds in which so many bytes come from one group of so many processors to the next.
-
-        Without partial sums what is handed over goes beside other microbatches' kernels wherever it is cut.
+        """float64[N + 1]: picoseconds to send what is handed over before each node from one group of `size` processors
+        to the next, without the least of them, which every cut costs.
         """
         levels = self._lowering.machine.levels
         level, each = next((level for level in levels if level.group > size), levels[-1]), handed / size
-        # As much is sent wherever it is cut.
+        # That much is sent wherever the network is cut.
         each[1:-1] -= each[1:-1].min(initial=each.max())
         return np.array([PICOSECONDS * seconds("move", nbytes, 2, level) if nbytes > 0 else 0.0 for nbytes in each])
 
     def _rates(self, num_stages: int) -> np.ndarray:
-        """At which rate each group works."""
+        """How fast each group works, in processors of the fastest kind."""
         return self._speeds.reshape(num_stages, -1).sum(1)
 
     @cached_property
@@ -139,8 +139,8 @@ class Pipelines:
 
     @cached_property
     def _work(self) -> np.ndarray:
-        """What all passes of each node take on one processor, uncut."""
-        # All microbatches take the same: as few are written out as sketches need.
+        """int64[N]: picoseconds of all passes of each node for one microbatch, uncut on one processor."""
+        # All microbatches take as long: as few are written out as sketches need.
         program = self._lowering.shortened(2).program(self._lowering.plan({}))
         found = dict.fromkeys(self._lowering.piece.nodes, 0)
         for step in program.steps:
@@ -151,7 +151,9 @@ class Pipelines:
 
 
 def _necks(nodes: Iterable[Node]) -> list[int]:
-    """Behind how many nodes what is made before and read later is one tensor, or none; behind all of them too."""
+    """The numbers of first nodes behind which only one tensor, or none, is read that they made; the last is all
+    nodes.
+    """
     every = list(nodes)
     last = {name: n for n, node in enumerate(every) for name in node.inputs}
     change = np.zeros(len(every) + 1, np.int64)
@@ -163,14 +165,14 @@ def _necks(nodes: Iterable[Node]) -> list[int]:
 
 
 def stretches(upto: Sequence[int], rates: Sequence[float]) -> tuple[float, list[int]]:
-    """Stretches of pieces of work in a row, one for each rate or fewer of the last ones: what the longest takes, as
-    little as can be, and behind how many pieces each begins.
+    """Divide pieces of work in a row into stretches, one for each rate, or for the last few of them, so that the
+    longest is as short as can be: what that takes, and how many pieces come before each stretch.
 
-    upto[N + 1]   what is before each piece, and all
+    upto[N + 1]   the work before each piece, and that of all
     """
 
     def begins(seconds: float) -> list[int]:
-        """As long as none takes longer, found from the last on."""
+        """Where stretches begin if none takes longer than this, found from the last one on."""
         found = [len(upto) - 1]
         for rate in reversed(rates):
             found.append(bisect_left(upto, upto[found[-1]] - seconds * rate))
@@ -185,7 +187,7 @@ def stretches(upto: Sequence[int], rates: Sequence[float]) -> tuple[float, list[
 
 
 def staged(inner: Mapping[str, Config], size: int, stages: Sequence[int]) -> dict[str, Config]:
-    """The plan `inner` in that group of `size` processors that `stages` says of each node in turn."""
+    """The plan `inner` with each node in the group of `size` processors whose number `stages` gives for it."""
     moved: dict[tuple[Config, int], Config] = {}
     for stage, config in {*zip(stages, inner.values(), strict=True)}:
         procs = tuple([p + stage * size for p in config.procs])
@@ -194,20 +196,20 @@ def staged(inner: Mapping[str, Config], size: int, stages: Sequence[int]) -> dic
 
 
 def cut(work: np.ndarray, rates: np.ndarray, sent: np.ndarray, handed: np.ndarray) -> list[int]:
-    """Which of some in a row does each of many works in a row, so that the slowest takes as little time as can be, and
-    then as little as can be is handed over.
+    """The stage of each node, so that the slowest stage takes as little time as can be, and then as little as can be is
+    handed over.
 
-    work[N]         what each takes at a rate of 1
-    rates[S]        of who do them; the last have as much as they may, as the first hold the activations of more
+    work[N]         what each node takes at a rate of 1
+    rates[S]        of the stages; the last get as much work as they may, as the first hold the activations of more
                     microbatches
-    sent[N + 1]     time that both who do what is before and who do what comes then take to hand over what is between
-    handed[N + 1]   how much that is
+    sent[N + 1]     time that both neighbouring stages spend to hand over what crosses a cut before each node
+    handed[N + 1]   how many bytes that is
     """
     upto = np.append(0.0, np.cumsum(work))
     least, most = 0.0, upto[-1] / rates.min() + 2 * sent.max()
 
     def ends(seconds: float) -> bool:
-        """Whether all may be done when none takes longer."""
+        """Whether the stages can do all nodes if none takes longer than this."""
         may_end = np.arange(len(upto)) == 0
         for rate in rates:
             begun = np.maximum.accumulate(np.where(may_end, upto - sent * rate, -np.inf))
@@ -221,8 +223,8 @@ def cut(work: np.ndarray, rates: np.ndarray, sent: np.ndarray, handed: np.ndarra
 
 
 def _thrifty(upto: np.ndarray, rates: np.ndarray, sent: np.ndarray, handed: np.ndarray, most: float) -> list[int]:
-    """Behind how many works each begins, and all: none takes longer than `most`, to a millionth, and least is handed
-    over, of that which leaves the last most.
+    """How many nodes come before each stage, and their number: no stage takes longer than `most`, to a millionth, and
+    as little as can be is handed over; of equally good cuts that which leaves the last stages most.
     """
     windows: dict[float, tuple[np.ndarray, np.ndarray]] = {}
     for rate in {*rates.tolist()}:
@@ -247,8 +249,8 @@ def _thrifty(upto: np.ndarray, rates: np.ndarray, sent: np.ndarray, handed: np.n
 
 
 def _handed(lowering: Lowering, inner: Mapping[str, Config]) -> tuple[np.ndarray, bool]:
-    """float64[N + 1]: bytes of a microbatch's results, and of their gradients, that are made before each node and read
-    from there on, partial sums as often as there are; and whether there are any.
+    """float64[N + 1]: bytes of a microbatch's results and their gradients that are made before each node and read from
+    there on, with each partial sum counted; and whether there are partial sums.
     """
     graph = lowering.piece
     place = {name: n for n, name in enumerate(inner)}
@@ -279,5 +281,5 @@ def _handed(lowering: Lowering, inner: Mapping[str, Config]) -> tuple[np.ndarray
 
 
 def _times(config: Config, operand: Operand) -> int:
-    """Of how many parts each holds a share of the same elements."""
+    """How many parts hold a partial sum of the same elements, or of their gradients."""
     return prod(degree for axis, degree in config.split.items() if axis not in operand.axes)

@@ -40,16 +40,17 @@ from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Machine
 from castile.runtime.strict import suggestion
 
-# Of known plans on fewer processors there are so many, each on half as many as the one before.
+# How many known plans there are on fewer processors, each on half as many as the one before.
 MOST_HALVES = 3
-# Parts are all but equal where the longest is longer than their mean by at most this share, as those of a vocabulary.
+# Parts count as equal if the longest exceeds their mean by at most this share, as those of a vocabulary do.
 UNEVEN = 0.01
-# Where parameters, gradients and states take more than this share of memory, what is beside them may not fit; in a
-# pipeline, whose first stages keep what as many microbatches made as there are stages behind them, more than the other.
+# Where parameters, gradients and states take more than ROOMY of the memory, activations may not fit beside them; in a
+# pipeline, whose first stages keep those of as many microbatches as there are stages behind them, more than
+# ROOMY_STAGE.
 ROOMY, ROOMY_STAGE = 0.5, 0.25
 
-# Where plans have many parts pipelines of at most so many stages are known, and by their names only: of each as many
-# microbatches are written out as it takes until they run as those before, seconds for GPT-3 on 1,024 processors.
+# Where plans have many parts there are pipelines of at most so many stages, and only for who asks for their names: each
+# takes seconds to simulate, as with GPT-3 on 1,024 processors, until it becomes periodic.
 MOST_STAGES = 64
 # How the names of pipelines begin.
 PIPELINE = "pipeline_"
@@ -60,10 +61,10 @@ def seeds(
 ) -> dict[str, Strategy]:
     """The known plans of a graph on a machine by name, data_parallel first; of equal ones the first.
 
-    names   only those; None for all, of which pipelines are none where there are too many parts to simulate several
-    cost    prices by which unequal processors get their shares; the machine's figures by default
-    pins    what is changed of them; where all nodes are pinned to processors that are as a machine of their own, known
-            plans are made for that
+    names   only those; None for all, but for pipelines where there are too many parts to simulate several
+    cost    by which unequal processors get their shares; the machine's figures by default
+    pins    what plans must have: each is changed so. If they leave only processors that form a machine of their own,
+            plans are made for that machine
     Raises ValueError for a name that no known plan has.
     """
     own = _makers_within(lowering, cost, pins)
@@ -97,13 +98,13 @@ def is_pipeline(name: str) -> bool:
 
 
 def is_in_pieces(name: str) -> bool:
-    """Whether one of that name is none, and has its updates in pieces."""
+    """Whether a known plan of that name is no pipeline and has its updates in pieces."""
     return not is_pipeline(name) and (name == "fsdp" or name.endswith("_zero"))
 
 
 def microbatch_counts(lowering: Lowering) -> tuple[int, ...]:
-    """Into how many microbatches the batch may be cut, ascending: where plans have many parts those too in which the
-    groups of pipelines share samples.
+    """The numbers of microbatches into which the batch may be cut, ascending; where plans have many parts also those
+    with which the groups of a pipeline's stage share samples.
     """
     return tuple(sorted({*divisors(lowering.graph.batch), *(_shared(lowering) if has_many_parts(lowering) else ())}))
 
@@ -118,7 +119,7 @@ def seed(name: str, lowering: Lowering, cost: CostModel | None = None) -> Config
 
 
 def _makers_within(lowering: Lowering, cost: CostModel | None, pins: Pins | None) -> dict[str, Callable[[], Configs]]:
-    """How known plans are made for a machine of the processors that may be used, if they are one; else as for all."""
+    """How known plans are made: for the processors that pins leave if these form a machine, otherwise for all."""
     machine = lowering.machine
     procs = range(machine.num_procs) if pins is None else pins.procs
     part = machine.part(procs) if len(procs) < machine.num_procs else None
