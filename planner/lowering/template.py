@@ -32,19 +32,20 @@ Frames = tuple[tuple[int, tuple[int, ...]], ...]  # input ports, and the shapes 
 Boxes = dict[tuple[int, bool], tuple[Box | None, ...]]  # by the number of a port and whether it is an output
 InStrides = tuple[tuple[int, int, tuple[int, ...]], ...]  # tasks, input ports, and the same
 Shapes = tuple[tuple[int, ...], ...]
-# Of each port, inputs then outputs, where in its region lies what parts touch, () where as it comes; () if all do so.
+# For each port, inputs then outputs, how the boxes of its parts are shifted within its region, () where they are not;
+# () if none are.
 Places = tuple[Hashable, ...]
-# Of a port what it is, its region, and where in that lies what is touched.
+# Of a port its role, its region, and how its boxes are shifted within that.
 _ROLE, _REGION, _LYING = attrgetter("role", "index"), attrgetter("region"), attrgetter("cut", "begin")
 
 
 class Work(msgspec.Struct, frozen=True, eq=False):
     """What parts that compute alike have in common: their cost, what they record, and which ports they touch.
 
-    bodies   those made of the recording, which works that share it have in common
-    inputs, outputs   whether each is touched
-    dtypes   of what is made, in the regions where it goes
-    turns    of each port that is touched where in its region each dim of it is, () where as they come
+    bodies   made of the recording, and shared by all works that have it
+    inputs, outputs   for each port whether it is touched
+    dtypes   of the touched outputs, in their regions
+    turns    for each touched port the order of its dims in its region, () where that is the same
     """
 
     key: CostKey
@@ -89,11 +90,11 @@ class PartTemplate(NamedTuple):
 
 
 class Works:
-    """What the parts of a pass compute, wherever in their regions lies what they touch.
+    """What the parts of a pass compute, wherever in their regions the boxes lie that they touch.
 
-    each     one work for all parts that do the same, wherever they tell kernels that they do it
-    number   which of these each part's is
-    boxes    of ports, of what lies as it comes: the box by part
+    each     the distinct works; parts that differ only in positions that they pass to kernels share one
+    number   the work of each part
+    boxes    the boxes of ports that are not shifted, by part
     """
 
     def __init__(self, each: Sequence[Work], number: Sequence[int]) -> None:
@@ -121,7 +122,7 @@ class Works:
 class StepTemplate:
     """All parts of a pass, row-major in the order of the axis line.
 
-    does   what they compute: one object for all passes that differ in where in its region lies what they touch
+    does   what they compute: one object for all passes that differ only in where in regions their boxes lie
     """
 
     def __init__(self, step: Step, cuts: Cuts, grid: Grid, common: _Common, places: Places) -> None:
@@ -138,7 +139,7 @@ class StepTemplate:
         return [self.part(number) for number in range(self.num_parts)]
 
     def part(self, number: int) -> PartTemplate:
-        """One of them, with the work of its own."""
+        """One part, with its own work, which passes its own positions to kernels."""
         if number not in self._parts:
             inputs = tuple([self.boxes(port, False)[number] for port in range(len(self._step.inputs))])
             outputs = tuple([self.boxes(port, True)[number] for port in range(len(self._step.outputs))])
@@ -147,7 +148,7 @@ class StepTemplate:
         return self._parts[number]
 
     def known(self, port: int, output: bool) -> Boxes:
-        """Where it is kept which boxes a port has: one object for all templates of which it has the same."""
+        """Where the boxes of a port are kept: one object for all templates in which they are the same."""
         is_moved = self._places and self._places[self._row(port, output)]
         return self._boxes if is_moved else self.does.boxes
 
@@ -168,12 +169,12 @@ class StepTemplate:
         return known[port, output]
 
     def are_apart(self, port: int, output: bool) -> bool:
-        """Whether it is known of the boxes of a port that all parts have one and no two overlap."""
+        """Whether all parts are known to have a box at a port, of which no two overlap."""
         return self._layouts[self._row(port, output)].are_apart and None not in self.boxes(port, output)
 
     def strided(self, replicas: int, rows: Sequence[InStrides]) -> tuple[np.ndarray, list[CostKey]]:
-        """The tasks, when each part has that many replicas, that read arrays in strides, and cost keys that say so."""
-        # Flows have the rows of their templates, so those that are alike are one object, which is kept.
+        """The tasks that read arrays in strides, where each part has so many replicas, and their cost keys."""
+        # Rows are objects of flow templates, so equal ones are the same object, which is kept to keep its identity.
         key = (replicas, *map(id, rows))
         if key not in self._strided:
             frames: dict[int, dict[int, tuple[int, ...]]] = {}
@@ -191,7 +192,7 @@ def layouts_of(step: Step, grid: Grid) -> list[Layout]:
 
 
 def cuts_of(split: Mapping[str, int]) -> Cuts:
-    """A split in one way: the axes that are cut, by name."""
+    """A split in a canonical form: the axes that are cut, sorted by name."""
     return tuple(sorted([(axis, d) for axis, d in split.items() if d > 1]))
 
 
@@ -248,7 +249,7 @@ class Templates:
         return self._steps[id(step)][1]
 
     def _looks_at_samples(self, step: Step, dtypes: Callable[[str], str]) -> bool:
-        """Whether a pass records something else for other microbatches, as its body on all of a node tells."""
+        """Whether what a pass records depends on the microbatch: found by recording its body on the whole node."""
         if step.micro.count == 1 or "at" not in step.node.op.asks(step.which):
             return False
         known = self.node_kind(step.node), step.which, step.axis
@@ -260,8 +261,8 @@ class Templates:
         return self._sampled[known]
 
     def alike(self, kind: int) -> tuple[int, Places]:
-        """Of a kind of steps a number, the same for those that compute the same, wherever in its region lies what they
-        touch; and where that is.
+        """Of a kind of steps a number, the same for all kinds that compute the same, wherever in regions their boxes
+        lie; and where these lie.
         """
         return self._alike[kind]
 
@@ -307,7 +308,7 @@ class _Common:
         self._turns = [one.back for one in self.bears]
         self._recorder, self._asked = Recorder(step), Asked(step, self.dtypes)
         self._place_counts = place_counts(step)
-        # those of which the ranges say what parts record
+        # the axes on whose ranges depends what parts record
         self._axes = set[str]()
         self._recordings: dict[Shapes, Shared[tuple[Recording, Bodies]]] = {}
         self._alike: dict[object, tuple[Recording, Bodies]] = {}
@@ -316,11 +317,11 @@ class _Common:
 
     @property
     def looked_at(self) -> set[str]:
-        """The axes of which ranges told what parts recorded so far."""
+        """The axes on whose ranges depended what parts recorded so far."""
         return {axis for shared in self._recordings.values() for axis in shared.axes}
 
     def works(self, step: Step, cuts: Cuts, grid: Grid, layouts: Sequence[Layout]) -> Works:
-        """The works of one of these steps under a split: all touch boxes of the same shapes."""
+        """The works of these steps under a split, the same for all: they touch boxes of the same shapes."""
         if cuts not in self._split:
             self._split[cuts] = self._find(step.which, grid, layouts)
         return self._split[cuts]
@@ -337,7 +338,7 @@ class _Common:
         return Works(found, kinds.of)
 
     def work(self, which: str, grid: Grid, layouts: Sequence[Layout], number: int) -> Work:
-        """That of a part, with what it records where it is."""
+        """The work of a part."""
         shapes = tuple([layout.shape(number) for layout in layouts])
         flops, given = grid.flops(which, number), shapes[: len(self.step.inputs)]
         if given not in self._recordings:
@@ -352,7 +353,9 @@ class _Common:
         return self._works[known]
 
     def _recorded(self, given: Shapes, part: Part) -> tuple[Recording, Bodies]:
-        """What a part records, with the bodies made of it: one for all that look where they are and do the same."""
+        """What a part records, with the bodies made of it; shared by parts that ask for their position and still record
+        the same.
+        """
         recording = self._recorder.recorded(part, tuple(map(Spec, given, self.dtypes)))
         looked = isinstance(part.ranges, Watched) and part.ranges.seen
         return self._alike.setdefault((given, recording.told), (recording, {})) if looked else (recording, {})

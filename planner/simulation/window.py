@@ -1,8 +1,9 @@
-"""Window: a step of many microbatches, simulated through the tasks of a few of them, which stand for others in turn.
+"""Simulation in a window: a step of many microbatches, simulated with the tasks of a few, which stand for others in
+turn.
 
-Before the last of those that are alike would begin, the first of them are done. So the others are put in their places,
-with all that has come to pass of them, and those behind them stand for what comes next. What is simulated is the whole
-step, and what is kept is a few microbatches of it. It does not know how plans are lowered.
+When the last of the alike microbatches would begin, the first of them are done. Then the others are moved to the places
+of these, with all their times, and the places at the end are free for the microbatches that come next. So the whole
+step is simulated, and only a few microbatches of it are held. It does not know how plans are lowered.
 """
 
 from __future__ import annotations
@@ -21,22 +22,23 @@ from castile.runtime.compiled import compiled
 from castile.runtime.task import NUM_LANES, TaskGraph
 from castile.runtime.timeline import Timeline
 
-# What a task is of: of no microbatch, of one before those that are alike, of one of these, of the last one; or of none,
-# and waits for those that are alike.
+# To what a task belongs: to no microbatch, to one before the alike ones, to one of these, to the last one; or to none,
+# but it waits for alike ones.
 NONE, FIRST, ALIKE, LAST, ALL = range(5)
 
 Serve = Callable[[Tasks, Served, Left], int]
 
 
 class Stretch(NamedTuple):
-    """What has come to pass of a step of T tasks on E engines: all that begins before some time.
+    """The state of the simulation of T tasks on E engines at a time before which all that begins by then is served.
 
-    until                         that time, picoseconds; at last, when all is done
-    start, end                    int64[T], NEVER ends what is not served
-    queue, queue_ptr, queue_end   the tasks of each engine as they were served, from where on, and up to where
-    peak_bytes                    int64[P], the most that lived at one time until then
-    later                         how many microbatches later than it is written out what is alike stands
-    by                            and how many than in the stretch before
+    until                         that time, in picoseconds; for the last stretch the end of the step
+    start, end                    int64[T]; the end is NEVER for tasks that are not served yet
+    queue, queue_ptr, queue_end   the tasks of each engine in the order in which they were served, and where in the
+                                  queue they begin and end
+    peak_bytes                    int64[P], the most bytes alive at one time so far
+    later                         by how many microbatches alike ones stand for later ones than they were written as
+    by                            the same, relative to the stretch before
     """
 
     until: int
@@ -54,13 +56,13 @@ Watch = Callable[[Stretch], None]
 
 
 class Alike(NamedTuple):
-    """Which of T tasks are of microbatches that are alike.
+    """Which of T tasks belong to microbatches that are alike.
 
-    part    int8[T], what each is of
-    copy    int32[T], of which of those that are alike, from 0 on
-    length  int32[T], how far behind each the same of the next one stands, 0 of all others
-    number  how many are alike
-    reach   how many microbatches what waits in turn is behind what it waits for, at most; else it is none or one
+    part    int8[T], NONE, FIRST, ALIKE, LAST or ALL
+    copy    int32[T], the number of the task's microbatch among the alike ones, from 0
+    length  int32[T], the distance to the same task of the next alike microbatch, 0 for tasks of others
+    number  how many microbatches are alike
+    reach   how many microbatches a task is at most behind one for which it waits in turn; other needs reach 0 or 1
     """
 
     part: np.ndarray
@@ -71,11 +73,11 @@ class Alike(NamedTuple):
 
     @property
     def is_last(self) -> np.ndarray:
-        """Whether it is of the last microbatch that is alike."""
+        """bool[T]: which tasks belong to the last of the alike microbatches."""
         return (self.part == ALIKE) & (self.copy == self.number - 1)
 
     def times(self, more: int) -> np.ndarray:
-        """int64[T]: for how many each task stands where so many more are alike, all of them like the last one."""
+        """int64[T]: how many tasks each stands for, if the last alike microbatch stands for `more` others as well."""
         return 1 + more * self.is_last.astype(np.int64)
 
 
@@ -83,23 +85,24 @@ def simulated(
     tasks: TaskGraph, durations: np.ndarray, engines: Sequence[int], alike: Alike, more: int, serve: Serve,
     watch: Watch | None = None,
 ) -> Simulated | None:  # fmt: skip
-    """A step with so many more microbatches that are alike: when the first, and when the last of those that are written
-    out are served, and the most that lives in the whole step. None where it is not seen that this is so.
+    """Simulate a step with `more` further alike microbatches: the times of the first and last microbatches, as many as
+    are written out, and the peaks of memory of the whole step. None where the window is too small to move.
 
     serve   as `serving.serve_ready`
-    watch   is shown one stretch after the other, and keeps none of its arrays
+    watch   called with each stretch in turn; it must not keep their arrays
     """
     flat = flattened(tasks, durations, engines)
     served = serving.to_serve(flat, served_by(tasks, engines), serving.compiled_bodies()[0])
     served.end.fill(NEVER)
     served.place.fill(len(flat.lanes))
-    # What others would compete with that are not written out is not served: the last one that is alike begins first.
+    # Tasks that would compete with those of microbatches not written out are not served: before them the last alike
+    # microbatch would have to begin, and serving stops there.
     short = flat._replace(order=np.where((alike.part > ALIKE) | alike.is_last, STOP, flat.order))
     left, peak = serving.all_left(flat, served), np.zeros(tasks.num_procs, np.int64)
     stretch = Stretch(0, served.start, served.end, served.queue, served.queue_ptr[:-1], left.queue_end, peak)
     while stretch.later < more:
         until = serve(short, served, left)
-        # What lives now may have gone before something begins that was served ahead.
+        # Only up to this time: tasks that were served ahead begin when some of what is alive now may be gone.
         np.maximum(peak, told(tasks, served, until=until).peak_bytes, out=peak)
         if watch is not None:
             watch(stretch._replace(until=until))
@@ -121,7 +124,7 @@ def simulated(
 
 
 def whole(tasks: TaskGraph, timeline: Timeline, engines: Sequence[int]) -> Stretch:
-    """A step that is written out whole as one stretch."""
+    """A step whose microbatches are all written out, as one stretch."""
     owner = np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.lane_ptr))
     proc, lane = np.divmod(tasks.lanes, NUM_LANES)
     engine = proc * (max(engines) + 1) + np.asarray(engines)[lane]
@@ -133,8 +136,8 @@ def whole(tasks: TaskGraph, timeline: Timeline, engines: Sequence[int]) -> Stret
 
 
 def _past(part, copy, length, number, end, until):  # type: ignore[no-untyped-def]
-    """How many of those that are alike are done before a time, with all before them, so that nothing begins later with
-    the end of any of these; 0 where one of them is done with something no sooner than the next one.
+    """How many of the alike microbatches, and all before them, end before a time, so that nothing that begins later
+    waits for them; 0 if a task of one ends no sooner than the same task of the next one.
     """
     past = number
     for t in range(len(end)):
@@ -152,8 +155,8 @@ def _moved(  # type: ignore[no-untyped-def]
     by, part, copy, length, number, need_ptr, needs, lane_ptr, lanes, engine, start, end, waits, queue, queue_ptr,
     queue_end, place,
 ):  # fmt: skip
-    """Puts each of those that are alike where the one stands that is so many before, and what comes behind them in
-    their places: when they run, for how many they wait, and where they stand in the engines' queues.
+    """Move each alike microbatch to the place of the one `by` before it: its tasks' times, the counts of what they wait
+    for, and their places in the engines' queues. The last places are then free for microbatches that follow.
     """
     for t in range(len(part)):
         if part[t] == ALIKE and copy[t] + by < number:
@@ -161,7 +164,7 @@ def _moved(  # type: ignore[no-untyped-def]
         elif part[t] == ALIKE or part[t] == LAST:
             start[t], end[t] = -1, NEVER
     for t in range(len(part)):
-        # Of those before it stands what was once, so of what was put in their places it is known already.
+        # Of a task that was moved it is known when it is ready: those before it may stand for later ones by now.
         waits[t], is_next = -1 if end[t] < NEVER else 0, start[t] < 0
         for k in range(need_ptr[t], need_ptr[t + 1] if end[t] == NEVER else 0):
             if end[needs[k]] == NEVER:
