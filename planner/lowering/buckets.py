@@ -1,7 +1,8 @@
-"""Buckets: small sums over the same processors become one sum, of arrays that lie end to end; others begin together.
+"""Buckets: small sums over the same processors become one sum, of arrays that lie end to end; other transfers begin
+together.
 
-A rewrite of a task graph. Nothing is packed: what is summed is made where it lies beside the others. Each element is
-the sum of the same numbers in the same order as before. It does not know operators, nor what the numbers mean.
+A rewrite of a task graph. Nothing is packed: arrays are made in their place beside the others of a bucket. Each element
+is the sum of the same numbers in the same order as before. It does not know operators, nor what the numbers mean.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from castile.runtime.task import Buffer, Call, Comm, CostKey, Task, TaskGraph, V
 
 
 class Candidates(NamedTuple):
-    """What of a graph may come together, whatever the size of buckets.
+    """The tasks of a graph that may be joined, whatever the size of buckets.
 
-    transfers   as `joinable` says them
-    sums        the tasks that add to one array, one after the other, as `summing` says them
-    calls       the tasks that do to an array what is done to others, as `repeatable` says them
+    transfers   as `joinable` finds them
+    sums        tasks that add to one array, one after the other, as `summing` finds them
+    calls       tasks that do to one array what others do to others, as `repeatable` finds them
     """
 
     transfers: Sequence[Joinable]
@@ -40,7 +41,7 @@ class Candidates(NamedTuple):
 def candidates(
     steps: Sequence[StepInstance], flows: Sequence[FlowInstance], of_steps: Iterable[Sequence[tuple[int, int]]]
 ) -> Candidates:
-    """What may come together of a graph of these instances; of_steps: the tasks of each step, as `every_task` says."""
+    """The tasks that may be joined in a graph of these instances; of_steps: as `every_task` gives them."""
     alone, tasks = only_calls(steps), list(of_steps)
     return Candidates(
         joinable(steps, flows), summing(steps, flows, tasks, alone), repeatable(steps, flows, tasks, alone)
@@ -49,7 +50,7 @@ def candidates(
 
 @dataclass(frozen=True, eq=False)
 class Composed:
-    """The graph that instances were composed to, of which those with buckets of any size are made."""
+    """The graph composed of instances, from which those with buckets of any size are made."""
 
     steps: Sequence[StepInstance]
     flows: Sequence[FlowInstance]
@@ -60,8 +61,8 @@ class Composed:
         return candidates(self.steps, self.flows, every_task(self.steps))
 
     def bucketed(self, most_bytes: int) -> Contracted:
-        """The graph with transfers of at most so many bytes together, and updates that then come together; as it is
-        for 0.
+        """The graph with transfers joined up to so many bytes, and with the updates joined that then can be; for 0 as
+        it is.
         """
         if not most_bytes:
             return Contracted(self.tasks, np.arange(self.tasks.num_tasks))
@@ -70,11 +71,11 @@ class Composed:
 
 
 def of_roles(tasks: TaskGraph, able: Candidates, most_bytes: int, where: Where) -> Contracted | None:
-    """The same for a graph of one processor of each role; None where some of a role are not in groups alike.
+    """The same for a graph of one processor of each role; None where buckets tell processors of one role apart.
 
-    where   where the transfers, buffers and processors are, or what stands for them
-    Transfers for which one task stands must be in groups for which one can stand: then all that tasks wait for, and all
-    that engines serve and processors hold, is of the same roles as before, or of those that were put together.
+    where   the numbers in this graph of transfers, buffers and processors, or of what stands for them
+    Transfers for which one task stands must be in groups for which one task can stand: then what tasks wait for, what
+    engines serve and what processors hold is of the same roles as before, or of those that were joined.
     """
     groups = grouped(able.transfers, most_bytes)
     company: dict[int, tuple[int, ...]] = {}
@@ -90,7 +91,7 @@ def of_roles(tasks: TaskGraph, able: Candidates, most_bytes: int, where: Where) 
 
 
 def _contracted(tasks: TaskGraph, groups: Sequence[Sequence[Joinable]], able: Candidates, where: Where) -> Contracted:
-    """The graph with these groups, and the calls together that are alike then."""
+    """The graph with these groups joined, and then the calls that are alike."""
     sums = [group for group in groups if group[0].pattern.name == END_TO_END]
     others = dict.fromkeys([where.standing(group) for group in groups if group[0].pattern.name != END_TO_END])
     fewer = joined(tasks, sums, where)
@@ -103,24 +104,24 @@ def _contracted(tasks: TaskGraph, groups: Sequence[Sequence[Joinable]], able: Ca
 
 
 class Where(NamedTuple):
-    """The numbers that all tasks, buffers and processors of a machine have in a graph, -1 for what is not there."""
+    """The numbers in a graph of all tasks, buffers and processors of a machine, -1 for those that it leaves out."""
 
     task: np.ndarray
     buffer: np.ndarray
     proc: np.ndarray
 
     def standing(self, group: Sequence[Joinable]) -> tuple[int, ...]:
-        """The tasks that stand for transfers."""
+        """The tasks of the graph that stand for these transfers."""
         return tuple(self.task[[one.task for one in group]].tolist())
 
 
 def everywhere(tasks: TaskGraph) -> Where:
-    """Where all are in a graph of the whole machine."""
+    """The numbers in a graph of the whole machine."""
     return Where(np.arange(tasks.num_tasks), np.arange(tasks.num_buffers), np.arange(tasks.num_procs))
 
 
 class Place(NamedTuple):
-    """Where a buffer lies: in which one, and from which element on."""
+    """Where a buffer lies in another: the number of that, and the first element."""
 
     buffer: int
     first: int

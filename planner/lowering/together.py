@@ -1,7 +1,7 @@
-"""Together: tasks that do the same to one small array after the other become one that does it to them all.
+"""Joining tasks: those that do the same to many small arrays, one each, become one task that does it to all of them.
 
-So are parameters cast to 16 bits when a step begins, their gradients measured and clipped when it ends, and they
-updated: hundreds of vectors by a few launches. It does not know which kernels can do so; the vocabulary does.
+So a few kernel launches cast hundreds of parameters to 16 bits as a step begins, measure and clip their gradients, and
+update them. It does not know which kernels can do so; the vocabulary does.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from castile.planner.lowering.template import StepTemplate, Work
 from castile.planner.step.program import WHOLE_BATCH
 from castile.runtime.task import Arg, Body, Call, CostKey, Kind, Task, TaskGraph, View
 
-# Of so many arrays' parameters, and so many bytes that it touches, is one task at most: then it still begins early, and
-# what it reads is soon given back.
+# A joined task takes at most so many arrays, and touches at most so many bytes: so it can begin early, and what it
+# reads is soon freed.
 MOST = 16
 MOST_BYTES = 100_000_000
 _FOR_SEVERAL = (vocabulary.takes_many, vocabulary.sums_many)
 
 
 def every_task(steps: Sequence[StepInstance]) -> Iterator[list[tuple[int, int]]]:
-    """The tasks of each step in a graph of the whole machine: which of the step's it is, and its number."""
+    """The tasks of each step in a graph of the whole machine: for each its number within the step, and in the graph."""
     base = 0
     for step in steps:
         yield list(enumerate(range(base, base + step.num_tasks)))
@@ -42,14 +42,13 @@ def repeatable(
     steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: Iterable[Sequence[tuple[int, int]]],
     calls: Sequence[Sequence[Call | None]],
 ) -> list[tuple[int, Call]]:  # fmt: skip
-    """The tasks of steps of the whole batch that consist of one call of a kernel that does to the arrays of several
-    what it does to one's, with that call.
+    """The tasks of the whole batch that consist of a single call, of a kernel that can also take the arrays of several
+    such calls; with that call.
 
-    tasks   those of each step, as `every_task` says them
-    calls   as `only_calls` says them
-    Those that add to what is there are left out: a call adds to all of its results or to none. So are those of
-    microbatches: the first wait for no other and for the last no other waits, so what might come together of these may
-    not of those between.
+    tasks   those of each step, as `every_task` gives them
+    calls   as `only_calls` gives them
+    Tasks that add to what is there are left out: a call adds to all of its results or to none. So are those of
+    microbatches: as the first and the last wait for fewer others, these might be joined otherwise than those between.
     """
     adding: defaultdict[int, set[int]] = defaultdict(set)
     for flow in flows:
@@ -68,11 +67,11 @@ def summing(
     steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: Iterable[Sequence[tuple[int, int]]],
     calls: Sequence[Sequence[Call | None]],
 ) -> list[list[tuple[int, Call | None]]]:  # fmt: skip
-    """The tasks of steps that add to one array, one after the other; with the call of a kernel that sums over the
-    arrays of several, where one consists of just that.
+    """The tasks that add to one array, one after the other, for each array; each with its call if that is the only one
+    and its kernel can also sum over the arrays of several such calls, otherwise with None.
 
-    tasks   those of each step, as `every_task` says them
-    calls   as `only_calls` says them
+    tasks   those of each step, as `every_task` gives them
+    calls   as `only_calls` gives them
     """
     sums = [[call if call and vocabulary.sums_many(call.kernel) else None for call in own] for own in calls]
     able = {slot for slot, own in enumerate(sums) if any(own)}
@@ -91,7 +90,7 @@ def summing(
 
 
 def only_calls(steps: Sequence[StepInstance]) -> list[list[Call | None]]:
-    """Of each step's parts what `only_call` says."""
+    """For the parts of each step what `only_call` gives."""
     known: dict[Work, Call | None] = {}
 
     def each(works: Sequence[Work]) -> list[Call | None]:
@@ -100,7 +99,7 @@ def only_calls(steps: Sequence[StepInstance]) -> list[list[Call | None]]:
 
     of_parts: dict[StepTemplate, list[Call | None]] = {}
     for template in dict.fromkeys([step.template for step in steps]):
-        # What parts of one work do differs in literals at most, so all of them consist of such a call or none.
+        # Parts of one work differ in literals at most: all of them consist of such a call, or none does.
         is_any = any(each(template.does.each))
         of_parts[template] = each([p.work for p in template.parts]) if is_any else [None] * template.num_parts
     return [of_parts[step.template] for step in steps]
