@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log2
+from math import log2, prod
 from typing import Any
 
 import msgspec
@@ -22,7 +21,6 @@ from castile.planner.evaluation.evaluated import Evaluated
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
-from castile.planner.step import samples
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.strict import hint
 from castile.runtime.timeline import PICOSECONDS
@@ -101,25 +99,26 @@ def alternatives(evaluator: Evaluator, plan: Strategy, name: str, budget: Budget
     Those come first that are most like the chosen one. The evaluator's lowering cuts the batch as the plan does. What
     became part of a node stands for that node. Raises ValueError where the plan has no such node.
     """
-    assert plan.microbatches == evaluator.lowering.microbatches
-    name = node_of(evaluator.lowering, plan, name)
-    chosen = evaluator.lowering.configs(plan)[name]
-    layouts = _layouts(_node(evaluator, plan, name), chosen, evaluator.lowering.machine.num_procs)
+    lowering = evaluator.lowering
+    assert plan.microbatches == lowering.microbatches
+    name = node_of(lowering, plan, name)
+    chosen = lowering.configs(plan)[name]
+    node = lowering.piece.nodes.get(name) or lowering.names.optional[name]
+    layouts = _layouts(node, chosen, lowering.machine.num_procs)
     floors = _floors(evaluator, plan, name, layouts)
     best: list[tuple[Config, Evaluated]] = []
-    run = _Spending(budget)
-    num_excluded = num_refused = 0
+    budget, num_spent, num_excluded, num_refused = budget.begun(), 0, 0, 0
     for number in sorted(range(len(layouts)), key=lambda n: (*_apart(layouts[n], chosen), floors[n])):
         if len(best) == most and best[-1][1].fits and floors[number] > best[-1][1].seconds:
             num_excluded += 1
-        elif run.take():
+        elif _is_left(budget, num_spent):
+            num_spent += 1
             config = layouts[number]
             found = _with(evaluator, plan, {name: config})
             num_refused += found is None
             if found is not None:
                 best = sorted([*best, (config, found)], key=lambda pair: pair[1].rank)[:most]
-    num_simulated = run.num_spent - num_refused
-    return Alternatives(name, chosen, tuple(best), len(layouts), num_simulated, num_excluded, num_refused)
+    return Alternatives(name, chosen, tuple(best), len(layouts), num_spent - num_refused, num_excluded, num_refused)
 
 
 def switches(evaluator: Evaluator, plan: Strategy, other: Strategy, budget: Budget) -> Switches:
@@ -130,16 +129,18 @@ def switches(evaluator: Evaluator, plan: Strategy, other: Strategy, budget: Budg
     """
     groups = differences(plan.configs, other.configs)
     groups = groups if len(groups) <= MOST_APART else _wherever(groups)
-    run = _Spending(budget)
+    budget, num_spent = budget.begun(), 0
     found = []
     for names in groups.values():
-        if run.take():
-            here, there = ({name: of.configs.get(name) for name in names} for of in (plan, other))
-            worth = _with(evaluator, plan, there)
-            if worth is not None:
-                found.append(Switch(here, there, worth))
+        if not _is_left(budget, num_spent):
+            break
+        num_spent += 1
+        here, there = ({name: of.configs.get(name) for name in names} for of in (plan, other))
+        worth = _with(evaluator, plan, there)
+        if worth is not None:
+            found.append(Switch(here, there, worth))
     best = tuple(sorted(found, key=lambda switch: switch.evaluated.rank))
-    return Switches(best, len(groups) - run.num_spent, run.num_spent - len(found))
+    return Switches(best, len(groups) - num_spent, num_spent - len(found))
 
 
 def _wherever(groups: Mapping[Difference, list[str]]) -> dict[Any, list[str]]:
@@ -170,21 +171,9 @@ def pattern(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
 
-class _Spending:
-    """A budget that is used up: in proposals, or in seconds from now."""
-
-    def __init__(self, budget: Budget) -> None:
-        self.budget, self.num_spent, self.began = budget, 0, time.perf_counter()
-
-    def take(self) -> bool:
-        """Whether one more may be simulated; if so, it is counted as spent."""
-        if self.budget.proposals is not None:
-            left = self.num_spent < self.budget.proposals
-        else:
-            assert self.budget.seconds is not None
-            left = time.perf_counter() - self.began < self.budget.seconds
-        self.num_spent += left
-        return left
+def _is_left(budget: Budget, num_spent: int) -> bool:
+    """Whether a budget that has begun, and of which so many proposals are spent, has another one."""
+    return not budget.is_over() and (budget.proposals is None or num_spent < budget.proposals)
 
 
 def _with(evaluator: Evaluator, plan: Strategy, changes: Mapping[str, Config | None]) -> Evaluated | None:
@@ -195,22 +184,13 @@ def _with(evaluator: Evaluator, plan: Strategy, changes: Mapping[str, Config | N
     return None
 
 
-def _node(evaluator: Evaluator, plan: Strategy, name: str) -> Node:
-    """The node as the plan may cut it: for one microbatch."""
-    piece = samples.piece(evaluator.lowering.graph, plan.microbatches)
-    return piece.nodes.get(name) or evaluator.lowering.names.optional[name]
-
-
 def _layouts(node: Node, chosen: Config, num_procs: int) -> list[Config]:
     """Layouts with other degrees or replicas, each where it overlaps most with the processors of the chosen one."""
     here = set(chosen.procs)
     found = []
     for split in space_of(node, num_procs).splits:
-        parts = 1
-        for degree in split.values():
-            parts *= degree
         nearest: dict[int, tuple[int, ...]] = {}
-        for placed in placements(parts, num_procs):
+        for placed in placements(prod(split.values()), num_procs):
             known = nearest.get(placed.replicas)
             if known is None or len(here & set(placed.procs)) > len(here & set(known)):
                 nearest[placed.replicas] = placed.procs
