@@ -15,8 +15,8 @@ import pytest
 
 from castile.launch.jobs import hunting, wanted
 from castile.planner.searching import foresight
-from castile.planner.searching.copies import Copy
 from castile.planner.searching.foresight import Drawn, Foreseen, Foresight, Outlook, Question, may_need
+from castile.planner.searching.forks import Fork
 from castile.planner.strategy import Strategy
 from tests.answers import answer
 from tests.test_accumulating import BATCH, MODEL, SMALL
@@ -26,21 +26,21 @@ LONG = 2**20
 
 
 @pytest.fixture
-def doubling() -> Iterator[Copy[int, tuple[int, int]]]:
-    """A copy that tells twice a number, and where."""
-    copy = Copy[int, tuple[int, int]](lambda n: (2 * n, os.getpid()))
-    yield copy
-    copy.end(at_once=True)
+def doubling() -> Iterator[Fork[int, tuple[int, int]]]:
+    """A fork that tells twice a number, and where."""
+    fork = Fork[int, tuple[int, int]](lambda n: (2 * n, os.getpid()))
+    yield fork
+    fork.end(at_once=True)
 
 
-def test_a_copy_answers_in_whatever_order_its_answers_are_wanted(doubling: Copy[int, tuple[int, int]]) -> None:
+def test_a_fork_answers_in_whatever_order_its_answers_are_wanted(doubling: Fork[int, tuple[int, int]]) -> None:
     asked = [doubling.ask(n) for n in range(9)]
     answers = [doubling.answer(number) for number in asked[::-1]]
     assert [twice for twice, _ in answers[::-1]] == [2 * n for n in range(9)]
     assert {pid for _, pid in answers} == {doubling.process.pid} != {os.getpid()}
 
 
-def test_a_copy_goes_on_while_what_it_told_is_not_heard() -> None:
+def test_a_fork_goes_on_while_what_it_told_is_not_heard() -> None:
     """Of what was asked it answers the latest first, and all of it however long the answers are."""
     told, heard = os.pipe()
     wait, go_on = os.pipe()
@@ -49,37 +49,37 @@ def test_a_copy_goes_on_while_what_it_told_is_not_heard() -> None:
         os.write(heard, bytes([n]))
         return bytes([n]) * (LONG if n else LONG * len(os.read(wait, 1)))
 
-    copy = Copy(long)
+    fork = Fork(long)
     try:
-        asked = [copy.ask(0)]
+        asked = [fork.ask(0)]
         assert os.read(told, 1) == b"\0"
-        asked += [copy.ask(n) for n in range(1, 5)]
+        asked += [fork.ask(n) for n in range(1, 5)]
         os.write(go_on, b"x")
         seen = b""
         while len(seen) < 4:
             seen += os.read(told, 4)
         assert [*seen] == [4, 3, 2, 1]
-        assert [copy.answer(number) for number in asked] == [bytes([n]) * LONG for n in range(5)]
+        assert [fork.answer(number) for number in asked] == [bytes([n]) * LONG for n in range(5)]
     finally:
-        copy.end(at_once=True)
+        fork.end(at_once=True)
         for end in (told, heard, wait, go_on):
             os.close(end)
 
 
 def test_who_asks_does_not_wait_until_it_is_heard() -> None:
     wait, go_on = os.pipe()
-    copy = Copy[bytes, int](lambda question: len(question or os.read(wait, 1)))
+    fork = Fork[bytes, int](lambda question: len(question or os.read(wait, 1)))
     try:
-        asked = [copy.ask(question) for question in (b"", *[bytes(LONG)] * 4)]
+        asked = [fork.ask(question) for question in (b"", *[bytes(LONG)] * 4)]
         os.write(go_on, b"x")
-        assert [copy.answer(number) for number in asked] == [1, *[LONG] * 4]
+        assert [fork.answer(number) for number in asked] == [1, *[LONG] * 4]
     finally:
-        copy.end(at_once=True)
+        fork.end(at_once=True)
         os.close(wait)
         os.close(go_on)
 
 
-def test_what_a_copy_that_is_gone_was_asked_is_answered_here(doubling: Copy[int, tuple[int, int]]) -> None:
+def test_what_a_fork_that_is_gone_was_asked_is_answered_here(doubling: Fork[int, tuple[int, int]]) -> None:
     assert doubling.answer(doubling.ask(1)) == (2, doubling.process.pid)
     assert doubling.process.pid is not None
     os.kill(doubling.process.pid, signal.SIGKILL)
@@ -95,31 +95,31 @@ def test_what_was_not_begun_with_can_be_given_up_and_what_can_wait_comes_last() 
         os.write(heard, bytes([n]))
         return len(os.read(wait, 1)) if n == 0 else n
 
-    copy = Copy(slow)
+    fork = Fork(slow)
     try:
-        first = copy.ask(0)
+        first = fork.ask(0)
         assert os.read(told, 1) == b"\0"
-        asked = {n: copy.ask(n, can_wait=n < 3) for n in (1, 2, 3, 4, 5)}
-        assert copy.give_up(asked[5]) and copy.give_up(asked[2])
-        while first not in copy._begun:
-            copy._hear()
-        assert not copy.give_up(first)
+        asked = {n: fork.ask(n, can_wait=n < 3) for n in (1, 2, 3, 4, 5)}
+        assert fork.give_up(asked[5]) and fork.give_up(asked[2])
+        while first not in fork._begun:
+            fork._hear()
+        assert not fork.give_up(first)
         os.write(go_on, b"x")
-        assert [copy.answer(asked[n]) for n in (1, 3, 4)] == [1, 3, 4] and copy.answer(first) == 1
+        assert [fork.answer(asked[n]) for n in (1, 3, 4)] == [1, 3, 4] and fork.answer(first) == 1
         assert os.read(told, 9) == bytes([4, 3, 1])
         # Given up in time or not, what is asked next is answered; what it is asked once it is gone is not begun with.
-        copy.give_up(copy.ask(6))
-        assert copy.answer(copy.ask(7)) == 7
-        copy.process.kill()
-        copy.process.join()
-        assert copy.give_up(copy.ask(8))
+        fork.give_up(fork.ask(6))
+        assert fork.answer(fork.ask(7)) == 7
+        fork.process.kill()
+        fork.process.join()
+        assert fork.give_up(fork.ask(8))
     finally:
-        copy.end(at_once=True)
+        fork.end(at_once=True)
         for end in (told, heard, wait, go_on):
             os.close(end)
 
 
-def test_copies_end_with_what_they_do_or_at_once() -> None:
+def test_forks_end_with_what_they_do_or_at_once() -> None:
     for at_once, left in ((False, 0), (True, -signal.SIGTERM)):
         begun, tell = os.pipe()
 
@@ -127,14 +127,14 @@ def test_copies_end_with_what_they_do_or_at_once() -> None:
             os.write(tell, b"x")
             signal.pause() if n else None
 
-        copies = [Copy(slow) for _ in range(2)]
-        for copy in copies:
-            copy.ask(at_once)
-        for _ in copies:
+        forks = [Fork(slow) for _ in range(2)]
+        for fork in forks:
+            fork.ask(at_once)
+        for _ in forks:
             os.read(begun, 1)
-        for copy in copies:
-            copy.end(at_once)
-            assert not copy.process.is_alive() and copy.process.exitcode == left
+        for fork in forks:
+            fork.end(at_once)
+            assert not fork.process.is_alive() and fork.process.exitcode == left
 
 
 class Watched:
@@ -171,7 +171,7 @@ def begun(outlook: Outlook) -> Iterator[Foresight]:
 def helps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool | None:
     """Whether all that is expected is drawn beside; None where it is drawn here unless that was begun with."""
     if request.param == "beside":
-        monkeypatch.setattr(Copy, "give_up", lambda self, number: False)
+        monkeypatch.setattr(Fork, "give_up", lambda self, number: False)
     return {"alone": False, "beside": True}.get(request.param)
 
 
@@ -213,7 +213,7 @@ def test_what_is_not_begun_with_is_forgotten(monkeypatch: pytest.MonkeyPatch) ->
     """By those alone for whom it was expected."""
     outlook, given_up = Watched({1: 1.0, 2: 1.0, 4: 1.0}).outlook(True), list[int]()
     other = replace(outlook, recompute=("x",))
-    monkeypatch.setattr(Copy, "give_up", lambda self, number: given_up.append(number) or number != 1)
+    monkeypatch.setattr(Fork, "give_up", lambda self, number: given_up.append(number) or number != 1)
     with begun(outlook) as ahead:
         for one in (outlook, other):
             one.expect(1)
@@ -251,7 +251,7 @@ def test_a_plan_is_the_same_however_many_cores_there_are(
     monkeypatch.setattr(wanted, "has_many_parts", lambda lowering, most=0: True)
     found, asked, small = [], list[Question](), tmp_path / "small.toml"
     small.write_text(SMALL)
-    monkeypatch.setattr(foresight, "Copy", watching(asked))
+    monkeypatch.setattr(foresight, "Fork", watching(asked))
     for cores in (1, 2):
         monkeypatch.setattr(wanted, "num_cores", lambda cores=cores: cores)
         path = str(tmp_path / f"{cores}.json")
@@ -275,11 +275,11 @@ def test_garbage_is_looked_for_but_where_plans_have_many_parts(
     assert looked and {*looked} == {not is_dear} and gc.isenabled()
 
 
-def watching(asked: list[Question]) -> Callable[..., Copy[Question, Drawn]]:
-    def begun(draw: Callable[[Question], Drawn]) -> Copy[Question, Drawn]:
-        copy = Copy(draw)
-        ask = copy.ask
-        copy.ask = lambda question, *how: asked.append(question) or ask(question, *how)  # type: ignore[method-assign, func-returns-value]
-        return copy
+def watching(asked: list[Question]) -> Callable[..., Fork[Question, Drawn]]:
+    def begun(draw: Callable[[Question], Drawn]) -> Fork[Question, Drawn]:
+        fork = Fork(draw)
+        ask = fork.ask
+        fork.ask = lambda question, *how: asked.append(question) or ask(question, *how)  # type: ignore[method-assign, func-returns-value]
+        return fork
 
     return begun

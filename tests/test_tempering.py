@@ -20,7 +20,7 @@ from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import Evaluated, Evaluator, Run, search
 from castile.planner.searches import tempering
-from castile.planner.searching.crews import Crew, Leg
+from castile.planner.searching.walkers import Leg, Walkers
 from castile.planner.strategy import Strategy, encode
 from castile.runtime.machine import Level, Machine, Processor
 
@@ -71,27 +71,27 @@ def test_progress_is_told_and_seconds_end_it(monkeypatch):
     assert found.elapsed_seconds >= 20 and found.num_proposals > 0
 
 
-def test_a_crew_walks_each_leg_by_itself():
+def test_walkers_walk_each_leg_by_itself():
     same = evaluator()
     plan = seeds(same.lowering)["data_parallel"].configs
     legs = [Leg(plan, 0.1, 12, seed) for seed in (1, 2, 1)]
-    with Crew(same, 1) as alone, Crew(same, 2) as two:
+    with Walkers(same, 1) as alone, Walkers(same, 2) as two:
         first, again = alone.walk(legs), two.walk(legs)
         assert first == again == alone.walk(legs) and first[0] == first[2] != first[1]
     assert all(walked.num_proposals == 12 for walked in first)
-    cold = Crew(same, 1).walk([Leg(plan, 0.0, 30, 7)])[0]
+    cold = Walkers(same, 1).walk([Leg(plan, 0.0, 30, 7)])[0]
     worth = same.evaluate(Strategy(cold.configs))
     assert worth.energy == min(same.evaluate(Strategy(configs)).energy for configs in cold.best)
 
 
-def test_processes_end_with_their_crew():
+def test_processes_end_with_their_walkers():
     same = evaluator()
-    with Crew(same, 2) as crew:
-        members = [member.process for member in crew._members]
+    with Walkers(same, 2) as walkers:
+        members = [member.process for member in walkers._members]
         assert all(member.is_alive() and member.pid != os.getpid() for member in members)
     assert not any(member.is_alive() for member in members)
-    with pytest.raises(KeyboardInterrupt), Crew(same, 2) as crew:
-        members = [member.process for member in crew._members]
+    with pytest.raises(KeyboardInterrupt), Walkers(same, 2) as walkers:
+        members = [member.process for member in walkers._members]
         raise KeyboardInterrupt
     assert not any(member.is_alive() for member in members)
 
@@ -99,18 +99,18 @@ def test_processes_end_with_their_crew():
 def test_what_a_process_that_is_gone_was_to_walk_is_walked_here():
     same = evaluator()
     legs = [Leg(seeds(same.lowering)["data_parallel"].configs, 0.1, 12, seed) for seed in (1, 2, 3)]
-    expected = Crew(same, 1).walk(legs)
-    with Crew(same, 2) as crew:
-        os.kill(crew._members[0].process.pid, signal.SIGKILL)
-        assert crew.walk(legs) == crew.walk(legs) == expected
+    expected = Walkers(same, 1).walk(legs)
+    with Walkers(same, 2) as walkers:
+        os.kill(walkers._members[0].process.pid, signal.SIGKILL)
+        assert walkers.walk(legs) == walkers.walk(legs) == expected
 
 
-def test_processes_whose_crew_is_gone_or_that_hear_ctrl_c_end_without_a_word(capfd):
+def test_processes_whose_walkers_are_gone_or_that_hear_ctrl_c_end_without_a_word(capfd):
     same = evaluator()
     leg = Leg(seeds(same.lowering)["data_parallel"].configs, 0.1, 12, 1)
-    with Crew(same, 3) as crew:
-        crew.walk([leg] * 3)
-        busy, idle, _ = crew._members
+    with Walkers(same, 3) as walkers:
+        walkers.walk([leg] * 3)
+        busy, idle, _ = walkers._members
         busy.ask([leg])
         os.kill(idle.process.pid, signal.SIGINT)
     assert (busy.process.exitcode, idle.process.exitcode, capfd.readouterr().err) == (0, 0, "")
@@ -146,12 +146,12 @@ def test_walks_go_their_own_ways_from_where_they_or_their_neighbours_came(monkey
     """From the best of the seeds, the best of them coldest; and never twice by the same chance."""
     rounds = []
 
-    class Watched(Crew):
+    class Watched(Walkers):
         def walk(self, legs):
             rounds.append((legs, found := super().walk(legs)))
             return found
 
-    monkeypatch.setattr(tempering, "Crew", Watched)
+    monkeypatch.setattr(tempering, "Walkers", Watched)
     monkeypatch.setattr(tempering, "LEG", 4)
     same = evaluator()
     found = search("tempering", same, "96", 2)

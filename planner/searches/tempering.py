@@ -2,7 +2,7 @@
 
 After Swendsen, Wang, "Replica Monte Carlo Simulation of Spin-Glasses", Physical Review Letters 57, 1986, with
 temperatures relative to the best plan's own time. Walks may go on in processes of their own
-(`planner/searching/crews`); what is found does not depend on how many. It does not know what a step takes, nor which
+(`planner/searching/walkers`); what is found does not depend on how many. It does not know what a step takes, nor which
 moves there are.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from castile.planner.search import Evaluated, Run
-from castile.planner.searching.crews import Crew, Leg, Walked
+from castile.planner.searching.walkers import Leg, Walked, Walkers
 
 BUDGET = "4000"
 # Of the best plan's own time: what a walk's plans may take longer and still be kept with probability 1/e.
@@ -29,14 +29,14 @@ def search(run: Run) -> None:
     best = sorted(run.seeds.values(), key=lambda seed: seed.energy)
     current = [best[min(n, len(best) - 1)] for n in range(len(LADDER))]
     num_processes = min(run.num_processes, PROCESSES)
-    with Crew(run.evaluator, num_processes, run.pins, run.budget.is_over) as crew:
+    with Walkers(run.evaluator, num_processes, run.pins, run.budget.is_over) as walkers:
         while run.spent < 1:
             legs = [
                 Leg(found.strategy.configs, heat, count, run.rng.getrandbits(32))
                 for found, heat, count in zip(current, LADDER, _counts(run), strict=True)
                 if count
             ]
-            current[: len(legs)] = [_told(run, walked) for walked in crew.walk(legs)]
+            current[: len(legs)] = [_told(run, walked) for walked in walkers.walk(legs)]
             _exchange(current, run.best.energy, run.rng.random)
 
 

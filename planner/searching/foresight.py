@@ -15,7 +15,7 @@ from castile.planner.choices.pins import Pins
 from castile.planner.choices.spaces import Spaces
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.seeds import known_names, seeds
-from castile.planner.searching.copies import Copy
+from castile.planner.searching.forks import Fork
 from castile.planner.sketch.sieve import Sieve
 from castile.planner.strategy import Strategy
 
@@ -88,25 +88,25 @@ class Foresight:
     def __init__(self, helps: bool) -> None:
         self._helps = helps
         self._asked: dict[Question, int] = {}
-        self._copy: Copy[Question, Drawn] | None = None
+        self._fork: Fork[Question, Drawn] | None = None
 
     @contextmanager
     def begun(self, draw: Callable[[Question], Drawn]) -> Iterator[None]:
         """Start the process, which calls `draw`, and end it on leaving; `draw` may refer to this and is not kept."""
         if self._helps:
-            self._copy = Copy(draw)
+            self._fork = Fork(draw)
         try:
             yield
         finally:
-            if self._copy is not None:
-                self._copy.end(at_once=True)
-            self._copy = None
+            if self._fork is not None:
+                self._fork.end(at_once=True)
+            self._fork = None
             self._asked.clear()
 
     def expect(self, question: Question, can_wait: bool = False) -> None:
         """Ask a question ahead, if there is a process: the latest is drawn first, and those that can wait after all."""
-        if self._copy is not None and question not in self._asked:
-            self._asked[question] = self._copy.ask(question, can_wait)
+        if self._fork is not None and question not in self._asked:
+            self._asked[question] = self._fork.ask(question, can_wait)
 
     def answer(self, wanted: Question) -> Drawn:
         """The sketches of the question that was asked ahead and has these numbers, maybe among others; given once.
@@ -116,15 +116,15 @@ class Foresight:
         asked = next(self._asking(wanted), None)
         if asked is None:
             return {}
-        assert self._copy is not None
+        assert self._fork is not None
         place = self._asked.pop(asked)
-        return {} if self._copy.give_up(place) else self._copy.answer(place)
+        return {} if self._fork.give_up(place) else self._fork.answer(place)
 
     def forget(self, wanted: Question) -> None:
         """What was asked ahead of these plans and numbers will not be needed."""
         for asked in [*self._asking(wanted)]:
-            assert self._copy is not None
-            if self._copy.give_up(self._asked[asked]):
+            assert self._fork is not None
+            if self._fork.give_up(self._asked[asked]):
                 del self._asked[asked]
 
     def is_expected(self, wanted: Question) -> bool:

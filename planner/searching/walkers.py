@@ -1,4 +1,4 @@
-"""Crews: worker processes that do Metropolis walks through plans in parallel, each at one temperature.
+"""Walkers: forked processes that do Metropolis walks through plans in parallel, each at one temperature.
 
 They do not know who chooses temperatures, nor what is done with the plans that they find.
 """
@@ -15,7 +15,7 @@ from castile.planner.choices.moves import Moves
 from castile.planner.choices.pins import Pins
 from castile.planner.choices.spaces import Spaces
 from castile.planner.search import Budget, Evaluator, Run
-from castile.planner.searching.copies import Copy
+from castile.planner.searching.forks import Fork
 from castile.planner.searching.walks import walk
 from castile.planner.strategy import Config
 
@@ -43,7 +43,7 @@ class Walked(msgspec.Struct, frozen=True):
     num_proposals: int
 
 
-class Crew:
+class Walkers:
     """Walkers in `num_processes` processes, or in this one for 1; they find the same either way.
 
     pins      what all plans on their ways must have
@@ -60,11 +60,11 @@ class Crew:
         self._evaluator, self._is_over = evaluator, is_over
         self._moves = Moves.of(evaluator.lowering, Spaces(evaluator.lowering, evaluator.cost, pins))
         self._num_processes = num_processes
-        self._members: list[Copy[Sequence[Leg], list[Walked]]] = []
+        self._members: list[Fork[Sequence[Leg], list[Walked]]] = []
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Walkers:
         for _ in range(self._num_processes if self._num_processes > 1 else 0):
-            self._members.append(Copy(self._walked))
+            self._members.append(Fork(self._walked))
         return self
 
     def __exit__(

@@ -20,7 +20,7 @@ Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
 
-class Copy(Generic[Question, Answer]):
+class Fork(Generic[Question, Answer]):
     """A forked process, which has all that this one has when it begins; it answers its latest question first.
 
     answer   computes an answer: in the forked process, or here if that has died
