@@ -27,15 +27,16 @@ NEIGHBOUR_RATIO = 4.0
 INTENSITY_RATIO = 1.5
 # A learned cost may beat the roofline (caches), but not beyond belief.
 FLOOR = 0.1
-# The weight of what the class of a family says beside one measurement of the family itself.
-PRIOR_WEIGHT = 1e-3
+# The weight of what the class of a family says of a term beside one measurement that is all of that term: sizes of a
+# family, by its terms, are a third of what they take off, its terms by a factor of e.
+PRIOR_WEIGHT = 0.1
 # Stands for an overhead or a latency of zero, which no factor could correct.
 SMALL_SECONDS = 1e-6
 # Of tasks that take longer a step might add up to more picoseconds than 63 bits tell.
 LONGEST_SECONDS = 1e5
 
 G = TypeVar("G", bound=Hashable)
-Terms = tuple[float, float, float]
+Terms = tuple[float, float, float, float]
 Family = tuple[str, str, str, int]
 
 
@@ -51,13 +52,14 @@ class CostModel:
 
     In this order: the key's own measurement, or what its compiled kernels tell where none ran; measured neighbours of
     its family (name, dtype, link, members), between which seconds never fall as the work grows; corrections of the
-    roofline's terms (overhead or latency, flops, bytes) learned for the family, else for its class (a pass, or a
-    transfer form on a link), else for all kernels or all transfers of the level; the roofline itself (Williams et al.
-    2009), for a transfer by the cheapest of the machine's algorithms, times what its level says that it takes longer in
-    a step than by itself. Transfers that begin together cost as much as one of all their bytes, and what each more of
-    them takes, which the machine tells until its family was measured. A kernel that reads in strides and was not
-    measured costs as much as on unbroken arrays, times what strides cost its family. Kernels' prices include the
-    snapshot's overhead a task, which measured spans leave out, and those of transfers what was learned of meetings.
+    roofline's terms (overhead or latency, flops, rows and looks, bytes) learned for the family, else for its class (a
+    pass, or a transfer form on a link), else for all kernels or all transfers of the level; the roofline itself
+    (Williams et al. 2009), for a transfer by the cheapest of the machine's algorithms, times what its level says that
+    it takes longer in a step than by itself. Transfers that begin together cost as much as one of all their bytes, and
+    what each more of them takes, which the machine tells until its family was measured. A kernel that reads in strides
+    and was not measured costs as much as on unbroken arrays, times what strides cost its family. Kernels' prices
+    include the snapshot's overhead a task, which measured spans leave out, and those of transfers what was learned of
+    meetings.
 
     Where processors are of several kinds, a kernel's price without a kind is that of the slowest; what was measured
     holds for the kind that the snapshot names as its device, or else for the slowest, and other kinds' prices stand to
@@ -143,7 +145,7 @@ class CostModel:
 
         The cheapest after corrections. Raises ValueError where the machine has no such link.
         """
-        scales = self._scales(key) or (1.0, 1.0, 1.0)
+        scales = self._scales(key) or (1.0,) * 4
         return min(algorithms.ways(self.machine, key), key=lambda way: _scaled(scales, _raised(_way_terms(way))))
 
     def sources(self, keys: Iterable[CostKey]) -> dict[str, int]:
@@ -157,8 +159,8 @@ class CostModel:
         return algorithms.cheapest(self.machine, key).seconds if key.link else _slowest(self._processors, key)[0]
 
     def terms(self, key: CostKey) -> Terms:
-        """The roofline's terms, seconds: (overhead or latencies, flops over their rate, bytes over bandwidth); of
-        several transfers those of one of all their bytes.
+        """The roofline's terms, seconds: (overhead or latencies, flops over their rate, rows and looks, bytes over
+        bandwidth); of several transfers those of one of all their bytes.
         """
         if key.link:
             return _way_terms(algorithms.cheapest(self.machine, key))
@@ -237,7 +239,7 @@ class CostModel:
         if family := self._families.get(family_of(key)):
             return family
         factor = self._classes.get(class_of(key)) or self._general.get(level_name(key.link))
-        return (factor, factor, factor) if factor else None
+        return (factor,) * 4 if factor else None
 
     def _factor(self, rows: list[Measured]) -> float:
         """The geometric mean of measured over modelled seconds."""
@@ -246,10 +248,11 @@ class CostModel:
         return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
     def _fit(self, rows: list[Measured]) -> tuple[Terms, float]:
-        """Scales of the three terms, and seconds of each more of several transfers: non-negative least squares of
+        """Scales of the terms, and seconds of each more of several transfers: non-negative least squares of
         relative errors, drawn to the class's factor of what the machine tells.
 
-        Seconds = a + b flops + c bytes + d more in other words; the pull decides what the sizes at hand leave open.
+        Seconds = a + b flops + c rows + d bytes + e more in other words; the pull decides what the sizes at hand leave
+        open. Of what each more takes there is none where the machine tells nothing of it.
         """
         # slow to import, and needed only where something was measured
         from scipy.optimize import nnls
@@ -260,11 +263,11 @@ class CostModel:
         more = [(row.key.num_begun - 1) * each for row in rows]
         terms = np.array([(*self._terms[row.key], n) for row, n in zip(rows, more, strict=True)])
         terms /= np.array([[row.seconds] for row in rows])
-        pull = np.eye(4) * weight / self._classes[class_of(first)]
-        target = np.concatenate([np.ones(len(rows)), weight * np.array([1, 1, 1, bool(told)])])
-        scales, _ = nnls(np.concatenate([terms, pull]), target)
-        a, b, c, d = scales.tolist()
-        return (a, b, c), d * each
+        pulled = weight * np.array([1, 1, 1, 1, bool(told)])
+        pull = np.diag(pulled / self._classes[class_of(first)])
+        scales, _ = nnls(np.concatenate([terms, pull]), np.concatenate([np.ones(len(rows)), pulled]))
+        a, b, c, d, e = scales.tolist()
+        return (a, b, c, d), e * each
 
     def _curve(self, rows: list[Measured]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """A family's (log work, log seconds, log intensity), ascending in work, seconds made monotone in it.
@@ -325,8 +328,8 @@ def _kernel_terms(processor: Processor, key: CostKey) -> Terms:
     traits = key.traits if processor.has_traits else ()
     rows = key.rows * processor.row_seconds if processor.row_seconds else 0.0
     looks = key.looks * processor.look_seconds if processor.look_seconds else 0.0
-    work = key.flops / processor.flops_rate(key.dtype, key.name, traits) + (rows + looks)
-    return processor.task_overhead_seconds, work, key.nbytes / processor.bytes_per_second
+    flops = key.flops / processor.flops_rate(key.dtype, key.name, traits)
+    return processor.task_overhead_seconds, flops, rows + looks, key.nbytes / processor.bytes_per_second
 
 
 def _slowest(processors: Sequence[Processor], key: CostKey) -> tuple[float, Terms]:
@@ -335,16 +338,17 @@ def _slowest(processors: Sequence[Processor], key: CostKey) -> tuple[float, Term
 
 
 def _way_terms(way: Way) -> Terms:
-    return (way.latency_seconds - way.more_seconds, 0.0, way.transfer_seconds)
+    return (way.latency_seconds - way.more_seconds, 0.0, 0.0, way.transfer_seconds)
 
 
 def _roofline(processor: Processor, terms: Terms) -> tuple[float, Terms]:
-    fixed, work, memory = terms
+    fixed, flops, beside, memory = terms
+    work = flops + beside
     return fixed + (max(work, memory) if processor.overlaps else work + memory), terms
 
 
 def _raised(terms: Terms) -> Terms:
-    return (terms[0] or SMALL_SECONDS, terms[1], terms[2])
+    return (terms[0] or SMALL_SECONDS, *terms[1:])
 
 
 def _scaled(scales: Terms, terms: Terms) -> float:

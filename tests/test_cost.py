@@ -361,6 +361,38 @@ def test_learning_predicts_sizes_that_were_not_measured(seed):
     assert np.abs(errors).mean() < np.abs(uncorrected).mean() / 4
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["move", "pack"])
+def test_what_a_byte_takes_is_not_learned_from_the_noise_of_tasks_that_have_hardly_any(name, seed):
+    told, rng = CostModel(MACHINE), np.random.default_rng(seed)
+
+    def of(nbytes):
+        return transfer(name, nbytes) if name == "move" else sized(0, nbytes, name)
+
+    rows = [Measured(of(n), 2 * told.roofline(of(n)) * math.exp(rng.normal(0, 0.3))) for n in range(64, 1000, 128)]
+    learned = CostModel(MACHINE, snapshot_of(HERE, rows))
+    for large in (of(10**6), of(10**8)):
+        price = learned.seconds(large)
+        assert price.source == "learned" and 2 / 1.3 < price.seconds / told.roofline(large) < 2 * 1.3
+
+
+def test_sums_and_rows_are_corrected_each_by_a_factor_of_its_own():
+    machine = Machine("m", (structs.replace(CPU, row_seconds=1e-8, overlaps=False),), ())
+
+    def convolution(flops, rows):
+        return CostKey("conv2d.F", f"{flops}|stride=(1, 1),rows={rows}", "float32", flops, flops // 50)
+
+    def lasts(key):
+        return 5e-6 + 1.5 * key.flops / 5e10 + 0.5 * key.rows * 1e-8 + key.nbytes / 1e10
+
+    known = [convolution(n * 10**7, rows) for n in (1, 3, 9) for rows in (10**4, 10**5)]
+    learned = CostModel(machine, snapshot_of(HERE, [Measured(key, lasts(key)) for key in known]))
+    for few_rows, many_rows in ((10**3, 10**7), (0, 10**8)):
+        for key in (convolution(10**9, few_rows), convolution(10**6, many_rows)):
+            assert learned.seconds(key).source == "learned"
+            assert learned.seconds(key).seconds == pytest.approx(lasts(key), rel=0.1)
+
+
 def test_one_measurement_corrects_its_family():
     key, other = product(32, 256, 256), product(64, 256, 256)
     wrong, right = CostModel(MACHINE).seconds(other).seconds, model([key]).seconds(other).seconds

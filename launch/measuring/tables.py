@@ -99,7 +99,7 @@ def facts(of: Profiled, rows: Sequence[Row], path: str, elapsed_seconds: float, 
 def _fact(cost: CostModel, row: Row) -> dict[str, Any]:
     key, seconds = row.measured.key, row.measured.seconds
     # For a kernel the roofline is rates alone, whatever its like attain; a transfer's latency belongs to its form.
-    fixed, flops, nbytes = cost.terms(key if key.link else replace(key, name="", shapes=""))
+    fixed, flops, _, nbytes = cost.terms(key if key.link else replace(key, name="", shapes=""))
     least = fixed + nbytes if key.link else max(flops, nbytes)
     op, _, pass_ = key.work.rpartition(".") if not key.link else (key.name, "", "")
     return {
