@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ import numpy as np
 
 from castile.launch.importers import Imported, Stored
 from castile.launch.importers.onnx import notes, sampled, trained
-from castile.launch.importers.onnx.file import numbers, package, read
+from castile.launch.importers.onnx.file import kind_of, numbers, package, read
 from castile.launch.importers.onnx.network import Network
-from castile.launch.importers.onnx.values import Known, Whole, steps
+from castile.launch.importers.onnx.values import Known, Whole, is_real, steps
 from castile.launch.models import Recipe, nothing_like
 from castile.planner.graph import Graph
 from castile.planner.op import Tensor
@@ -31,6 +32,8 @@ BATCH = 32
 # Of so many operators that are not supported the names are told.
 MOST_TOLD = 12
 AXES = {1: "b", 2: "b i", 3: "b s i", 4: "b c h w", 5: "b c d h w"}
+# Parameters that the network of any file has, and their defaults.
+OWN = {"batch": None, "dtype": "float32", "training": True, "loss": "", "inputs": "", "frozen": ""}
 
 
 def load(path: str) -> Imported:
@@ -48,16 +51,8 @@ def load(path: str) -> Imported:
 
 
 def _signature(file: File) -> inspect.Signature:
-    own: dict[str, object] = {
-        "batch": None,
-        "dtype": "float32",
-        "training": True,
-        "loss": "",
-        "inputs": "",
-        "frozen": "",
-    }
     kinds = {"batch": int, "training": bool}
-    found: dict[str, tuple[object, type]] = {name: (default, kinds.get(name, str)) for name, default in own.items()}
+    found: dict[str, tuple[object, type]] = {name: (default, kinds.get(name, str)) for name, default in OWN.items()}
     found |= {name: (0, int) for name in file.open}
     return inspect.Signature(
         [
@@ -65,6 +60,17 @@ def _signature(file: File) -> inspect.Signature:
             for name, (default, kind) in found.items()
         ]
     )
+
+
+def _setting(called: str, place: str) -> str:
+    """The setting for a length that is called so, or is at a place: no name of Python's, nor of another setting's."""
+    names = [re.sub(r"\W+", "_", text).strip("_") for text in (called, place, f"dim_{place}")]
+    return next(one for one in names if one.isidentifier() and not iskeyword(one) and one not in (*OWN, "rewrite"))
+
+
+def _patterns(settings: Mapping[str, Any]) -> list[str]:
+    """The names, with wildcards, of the weights that a user freezes."""
+    return [pattern for pattern in settings.get("frozen", "").split("+") if pattern]
 
 
 @dataclass(frozen=True)
@@ -112,8 +118,7 @@ class File:
         for name, kind in self.inputs.items():
             dims: list[int | str] = []
             for n, dim in enumerate(kind.tensor_type.shape.dim):
-                own = re.sub(r"\W+", "_", dim.dim_param or f"{name}_{n}").strip("_")
-                dims.append(dim.dim_value if dim.dim_value else own)
+                dims.append(dim.dim_value if dim.dim_value else _setting(dim.dim_param, f"{name}_{n}"))
             found[name] = dims[1:]
         return found
 
@@ -142,22 +147,27 @@ class File:
 
     def network(self, batch: int | None, dtype: str, training: bool, settings: Mapping[str, Any]) -> Network:
         """The network as castile's. Raises ValueError in one sentence."""
-        frozen = [pattern for pattern in settings.get("frozen", "").split("+") if pattern]
+        net = self._read(batch or self.usual, dtype, training, settings)
+        loss, outputs = settings.get("loss", ""), [one.name for one in self.proto.graph.output]
+        if loss:
+            trained.check(loss, self.who)
+        self._refuse(net, settings)
+        self._finish(net, loss, outputs)
+        self._freeze(net, _patterns(settings))
+        return net
+
+    def _read(self, batch: int, dtype: str, training: bool, settings: Mapping[str, Any]) -> Network:
+        """The nodes of the file as castile's, so far as it has such."""
+        frozen = _patterns(settings)
         opsets = {one.domain.replace("ai.onnx", ""): one.version for one in self.proto.opset_import}
         net = Network(
-            self.path, Graph(Path(self.path).stem, dtype), batch or self.usual, self.batch, training, opsets,
+            self.path, Graph(Path(self.path).stem, dtype), batch, self.batch, training, opsets,
             lambda name: any(fnmatchcase(name, pattern) for pattern in frozen), self._notes.are_there,
         )  # fmt: skip
         net.values.update(self._weights())
         for name, called in zip(self.inputs, self._called(settings.get("inputs", "")), strict=True):
             self._input(net, name, called, settings)
-        loss, outputs = settings.get("loss", ""), [one.name for one in self.proto.graph.output]
-        if loss:
-            trained.check(loss, self.who)
-        net.add(self.proto.graph.node, outputs)
-        self._refuse(net)
-        self._finish(net, loss, outputs)
-        self._freeze(net, frozen)
+        net.add(self.proto.graph.node, [one.name for one in self.proto.graph.output])
         return net
 
     def _freeze(self, net: Network, patterns: Sequence[str]) -> None:
@@ -182,7 +192,7 @@ class File:
         return given
 
     def _input(self, net: Network, name: str, called: str, settings: Mapping[str, Any]) -> None:
-        kind, onnx = self.inputs[name], package()
+        kind = self.inputs[name]
         if not kind.HasField("tensor_type") or not kind.tensor_type.shape.dim:
             raise ValueError(f"{self.who}: its input {name!r} is no array whose first dim is the batch")
         opened = [one for one in self._lengths[name] if isinstance(one, str) and not settings.get(one)]
@@ -192,16 +202,25 @@ class File:
                 f"{self.path}:{opened[0]}=128"
             )
         rest = [int(settings[one]) if isinstance(one, str) else one for one in self._lengths[name]]
-        found = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type))
+        found = kind_of(kind.tensor_type.elem_type, f"{self.who}: its input {name!r}")
+        if not is_real(found) and found.kind not in "biu":
+            words = package().TensorProto.DataType.Name(kind.tensor_type.elem_type).lower()
+            raise ValueError(f"{self.who}: its input {name!r} is of kind {words}, which castile has not")
         axes = AXES.get(len(rest) + 1) or " ".join(["b", *(f"d{n}" for n in range(len(rest)))])
-        net.input(name, called, (net.batch, *rest), axes, found)
+        # those of fewer bits too are of the graph's dtype
+        net.input(name, called, (net.batch, *rest), axes, np.dtype(np.float32) if is_real(found) else found)
 
-    def _refuse(self, net: Network) -> None:
-        """Raises ValueError, naming all that castile has no operator for."""
+    def _refuse(self, net: Network, settings: Mapping[str, Any]) -> None:
+        """Raises ValueError, naming all that castile has no operator for, or the batch for which it has all."""
         if not net.lacking:
             return
         told = [f"{op}{f' {how}' if how else ''} (as in {node})" for (op, how), node in net.lacking.items()]
         more = f" and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
+        if net.told not in (0, net.batch) and not self._read(net.told, net.graph.dtype, net.training, settings).lacking:
+            raise ValueError(
+                f"{self.who}: it is written for {net.told} samples at a time, and computes no other number "
+                f"({told[0]}): give --batch {net.told}, or export it with the first dim of its inputs open"
+            )
         raise ValueError(
             f"{self.who}: castile has no operator for {'; '.join(told[:MOST_TOLD])}{more}: write the network without, "
             "or add them as docs/own.md says"
@@ -210,8 +229,10 @@ class File:
     def _finish(self, net: Network, loss: str, outputs: list[str]) -> None:
         """The loss and what is predicted; the last softmax or sigmoid is no part of what is trained."""
         graph, first = net.graph, net.values[outputs[0]]
-        if not isinstance(first, Tensor):
+        if isinstance(first, Known):
             raise ValueError(f"{self.who}: its output {outputs[0]!r} does not depend on its inputs")
+        if not isinstance(first, Tensor) or not first.floating:
+            raise ValueError(f"{self.who}: its output {outputs[0]!r} is of whole numbers, which are not trained")
         others = [net.operand(one) for one in map(net.values.get, outputs[1:]) if isinstance(one, Tensor | Whole)]
         if first.shape == ():
             judged, whole = self._own_loss(graph, first, loss, others)
@@ -241,7 +262,10 @@ class File:
             )
         loss = loss or trained.default(first.shape)
         judged = self._before_end(net, output, loss) or first
-        net.graph.minimise(trained.LOSSES[loss](net.graph, judged))
+        try:
+            net.graph.minimise(trained.LOSSES[loss](net.graph, judged))
+        except ValueError as error:
+            raise ValueError(f"{self.who}: {error}") from error
         return judged
 
     def _before_end(self, net: Network, output: str, loss: str) -> Tensor | None:

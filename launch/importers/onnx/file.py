@@ -5,7 +5,9 @@ It does not know what becomes of the network.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 from types import ModuleType
@@ -15,6 +17,9 @@ import numpy as np
 
 from castile.launch.importers.onnx.values import Known
 from castile.launch.processes import installing
+
+# Of arrays of no more numbers these may tell shapes.
+MOST_TELLING = 1024
 
 
 def package() -> ModuleType:
@@ -26,6 +31,7 @@ def package() -> ModuleType:
         import onnx.external_data_helper
         import onnx.numpy_helper
         import onnx.reference
+        import onnx.shape_inference
     except ModuleNotFoundError as error:
         raise ValueError(f"ONNX files are read by the package onnx: {installing.line('onnx>=1.23')}") from error
     return onnx
@@ -41,20 +47,44 @@ def read(path: str) -> Any:
     except Exception as error:
         # protobuf has an error of its own for each of its implementations
         raise ValueError(f"{who}: this is no ONNX file, or a damaged one ({_line(error)})") from error
-    if not proto.graph.node:
+    if not proto.graph.node or not proto.graph.output:
         raise ValueError(f"{who}: this is no ONNX file, or one without a network")
+    if proto.graph.sparse_initializer:
+        name = proto.graph.sparse_initializer[0].values.name
+        raise ValueError(f"{who}: its weight {name!r} is sparse, which castile does not read: store its zeros too")
     for tensor in _tensors(proto):
+        kind_of(tensor.data_type, f"{who}: {tensor.name!r}")
         _check_place(tensor, path)
     try:
         onnx.checker.check_model(path)
+        onnx.shape_inference.infer_shapes(_told(proto), strict_mode=True)
     except Exception as error:
         raise ValueError(f"{who}: it breaks the rules of ONNX ({_line(error)})") from error
     return proto
 
 
+def _told(proto: Any) -> Any:
+    """The network without the numbers of large weights, and without what it says of what its nodes give.
+
+    What nodes are given has to fit them; what exporters write of shapes in between is often wrong, and not needed.
+    """
+    onnx = package()
+    found = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    graph, given = found.graph, {one.name for one in proto.graph.input}
+    graph.CopyFrom(onnx.GraphProto(name=proto.graph.name, node=proto.graph.node, input=proto.graph.input))
+    graph.output.extend(onnx.ValueInfoProto(name=one.name) for one in proto.graph.output)
+    for tensor in proto.graph.initializer:
+        if prod(tensor.dims) <= MOST_TELLING and tensor.data_location != tensor.EXTERNAL:
+            graph.initializer.append(tensor)
+        elif tensor.name not in given:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return found
+
+
 def _line(error: Exception) -> str:
-    """The first line of an error's words."""
-    return " ".join(str(error).strip().partition("\n")[0].split()).removesuffix(".")
+    """The first line of an error's words, without the names of errors."""
+    words = re.sub(r"\[\w+Error\]|Inference error\(s\):", "", str(error).strip().partition("\n")[0])
+    return " ".join(words.split()).removesuffix(".").replace(" :", ":")
 
 
 def _tensors(proto: Any) -> Iterator[Any]:
@@ -63,6 +93,14 @@ def _tensors(proto: Any) -> Iterator[Any]:
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
+
+
+def kind_of(number: int, who: str) -> np.dtype:
+    """The dtype that ONNX has under a number. Raises ValueError for none."""
+    try:
+        return np.dtype(package().helper.tensor_dtype_to_np_dtype(number))
+    except KeyError as error:
+        raise ValueError(f"{who} has numbers of kind {number}, which ONNX has not") from error
 
 
 def _check_place(tensor: Any, path: str) -> None:
@@ -81,7 +119,10 @@ def _check_place(tensor: Any, path: str) -> None:
         status = found.stat()
     except OSError as error:
         raise ValueError(f"{who}: {found}: {error.strerror}") from error
-    offset, length = int(told.get("offset", 0)), int(told.get("length", 0))
+    try:
+        offset, length = int(told.get("offset", 0)), int(told.get("length", 0))
+    except ValueError as error:
+        raise ValueError(f"{who} have an offset and a length that should be whole numbers ({error})") from error
     if not S_ISREG(status.st_mode) or offset < 0 or length < 0 or offset + length > status.st_size:
         raise ValueError(f"{who} should be bytes {offset} to {offset + length} of {found}, which has {status.st_size}")
 
@@ -98,5 +139,5 @@ def numbers(tensor: Any, path: str, learned: bool = False, sure: bool = False) -
             return onnx.numpy_helper.to_array(there)
         return onnx.numpy_helper.to_array(tensor)
 
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    dtype = kind_of(tensor.data_type, f"model file {path}: {tensor.name!r}")
     return Known(tensor.name, tuple(tensor.dims), dtype, make, learned, sure)

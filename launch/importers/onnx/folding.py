@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from castile.launch.importers.onnx.file import numbers, package
-from castile.launch.importers.onnx.values import Known, Unsupported, known
+from castile.launch.importers.onnx.values import Known, Unsupported, from_start, known
 
 # Operators that give known numbers a new shape; what they make of a weight is that weight still.
 MOVES = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -106,7 +106,7 @@ def _at_places(node: Any, array: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Elements of a dim, which ONNX's evaluator takes of at most 64."""
     dim = next((a.i for a in node.attribute if a.name == "axis"), 0) % array.ndim
     there = array[tuple(slice(None if n == dim else length) for n, length in enumerate(places.shape))]
-    return np.take_along_axis(there, places % array.shape[dim], dim)
+    return np.take_along_axis(there, from_start(places, array.shape[dim]), dim)
 
 
 def _moved(node: Any, first: Known, made: Callable[[list[np.ndarray | None]], list[np.ndarray]], others: Any) -> Known:

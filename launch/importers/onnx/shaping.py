@@ -37,8 +37,9 @@ def reshaped(g: Graph, name: str, x: Tensor, shape: Shape) -> Tensor:
     if len(x.shape) > 1 and x.shape[0] == 1 and shape[:1] != (1,):
         if (node := g.nodes.get(x.name)) is not None and node.op.name == "reshape":
             return reshaped(g, name, g.tensors[node.inputs[0]], shape)
-        # joined with what stands behind it a dim of one would keep that from being cut
-        less = g.sum(name if x.shape[1:] == shape else f"{name}.less", x, dims=0)
+        # joined with what stands behind them dims of one would keep that from being cut
+        ones = next((n for n, length in enumerate(x.shape) if length > 1), len(x.shape) - 1)
+        less = g.sum(name if x.shape[ones:] == shape else f"{name}.less", x, dims=tuple(range(ones)))
         return reshaped(g, name, less, shape)
     if not shape:
         return g.sum(name, x)

@@ -20,6 +20,8 @@ def cross_entropy(g: Graph, output: Tensor) -> Tensor:
     """Of logits [b, classes], [b, s, classes], or of images [b, classes, h, w, ...], and `label` without the classes,
     whole numbers; dims of one at the end are none."""
     shape = output.shape
+    if len(shape) < 2:
+        raise ValueError(f"its output {output.name!r} of shape {shape} has no classes: leave out loss=cross_entropy")
     while len(shape) > 2 and shape[-1] == 1:
         shape = shape[:-1]
     logits = shaping.reshaped(g, f"{output.name}.logits", output, shape)

@@ -64,7 +64,7 @@ class Known:
     @property
     def is_floating(self) -> bool:
         """Whether they are floating-point numbers."""
-        return self.dtype.kind == "f" or self.dtype.name == "bfloat16"
+        return is_real(self.dtype)
 
     @property
     def origins(self) -> tuple[str, ...]:
@@ -137,6 +137,20 @@ def steps(one: Form, other: Form) -> Form:
     for kind, how, before in reversed(one[alike:]):
         undone.append((kind, tuple(how.index(n) for n in range(len(how))) if kind == "turned" else before, how))
     return (*undone, *other[alike:])
+
+
+def is_real(dtype: np.dtype) -> bool:
+    """Whether numbers of a dtype are floating-point ones that castile has."""
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def from_start(places: np.ndarray, *lengths: int) -> np.ndarray:
+    """Indices, of which those below zero count from the end, from the start on; in their last dim one for each length
+    where there are several. Raises Unsupported where there is no such element."""
+    bounds = np.array(lengths) if len(lengths) > 1 else lengths[0]
+    if ((places < -bounds) | (places >= bounds)).any():
+        raise Unsupported(f"with an index of no element, of {' x '.join(map(str, lengths))}")
+    return places % bounds
 
 
 def known(name: str, array: np.ndarray, learned: bool = False) -> Known:

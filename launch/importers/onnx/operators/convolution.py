@@ -27,6 +27,8 @@ def ends_of(c: Call, lengths: tuple[int, ...], kernel: list[int], stride: list[i
     if how in ("NOTSET", "VALID"):
         pads = pads if pads and how == "NOTSET" else [0] * 2 * count
         return list(zip(pads[:count], pads[count:], strict=True))
+    if how not in ("SAME_UPPER", "SAME_LOWER"):
+        raise Unsupported(f"with auto_pad of {how}")
     found = []
     for length, size, step, gap in zip(lengths, kernel, stride, dilation, strict=True):
         total = max((-(-length // step) - 1) * step + (size - 1) * gap + 1 - length, 0)
@@ -64,6 +66,8 @@ def conv(c: Call) -> Tensor:
     kernel = list(c.get("kernel_shape", weight.shape[2:]))
     stride, dilation = c.get("strides", [1] * count), c.get("dilations", [1] * count)
     ends, groups = ends_of(c, x.shape[2:], kernel, stride, dilation), c.get("group", 1)
+    if groups < 1:
+        raise Unsupported(f"of {groups} groups")
     if count == 3:
         return _of_volumes(c, x, kernel, list(stride), list(dilation), ends)
     axes = "o i r s" if count == 2 else "o i r"

@@ -16,7 +16,7 @@ from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
 from castile.launch.importers.onnx.operators.comparison import placed
 from castile.launch.importers.onnx.operators.layout import MOST_PIECES, picked, ranges, stretched
-from castile.launch.importers.onnx.values import Known, Unsupported, Value, known
+from castile.launch.importers.onnx.values import Known, Unsupported, Value, from_start, known
 from castile.planner.op import Init, Tensor, find
 
 Shape = tuple[int, ...]
@@ -32,7 +32,7 @@ def gather(c: Call) -> Value:
     if isinstance(table, Known) and isinstance(ids, Known):
         # what is the same for each sample is looked up once
         places = sampled.once(ids, c.net.batch).array
-    rows = [int(n) % table.shape[dim] for n in places.reshape(-1)]
+    rows = [int(n) for n in from_start(places, table.shape[dim]).reshape(-1)]
     shape = (*table.shape[:dim], *places.shape, *table.shape[dim + 1 :])
     if isinstance(table, Known) and rows == list(range(table.shape[dim])):
         return table.reshaped(shape)
@@ -117,7 +117,7 @@ def _at_known(c: Call, x: Tensor, places: np.ndarray, dim: int) -> Tensor:
     differ = [n for n in range(places.ndim) if n == dim or (places != places.take([0], n)).any()]
     rest = [n for n in range(places.ndim) if n not in differ]
     at = np.indices(places.shape)
-    at[dim] = places % x.shape[dim]
+    at[dim] = from_start(places, x.shape[dim])
     one = tuple(0 if n in rest else slice(None) for n in range(places.ndim))
     found = np.ravel_multi_index(tuple(at[n][one] for n in differ), tuple(x.shape[n] for n in differ))
     rows = [int(n) for n in found.reshape(-1)]
@@ -140,7 +140,7 @@ def gather_nd(c: Call) -> Value:
     x, places = c.tensor(0), c.known(1)
     depth = places.shape[-1]
     first, rest = x.shape[:depth], x.shape[depth:]
-    rows = np.ravel_multi_index(tuple(np.moveaxis(places % np.array(first), -1, 0)), first)
+    rows = np.ravel_multi_index(tuple(np.moveaxis(from_start(places, *first), -1, 0)), first)
     flat = shaping.reshaped(c.g, c.inner("flat"), x, (prod(first), *rest))
     found = _looked_up(c, flat, 0, [int(n) for n in rows.reshape(-1)])
     return shaping.reshaped(c.g, c.name, found, (*places.shape[:-1], *rest))

@@ -9,10 +9,10 @@ import numpy as np
 
 from castile.launch.importers.onnx import shaping
 from castile.launch.importers.onnx.bodies import kind
-from castile.launch.importers.onnx.file import package
+from castile.launch.importers.onnx.file import kind_of
 from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
-from castile.launch.importers.onnx.values import Known, Several, Unsupported, Value, Whole, known
+from castile.launch.importers.onnx.values import Known, Several, Unsupported, Value, Whole, is_real, known
 from castile.planner.op import Tensor, find
 
 # An index of more pieces than this is no sum of slices.
@@ -31,9 +31,11 @@ def same(c: Call) -> Value:
     if c.op == "Identity":
         return x
     c.get("saturate"), c.get("round_mode")
-    to = c.kind(1) if c.op == "CastLike" else np.dtype(package().helper.tensor_dtype_to_np_dtype(c.get("to")))
+    to = c.kind(1) if c.op == "CastLike" else kind_of(c.get("to"), c.name)
     c.has(1)
-    is_floating = to.kind == "f" or to.name == "bfloat16"
+    is_floating = is_real(to)
+    if not isinstance(x, Known) and not is_floating and to.kind not in "biu":
+        raise Unsupported(f"to {to.name}")
     if isinstance(x, Known):
         # only CastLike comes with known numbers: in which floating-point numbers it computes is castile's choice
         return x if x.is_floating and is_floating else x.derived("", x.shape, lambda array: array.astype(to), to)
@@ -54,7 +56,7 @@ def _whole(c: Call, x: Tensor, to: np.dtype) -> Value:
     """Numbers that depend on samples as whole ones, or as what holds."""
     if to.kind == "b" and c.kind(0).kind != "b":
         return Whole(c.g.apply(find("compare")("==", 0.0, 0.0, 1.0), c.name, c.net.real(x)), to)
-    if x.floating and c.kind(0).kind == "f":
+    if x.floating and is_real(c.kind(0)):
         x = c.g.whole(c.name, x)
     return Whole(x, to) if x.floating or to.kind == "b" else x
 
@@ -130,7 +132,10 @@ def unsqueeze(c: Call) -> Tensor:
 @handles("Transpose")
 def transpose(c: Call) -> Tensor:
     x = c.tensor(0)
-    return shaping.permuted(c.g, c.name, x, tuple(c.get("perm", range(len(x.shape))[::-1])))
+    dims = tuple(c.get("perm", range(len(x.shape))[::-1]))
+    if sorted(dims) != list(range(len(x.shape))):
+        raise Unsupported(f"to dims {dims} of an array of {len(x.shape)}")
+    return shaping.permuted(c.g, c.name, x, dims)
 
 
 @handles("Concat")
@@ -143,7 +148,7 @@ def concat(c: Call) -> Tensor:
 def _of_each(c: Call, number: int, dim: int) -> Tensor:
     """An input; numbers that a file holds for each of its samples, all alike, are there for each that there is."""
     x, others = c.value(number), [one.shape for one in c.args if isinstance(one, Tensor)]
-    if any(isinstance(one, Tensor | Whole) and kind(one).kind != "f" for one in c.args):
+    if any(isinstance(one, Tensor | Whole) and not is_real(kind(one)) for one in c.args):
         # whole numbers that depend on samples beside such that are known
         return c.floating(number)
     if not isinstance(x, Known) or x.follow is not None or not others or dim % len(x.shape) == 0:
@@ -223,7 +228,7 @@ def cut(c: Call) -> Value:
     dims, steps = listed(c, 3, "axes") or list(range(len(starts))), listed(c, 4, "") or [1] * len(starts)
     for n, (start, stop, dim, step) in enumerate(zip(starts, stops, dims, steps, strict=True)):
         dim %= len(x.shape)
-        places = list(range(x.shape[dim]))[slice(start, stop if abs(stop) < 2**31 - 1 else None, step)]
+        places = list(range(x.shape[dim]))[slice(start, stop, step)]
         if not places:
             return empty(c.name, x, dim)
         x = picked(c, f"{c.name}.{n}" if n < len(starts) - 1 else c.name, x, dim, places)
@@ -313,6 +318,8 @@ def space_to_depth(c: Call) -> Tensor:
 @handles("Tile")
 def tile(c: Call) -> Tensor:
     x, times = c.tensor(0), listed(c, 1, "") or []
+    if min(times, default=1) < 1:
+        raise Unsupported(f"{min(times)} times")
     for dim, count in enumerate(times):
         if count > 1 and x.shape[dim] == 1:
             x = c.g.expand(c.inner(f"dim{dim}"), x, (*x.shape[:dim], count, *x.shape[dim + 1 :]))

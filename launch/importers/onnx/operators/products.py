@@ -67,9 +67,10 @@ def _product(c: Call, name: str, a: Value, b: Value) -> Tensor:
     ndim = max(len(x.shape), len(y.shape)) - 2
     left, right, both = list[str](), list[str](), list[str]()
     for dim in range(-ndim - 2, -2):
+        # 0 for a dim that it lacks
         lengths = [t.shape[dim] if -dim <= len(t.shape) else 0 for t in (x, y)]
         axis = next(letters)
-        if lengths[0] != lengths[1] and 1 in lengths:
+        if lengths[0] != lengths[1] and min(lengths) == 1:
             # a dim of one is left out, and comes back by the other
             gone = x if lengths[0] == 1 else y
             less = (*gone.shape[: len(gone.shape) + dim], *gone.shape[len(gone.shape) + dim + 1 :])
@@ -84,8 +85,9 @@ def _product(c: Call, name: str, a: Value, b: Value) -> Tensor:
 
 
 def _stretched(c: Call, name: str, x: Tensor, y: Tensor, gone: Tensor, less: tuple[int, ...], dim: int) -> Tensor:
-    other = y if gone is x else x
-    if len(gone.shape) + dim == 0 or (gone.shape[0] == 1 and set(gone.shape[: len(gone.shape) + dim]) <= {1}):
+    other, first = y if gone is x else x, len(gone.shape) + dim
+    # ones before it, each in the place of the next then, come back by the other too
+    if first == 0 or (set(gone.shape[:first]) == {1} and len(other.shape) >= len(gone.shape)):
         lesser = shaping.reshaped(c.g, c.inner("less"), gone, less)
         return _product(c, name, *((lesser, y) if gone is x else (x, lesser)))
     length = other.shape[dim]

@@ -12,7 +12,7 @@ from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
 from castile.launch.importers.onnx.operators.gathering import spots
 from castile.launch.importers.onnx.operators.layout import MOST_PIECES, ranges
-from castile.launch.importers.onnx.values import Known, Unsupported
+from castile.launch.importers.onnx.values import Known, Unsupported, from_start
 from castile.planner.op import Tensor
 
 
@@ -27,7 +27,7 @@ def scatter_elements(c: Call) -> Tensor:
     if isinstance(ids, Known) and how == b"none":
         line = c.known(1)[tuple(slice(None) if n == dim else 0 for n in range(len(ids.shape)))]
         if (np.moveaxis(c.known(1), dim, -1) == line).all():
-            return _replaced(c, x, dim, [int(n) % x.shape[dim] for n in line], updates)
+            return _replaced(c, x, dim, [int(n) for n in from_start(line, x.shape[dim])], updates)
     mask, shared = spots(c, dim, x.shape[dim], x.dtype)
     axes = list(ascii_letters[: len(x.shape)])
     before, after = [*axes[:dim], "y", *axes[dim + 1 :]], [*axes[:dim], "z", *axes[dim + 1 :]]
@@ -51,7 +51,7 @@ def scatter_nd(c: Call) -> Tensor:
         raise Unsupported("that adds to what is there")
     depth = places.shape[-1]
     first, rest = x.shape[:depth], x.shape[depth:]
-    rows = np.ravel_multi_index(tuple(np.moveaxis(places % np.array(first), -1, 0)), first).reshape(-1)
+    rows = np.ravel_multi_index(tuple(np.moveaxis(from_start(places, *first), -1, 0)), first).reshape(-1)
     flat = shaping.reshaped(c.g, c.inner("flat"), x, (prod(first), *rest))
     others = shaping.reshaped(c.g, c.inner("others"), updates, (len(rows), *rest))
     return shaping.reshaped(c.g, c.name, _replaced(c, flat, 0, [int(n) for n in rows], others), x.shape)
