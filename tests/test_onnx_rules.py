@@ -146,6 +146,32 @@ def test_what_castile_cannot_take_is_told_in_one_sentence(what: str, tmp_path: P
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"length": "8"}, "8 bytes of .*, and take 48"),
+        ({"offset": "4"}, "bytes 4 to 52 of .*, which has 48"),
+        ({"offset": "few"}, "whole numbers"),
+        ({}, ""),
+    ],
+    ids=str,
+)
+def test_weights_elsewhere_are_as_many_bytes_as_they_take(told: dict[str, str], words: str, tmp_path: Path) -> None:
+    proto = changed(lambda proto: None)
+    tensor, path = proto.graph.initializer[0], tmp_path / "net.onnx"
+    (tmp_path / "w.bin").write_bytes(tensor.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = tensor.EXTERNAL
+    for key, value in {"location": "w.bin", **told}.items():
+        tensor.external_data.add(key=key, value=value)
+    path.write_bytes(proto.SerializeToString())
+    if not words:
+        assert models.parse(str(path)).graph(2).batch == 2
+        return
+    with pytest.raises(ValueError, match=rf"^model file .*net\.onnx: the numbers of 'w' .*{words}"):
+        models.parse(str(path)).graph(2)
+
+
 @pytest.mark.parametrize("called", ["batch", "dtype", "loss", "rewrite", "class", "2 x", "", "seq", "a*2"])
 def test_a_length_has_a_setting_whatever_it_is_called(called: str, tmp_path: Path) -> None:
     """Of the name that it has, where that is one; else of its place. The sentence that asks for it is true."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from castile.launch.importers.onnx.values import Known
+from castile.launch.importers.onnx.values import Known, is_real
 from castile.launch.processes import installing
 
 # Of arrays of no more numbers these may tell shapes.
@@ -53,8 +53,9 @@ def read(path: str) -> Any:
         name = proto.graph.sparse_initializer[0].values.name
         raise ValueError(f"{who}: its weight {name!r} is sparse, which castile does not read: store its zeros too")
     for tensor in _tensors(proto):
-        kind_of(tensor.data_type, f"{who}: {tensor.name!r}")
-        _check_place(tensor, path)
+        kind = kind_of(tensor.data_type, f"{who}: {tensor.name!r}")
+        # of numbers of fewer than eight bits several are in a byte
+        _check_place(tensor, path, prod(tensor.dims) * kind.itemsize if is_real(kind) or kind.kind in "biu" else 0)
     try:
         onnx.checker.check_model(path)
         onnx.shape_inference.infer_shapes(_told(proto), strict_mode=True)
@@ -103,8 +104,9 @@ def kind_of(number: int, who: str) -> np.dtype:
         raise ValueError(f"{who} has numbers of kind {number}, which ONNX has not") from error
 
 
-def _check_place(tensor: Any, path: str) -> None:
-    """Raises ValueError where a tensor's numbers are to be read from elsewhere than the folder of its file."""
+def _check_place(tensor: Any, path: str, size: int) -> None:
+    """Raises ValueError where a tensor's numbers, of at least so many bytes, are to be read from elsewhere than the
+    folder of its file, or are not there."""
     if tensor.data_location != tensor.EXTERNAL:
         return
     told = {entry.key: entry.value for entry in tensor.external_data}
@@ -120,11 +122,13 @@ def _check_place(tensor: Any, path: str) -> None:
     except OSError as error:
         raise ValueError(f"{who}: {found}: {error.strerror}") from error
     try:
-        offset, length = int(told.get("offset", 0)), int(told.get("length", 0))
+        offset, length = int(told.get("offset", 0)), int(told.get("length", size))
     except ValueError as error:
         raise ValueError(f"{who} have an offset and a length that should be whole numbers ({error})") from error
     if not S_ISREG(status.st_mode) or offset < 0 or length < 0 or offset + length > status.st_size:
         raise ValueError(f"{who} should be bytes {offset} to {offset + length} of {found}, which has {status.st_size}")
+    if length < size:
+        raise ValueError(f"{who} should be {length} bytes of {found}, and take {size}")
 
 
 def numbers(tensor: Any, path: str, learned: bool = False, sure: bool = False) -> Known:
