@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import repeat
+from itertools import product, repeat
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,13 +18,14 @@ import tyro
 
 from castile.launch.here import absent
 from castile.launch.jobs import checks, figures, offline
+from castile.launch.jobs.course import Course
 from castile.launch.jobs.looking import Looking
 from castile.launch.jobs.offline import Desk
 from castile.launch.jobs.wanted import mode_of
-from castile.launch.pictures import front, layout
+from castile.launch.pictures import descent, front, layout
 from castile.launch.processes.interrupts import ending_early
 from castile.launch.processes.ranks import UserError, is_users_mistake
-from castile.launch.reports import report, searches, trace
+from castile.launch.reports import contests, report, searches, trace
 from castile.launch.reports.progress import searching
 from castile.launch.typed import files, options, searchers
 from castile.launch.typed.files import Outputs
@@ -41,10 +42,18 @@ Pin = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metava
 Machines = Annotated[
     tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MACHINE", help_behavior_hint="")
 ]
+Searches = Annotated[
+    tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="search", metavar="NAME", help_behavior_hint="")
+]
+Numbers = Annotated[str, tyro.conf.arg(name="seed", metavar="N|N-N")]
 Procs = Annotated[str, tyro.conf.arg(metavar="PROCS", help_behavior_hint="")]
 Seeds = Annotated[str, tyro.conf.arg(metavar="NAMES", help_behavior_hint="")]
 Objective = Annotated[str, tyro.conf.arg(metavar="time|latency|memory")]
 From = Annotated[str, tyro.conf.arg(name="from", metavar="FILE", help_behavior_hint="")]
+
+
+# What looks for a plan where no other is named.
+SEARCH = "mcmc"
 
 
 @dataclass(frozen=True)
@@ -57,9 +66,9 @@ class Plan:
     machine: Machines = ()
     """The machine to plan for: local (by default), local:procs=4, a preset such as dgx-h100:nodes=2, or a TOML file;
     given several times, castile plans for each, and a table compares them."""
-    search: options.Search = "mcmc"
-    """The search algorithm: mcmc, another of planner/searches, a Python file with search(), or the name of a known
-    plan (data_parallel)."""
+    each_search: Searches = ()
+    """The search algorithm: mcmc (by default), another of planner/searches, a Python file with search(), or the name of
+    a known plan (data_parallel); given several times, a table compares them."""
     objective: Objective = "time"
     """What to minimise: time (of a training step), latency (of a forward pass), memory (of the fullest processor, with
     as many microbatches and as much recomputation as help, unless these are given)."""
@@ -80,8 +89,9 @@ class Plan:
     fewer processors, for a front), or a time (10s) for all of them together; by default the search's own."""
     processes: options.Number = 1
     """How many processes a search may use side by side (--search tempering); the plan found is the same."""
-    seed: options.Number = 0
-    """Fixes the search: the same seed and number of proposals give the same plan."""
+    each_seed: Numbers = "0"
+    """Fixes the search: the same seed and number of proposals give the same plan. With several, as in 0-4 or 1,3, each
+    search is made with each, and the table tells how far what they find differs."""
     batch: options.Count = None
     """Samples a step; the model's own by default."""
     accumulate: options.Count = None
@@ -102,13 +112,24 @@ class Plan:
     """A profile database with measurements of this machine; without one, prices come from the machine's figures."""
     out: options.File = ""
     """Write the plan to this file (JSON); with --front, those of the front beside it, numbered from the fastest. With
-    several machines this and other files are numbered too, in their order."""
+    several machines, searches or seeds this and other files are numbered too, in their order."""
     trace: options.File = ""
     """Write a Chrome trace of the simulated step to this file (open it in Perfetto)."""
     picture: options.File = ""
-    """Draw which processor has which part of each node, as SVG; with --front, time and memory of its plans."""
+    """Draw which processor has which part of each node, as SVG; with --front, time and memory of its plans; with
+    several searches or seeds, how the best plan of each got better."""
     json: bool = False
     """Print one JSON object."""
+
+    @property
+    def search(self) -> str:
+        """Of a command that has one."""
+        return (self.each_search or (SEARCH,))[0]
+
+    @property
+    def seed(self) -> int:
+        """Of a command that has one."""
+        return checks.seeds(self.each_seed)[0]
 
 
 COMMAND = Plan
@@ -119,18 +140,22 @@ def run(command: Plan) -> int:
     _check(command)
     each = _each(command)
     for one in each:
-        checks.writable(of=one, out=one.out, trace=one.trace, picture=one.picture)
-    machines = [offline.find_machine(one.machine[0]) for one in each]
+        checks.writable(of=one, out=one.out, trace=one.trace, picture=one.picture or command.picture)
+    found = {text: offline.find_machine(text) for text in dict.fromkeys(one.machine[0] for one in each)}
     # every rank takes part in measuring each of them
-    if all([offline.is_silent(machine) for machine in machines]):
+    if all([offline.is_silent(machine) for machine in found.values()]):
         return 0
+    machines = [found[one.machine[0]] for one in each]
     given = strategies.read(command.from_) if command.from_ else None
     which = [f"{n} of {len(each)}" if len(each) > 1 else "" for n in range(1, len(each) + 1)]
     asked = [_asked(*one) for one in zip(each, machines, repeat(given), which)]
     with ending_early("the best plan so far" if len(asked) == 1 else "the best plans so far") as is_over:
         if len(asked) == 1:
             return _tell(command, *_planned(asked[0], is_over))
-        return _compare(command, [_tried(one, is_over) for one in asked])
+        tried = []
+        while asked:  # what was worked out for one is let go of before the next
+            tried.append(_tried(asked.pop(0), is_over))
+        return _compare(command, tried) if len(command.machine) > 1 else _contest(command, tried)
 
 
 def _check(command: Plan) -> None:
@@ -138,27 +163,41 @@ def _check(command: Plan) -> None:
     checks.counts(batch=command.batch, processes=command.processes, accumulate=command.accumulate)
     checks.dtype(command.dtype)
     checks.norm(command.clip)
-    checks.seed(command.seed)
-    searchers.read(command.search)
+    numbers = checks.seeds(command.each_seed)
+    for search in command.each_search:
+        searchers.read(search)
     if command.objective == "latency" and (command.optimizer or command.clip is not None):
         raise UserError("--optimizer and --clip mean nothing with --objective latency, which updates nothing")
-    if command.front and len(command.machine) > 1:
-        raise UserError("--front is of one machine: give one --machine, or leave --front out")
+    are_many = len(command.each_search) > 1 or len(numbers) > 1
+    if command.front and (are_many or len(command.machine) > 1):
+        raise UserError("--front is of one machine, one search and one seed: give one of each, or leave --front out")
+    if are_many and len(command.machine) > 1:
+        raise UserError("several machines and several searches or seeds: give several of the one or of the other")
 
 
 def _each(command: Plan) -> list[Plan]:
-    """The command for each of its machines, with files of its own. Raises UserError where these cannot be numbered."""
-    texts = command.machine or ("local",)
-    if len(texts) == 1:
-        return [replace(command, machine=texts)]
+    """The command for each of its machines, or its searches with each seed, with files of its own.
+
+    Raises UserError where these cannot be numbered.
+    """
+    texts, searches = command.machine or ("local",), command.each_search or (SEARCH,)
+    ways = [
+        replace(command, machine=(text,), each_search=(search,), each_seed=str(seed))
+        for text, search, seed in product(texts, searches, checks.seeds(command.each_seed))
+    ]
+    if len(ways) == 1:
+        return ways
+    what = "machines" if len(texts) > 1 else "searches"
     paths = {name: path for name in ("out", "trace", "picture") if (path := getattr(command, name))}
+    if len(texts) == 1:
+        paths.pop("picture", None)  # one shows how all went on
     for name, path in paths.items():
         if files.is_stream(Path(path)):
-            raise UserError(f"--{name} {path}: {len(texts)} machines have a file each; give a path of a file")
+            raise UserError(f"--{name} {path}: {len(ways)} {what} have a file each; give a path of a file")
     each = []
-    for number, text in enumerate(texts, 1):
+    for number, way in enumerate(ways, 1):
         named: dict[str, Any] = {name: files.numbered(path, number) for name, path in paths.items()}
-        each.append(replace(command, machine=(text,), **named))
+        each.append(replace(way, **{"picture": ""} | named))
     return each
 
 
@@ -166,7 +205,7 @@ def _each(command: Plan) -> list[Plan]:
 class _Asked:
     """What is asked of one machine, looked through.
 
-    which   of several machines, in words
+    which   of several machines or searches, in words
     saved   the share of work that rewrites of the graph save
     """
 
@@ -191,15 +230,16 @@ def _asked(command: Plan, machine: Machine, given: Strategy | None, which: str) 
 
 
 def _tried(asked: _Asked, is_over: Callable[[], bool]) -> tuple[dict[str, Any], Outputs]:
-    """The facts of what is found on one of several machines, or of why nothing is; and what was written of it."""
+    """The facts of what one of several searches finds, or of why it finds nothing; and what was written of it."""
     try:
         facts, _, outputs = _planned(asked, is_over)
         return facts | {"refused": None}, outputs
     except ValueError as error:
         if not is_users_mistake(error):
             raise
-        machine = asked.looking.desk.machine
-        return {"machine": machine.name, "num_procs": machine.num_procs, "refused": str(error)}, Outputs()
+        command, machine = asked.command, asked.looking.desk.machine
+        why = {"search": command.search, "seed": command.seed, "refused": str(error)}
+        return {"machine": machine.name, "num_procs": machine.num_procs} | why, Outputs()
 
 
 def _planned(asked: _Asked, is_over: Callable[[], bool]) -> tuple[dict[str, Any], Strategy, Outputs]:
@@ -208,13 +248,14 @@ def _planned(asked: _Asked, is_over: Callable[[], bool]) -> tuple[dict[str, Any]
     Raises NoPlanFits and other ValueErrors where there is nothing to be found.
     """
     command, looking = asked.command, asked.looking
-    with searching(asked.which) as progress:
+    with searching(asked.which) as shown:
         limits = replace(budget_of(command.search, looking.lowering, command.budget), is_over=is_over)
         looking = replace(looking, desk=looking.desk.measured())
-        chosen, found, points = looking.look(limits, progress)
+        course = Course(shown)
+        chosen, found, points = looking.look(limits, course.tell)
     desk, evaluator = looking.desk, chosen.evaluator
     plan = _signed(desk, found.strategy)
-    facts = figures.of(looking, chosen, found, asked.saved)
+    facts = figures.of(looking, chosen, found, course, asked.saved)
     facts["nearer_prices"] = _nearer_prices(command, desk)
     outputs = Outputs()
     if command.front:
@@ -247,6 +288,32 @@ def _compare(command: Plan, tried: list[tuple[dict[str, Any], Outputs]]) -> int:
     if all(facts["refused"] for facts in rows):
         raise UserError("no plan was found for any of these machines")
     return 0
+
+
+def _contest(command: Plan, tried: list[tuple[dict[str, Any], Outputs]]) -> int:
+    """Tell of several searches. Raises UserError, once all is told, where none found a plan."""
+    runs = [facts for facts, _ in tried]
+    found = [run for run in runs if not run["refused"]]
+    told = contests.facts(command.objective, runs)
+    outputs = Outputs()
+    if found:
+        outputs.write("picture", command.picture, lambda path: files.write(path, _course(command, found).encode()))
+    told["files"] = outputs.paths
+    if command.json:
+        print(json.dumps({"model": command.model, "objective": command.objective, **told}, indent=2))
+    else:
+        contests.tell(command.model, command.objective, told)
+    for one in (outputs, *(written for _, written in tried)):
+        one.end()
+    if not found:
+        raise UserError("no plan was found by any of these searches")
+    return 0
+
+
+def _course(command: Plan, found: list[dict[str, Any]]) -> str:
+    """How the best plan of each search got better."""
+    what = "live_bytes" if command.objective == "memory" else "step_seconds"
+    return descent.picture(f"{found[0]['model']} on {found[0]['machine']}", what, found)
 
 
 def _trace(path: str, evaluator: Evaluator, plan: Strategy) -> None:

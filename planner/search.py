@@ -39,7 +39,8 @@ SETTLED = 0.5
 
 Configs = Mapping[str, Config]
 Plans = Mapping[str, Strategy]
-Progress = Callable[[float, Evaluated], None]
+# What is told how much of the budget is spent, the best plan so far, and how many proposals were made since.
+Progress = Callable[[float, Evaluated, int], None]
 
 
 class NoPlanFits(ValueError):
@@ -136,7 +137,7 @@ class Run:
         if most == inf or self.bucket_bytes or self.evaluator.bound(configs) <= most:
             found = self.judge(configs, self.num_proposals)
         if self.progress is not None:
-            self.progress(min(1.0, self.spent), self.best)
+            self.progress(min(1.0, self.spent), self.best, 1)
         return found
 
     def judge(self, configs: Configs, number: int, bucket_bytes: int | None = None) -> Evaluated | None:
@@ -184,7 +185,7 @@ class Run:
             else:
                 self.judge(found.strategy.configs, self.num_proposals, found.strategy.bucket_bytes)
         if self.progress is not None:
-            self.progress(min(1.0, self.spent), self.best)
+            self.progress(min(1.0, self.spent), self.best, num_proposals)
 
     def insist(self, name: str) -> Evaluated:
         """The known plan of that name, whatever it costs: the result of a search of that name.
@@ -262,7 +263,8 @@ def search(
     """Search for the best plan by the evaluator's objective among those that fit into memory.
 
     budget     "5000" proposals or "10s"; "" is the search's own. Counted in proposals a search repeats bit for bit.
-    progress   called with the share of the budget that is spent, and the best plan so far
+    progress   called with the share of the budget that is spent, the best plan so far, and how many proposals are new;
+               first with what the known plans are worth
     start      further plans to start from, by name, which count as seeds
     frontier   is given every plan that is evaluated
     num_processes   in how many processes a search may walk in parallel, if it can; what it finds is the same
@@ -300,6 +302,8 @@ def search(
         run = Run(
             evaluator, limits, rng, starts, progress, frontier, num_processes, pins, sieve, chains, sizes, began=began
         )
+        if progress is not None:
+            progress(min(1.0, run.spent), run.best, 0)
         insisted = module.search(run)
     finally:
         if chains is not None:
@@ -318,14 +322,9 @@ def search(
 
 
 def _evaluated(
-    evaluator: Evaluator,
-    base: Plans,
-    given: Plans,
-    known: Plans,
-    sieve: Sieve | None,
-    times: float,
+    evaluator: Evaluator, base: Plans, given: Plans, known: Plans, sieve: Sieve | None, times: float,
     is_over: Callable[[], bool],
-) -> dict[str, Evaluated]:
+) -> dict[str, Evaluated]:  # fmt: skip
     """The known plans that no sketch puts far behind; where none of them fits, others that are not very far.
 
     Those with too many transfers or tasks to simulate are left out, unless they were asked for; `base` never is. So are

@@ -238,7 +238,7 @@ def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(words, tmp_path, capsys,
     presses = iter([signal.SIGINT])
     monkeypatch.setattr(
         plan_command, "searching",
-        lambda which: nullcontext(lambda spent, best: [signal.raise_signal(number) for number in presses]),
+        lambda which: nullcontext(lambda spent, best, _: [signal.raise_signal(number) for number in presses]),
     )  # fmt: skip
     words = ["mlp", "--machine", "local:procs=4", "--budget", "100000s", "--out", str(out), *words]
     facts = answer(capsys, "plan", *words)

@@ -245,9 +245,10 @@ def test_every_search_ends_once_it_is_told(name, left):
 def test_progress_goes_from_nothing_to_all():
     told: list[tuple[float, float]] = []
     same = evaluator(GRAPHS["two"], machine(2))
-    search("mcmc", same, "20", progress=lambda spent, best: told.append((spent, best.seconds)))
+    search("mcmc", same, "20", progress=lambda spent, best, _: told.append((spent, best.seconds)))
     shares, seconds = zip(*told)
     assert list(shares) == sorted(shares) and shares[-1] == 1.0
+    assert shares[0] == 0.0 and seconds[0] == min(same.evaluate(s).seconds for s in seeds(same.lowering).values())
     assert list(seconds) == sorted(seconds, reverse=True)
 
 

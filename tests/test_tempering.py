@@ -61,7 +61,7 @@ def test_walks_share_what_is_left_and_the_coldest_go_on_longest(spent, left):
 
 def test_progress_is_told_and_seconds_end_it(monkeypatch):
     told: list[float] = []
-    search("tempering", evaluator(), "120", progress=lambda spent, best: told.append(spent))
+    search("tempering", evaluator(), "120", progress=lambda spent, best, _: told.append(spent))
     assert told == sorted(told) and told[-1] == 1.0
     ticks = itertools.count()
     monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=lambda: next(ticks) / 10))

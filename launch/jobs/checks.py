@@ -27,6 +27,9 @@ from castile.runtime.strict import hint, suggestion
 
 # What programs take for pictures that are no SVG.
 OTHER_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".pdf", ".eps")
+# One seed, or all from one to another.
+_SEEDS = re.compile(r"(?P<first>[0-9]+)(?:-(?P<last>[0-9]+))?")
+MOST_SEEDS = 1000
 # Options that name a plan to start from.
 PLANS = ("plan", "from_")
 
@@ -103,6 +106,23 @@ def seed(number: int) -> None:
     """Raises UserError for a --seed that chance, where steps are run, cannot begin with."""
     if not 0 <= number < 2**64:
         raise UserError(f"--seed {number}: give a number from 0 to 2^64 - 1")
+
+
+def seeds(text: str) -> tuple[int, ...]:
+    """The numbers of a --seed that may be several: 7, 0-4 or 1,3,8-9. Raises UserError for other text."""
+    found: list[int] = []
+    for part in text.split(","):
+        run = _SEEDS.fullmatch(part.strip())
+        if run is None:
+            raise UserError(f"--seed {text}: give a whole number from 0 on, or several as in 0-4 or 1,3,8-9")
+        first, last = int(run["first"]), int(run["last"] or run["first"])
+        seed(last)
+        if not first <= last < first + MOST_SEEDS:
+            raise UserError(f"--seed {part}: give the lesser number first, and at most {MOST_SEEDS} of them")
+        found += range(first, last + 1)
+    if len({*found}) < len(found):
+        raise UserError(f"--seed {text} names a number twice")
+    return tuple(found)
 
 
 def dtype(text: str) -> None:

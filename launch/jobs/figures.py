@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from castile.launch.jobs.course import Course
 from castile.launch.jobs.looking import Looking
 from castile.launch.reports import report, throughput
 from castile.planner.bounds.lower_bound import Bound, lower_bound
@@ -20,9 +21,10 @@ from castile.planner.searching.accumulating import Chosen
 from castile.planner.strategy import Strategy
 
 
-def of(looking: Looking, chosen: Chosen, found: Found, saved: float) -> dict[str, Any]:
+def of(looking: Looking, chosen: Chosen, found: Found, course: Course, saved: float) -> dict[str, Any]:
     """Every figure of what was found, and where.
 
+    course  how it was found
     saved   the share of all work that the rewrites of the graph save
     """
     desk, evaluator, plan = looking.desk, chosen.evaluator, found.strategy
@@ -32,6 +34,7 @@ def of(looking: Looking, chosen: Chosen, found: Found, saved: float) -> dict[str
     is_to_fit = looking.command.objective != "memory"
     return {
         **_of_search(looking, found),
+        "history": course.ended(found),
         "rewrite": desk.model.rewrite,
         "work_saved_share": saved,
         "microbatches": plan.microbatches,

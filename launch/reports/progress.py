@@ -82,7 +82,7 @@ def searching(which: str = "") -> Iterator[Progress | None]:
         # before the first proposal there is a while of known plans and sketches, of which no share can be told
         task = shown.add_task("", total=None)
 
-        def show(spent: float, best: Evaluated) -> None:
+        def show(spent: float, best: Evaluated, _: int) -> None:
             shown.update(task, completed=spent, total=1.0, description=report.duration(best.seconds))
 
         yield show

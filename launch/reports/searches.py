@@ -76,7 +76,7 @@ def tell_machines(model: str, objective: str, rows: Sequence[Mapping[str, Any]])
         "machine", ">processors", f">{what}", ">samples/s", ">of each processor", ">MFU", ">memory", ">of", "plan"
     )
     for row in rows:
-        worth = [""] * 6 + ["none"] if row["refused"] else [*_worth(row), _briefly(row)]
+        worth = [""] * 6 + ["none"] if row["refused"] else [*_worth(row), briefly(row)]
         made.add_row(row["machine"], str(row["num_procs"]), *worth)
     out.say_table(made)
     for row in rows:
@@ -95,7 +95,7 @@ def _worth(row: Mapping[str, Any]) -> tuple[str, ...]:
     return report.duration(row["found"]["step_seconds"]), *paces, used, written(needed), written(there)
 
 
-def _briefly(row: Mapping[str, Any]) -> str:
+def briefly(row: Mapping[str, Any]) -> str:
     """A plan in a few words: the known plan that it equals, or else what most of its nodes have."""
     most = max(row["layouts"], key=lambda layout: len(layout["nodes"]))
     words = [row["equals"] or f"most nodes {most['config']}"]

@@ -114,9 +114,9 @@ class _Turns:
         first, count = self.number, NUM_LIMITS + 2
         self.number += 1
 
-        def tell(spent: float, best: Evaluated) -> None:
+        def tell(spent: float, best: Evaluated, num_new: int) -> None:
             if self.progress is not None:
-                self.progress((first + spent) / count, best)
+                self.progress((first + spent) / count, best, num_new)
 
         kept = {f"front {n + 1}": point.strategy for n, point in enumerate(self.frontier.thinned(GAIN))}
         share = self.budget.share(count)

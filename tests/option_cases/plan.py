@@ -32,7 +32,7 @@ def config_of(ran: Ran, node: str) -> str:
 CASES = {
     "model": Case(f"{KNOWN} --json", f"{KNOWN} --json".replace(MLP, "mlp:layers=2,width=16"), fact("num_tasks")),
     "machine": Case(f"plan {MLP} --search data_parallel --json", f"{KNOWN} --json", fact("num_procs"), becomes(8)),
-    "search": Case(WIDE, f"{WIDE} --search data_parallel", fact("equals"), becomes("data_parallel")),
+    "each_search": Case(WIDE, f"{WIDE} --search data_parallel", fact("equals"), becomes("data_parallel")),
     "objective": Case(WIDE, f"{WIDE} --objective memory", fact("found", "live_bytes"), operator.gt),
     "front": Case(TWO, f"{TWO} --front", lambda ran: len(ran.facts.get("front", ())), operator.lt),
     "pin": Case(TWO, f"{TWO} --pin 'fc1: {{o: 2}}' --pin 'head: {{b: 2}}'",
@@ -46,7 +46,7 @@ CASES = {
                    fact("num_proposals"), becomes(7)),
     "processes": Case(f"{TWO} --search tempering", f"{TWO} --search tempering --processes 2",
                       lambda ran: ran.child_seconds > 0, becomes(True)),
-    "seed": Case(LONG, f"{LONG} --seed 3", found),
+    "each_seed": Case(LONG, f"{LONG} --seed 3", found),
     "batch": Case(f"{KNOWN} --json", f"{KNOWN} --json --batch 24", fact("batch_samples"), becomes(24)),
     "accumulate": Case(MANY, f"{MANY} --accumulate 4", fact("found", "live_bytes"), operator.gt),
     "recompute": Case(f"{HERE} --json", f"{HERE} --json --recompute selective", fact("num_recomputed"), operator.lt),
