@@ -155,8 +155,9 @@ def _export(command: Checkpoint) -> Told:
     path = _named(command.path)[-1]
     try:
         found = open_checkpoint(path)
-        names = sorted(found.regions) if command.state else sorted(found.parameters)
-        nbytes = _write(found, names, _stored(found), Path(command.out))
+        stored, absent = _in_file(found)
+        names = sorted(found.regions) if command.state else sorted({*found.parameters} - absent)
+        nbytes = _write(found, names, stored, Path(command.out))
     except Damaged as error:
         raise UserError(_offer(str(error), path)) from error
     except Gone as error:
@@ -168,17 +169,21 @@ def _export(command: Checkpoint) -> Told:
     return facts, f"{len(names)} tensors of {path}, {written(nbytes)}, written to {command.out}"
 
 
-def _stored(found: Reader) -> Mapping[str, Stored]:
-    """How the file that the model is out of has parameters, where castile has them otherwise."""
+def _in_file(found: Reader) -> tuple[Mapping[str, Stored], set[str]]:
+    """How the file that the model is out of has parameters, where castile has them otherwise, and what it has not:
+    numbers of a loss that castile added are nothing that other programs would have a place for.
+    """
     text, facts = found.facts.model, found.facts
-    if importers.of(settings.split(text)[0]) is None:
-        return {}
+    importer = importers.of(settings.split(text)[0])
+    if importer is None:
+        return {}, set()
     model = models.parse(text)
     graph = model.graph(facts.batch, facts.dtype)
     for name in found.parameters:
         if name not in graph.tensors or graph.tensors[name].shape != found.regions[name].shape:
             raise ValueError(f"{model.name} has changed: it has no parameter {name!r} {found.regions[name].shape} now")
-    return model.stored(graph)
+    absent = {*graph.states} - {*importer.load(model.name).values(graph, model.settings)}
+    return model.stored(graph), absent
 
 
 def _write(found: Reader, names: Sequence[str], stored: Mapping[str, Stored], out: Path) -> int:

@@ -288,7 +288,8 @@ def _values(command: Predict, job: Job, saved: Reader | None) -> Mapping[str, np
         _check_saved(command, job, saved)
         return {}
     found = weights.load(command.weights, job.model, graph)
-    if lacking := next((name for name in graph.states if name not in found), None):
+    # what no training changes is as the model has it
+    if lacking := next((name for name in graph.states if name in job.graph.updates and name not in found), None):
         raise UserError(
             f"weights {command.weights}: it has no {lacking!r}, which training gathers and predictions need: write one "
             "with `castile checkpoint export`"

@@ -33,7 +33,7 @@ BATCH = 32
 MOST_TOLD = 12
 AXES = {1: "b", 2: "b i", 3: "b s i", 4: "b c h w", 5: "b c d h w"}
 # Parameters that the network of any file has, and their defaults.
-OWN = {"batch": None, "dtype": "float32", "training": True, "loss": "", "inputs": "", "frozen": ""}
+OWN = {"batch": None, "dtype": "float32", "training": True, "loss": "", "class_weights": "", "inputs": "", "frozen": ""}
 
 
 def load(path: str) -> Imported:
@@ -152,7 +152,7 @@ class File:
         if loss:
             trained.check(loss, self.who)
         self._refuse(net, settings)
-        self._finish(net, loss, outputs)
+        self._finish(net, loss, settings.get("class_weights", ""), outputs)
         self._freeze(net, _patterns(settings))
         return net
 
@@ -226,7 +226,7 @@ class File:
             "or add them as docs/own.md says"
         )
 
-    def _finish(self, net: Network, loss: str, outputs: list[str]) -> None:
+    def _finish(self, net: Network, loss: str, weights: str, outputs: list[str]) -> None:
         """The loss and what is predicted; the last softmax or sigmoid is no part of what is trained."""
         graph, first = net.graph, net.values[outputs[0]]
         if isinstance(first, Known):
@@ -235,25 +235,26 @@ class File:
             raise ValueError(f"{self.who}: its output {outputs[0]!r} is of whole numbers, which are not trained")
         others = [net.operand(one) for one in map(net.values.get, outputs[1:]) if isinstance(one, Tensor | Whole)]
         if first.shape == ():
-            judged, whole = self._own_loss(graph, first, loss, others)
+            given = f"loss={loss}" if loss else f"class_weights={weights}" if weights else ""
+            judged, whole = self._own_loss(graph, first, given, others)
         else:
-            judged, whole = [self._judged(net, first, loss, outputs[0])], [first, *others]
+            judged, whole = [self._judged(net, first, loss, weights, outputs[0])], [first, *others]
         named = [one.name for one in judged] if net.training else self._depending(graph, whole)
         trained.pruned(graph, named)
         sampled.named(graph)
 
     def _own_loss(
-        self, graph: Graph, first: Tensor, loss: str, others: list[Tensor]
+        self, graph: Graph, first: Tensor, given: str, others: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Trains on the file's first output; what there is to judge, and what to predict."""
-        if loss:
-            raise ValueError(f"{self.who}: its output {first.name!r} is a loss of its own: leave out loss={loss}")
+        if given:
+            raise ValueError(f"{self.who}: its output {first.name!r} is a loss of its own: leave out {given}")
         graph.minimise(first)
         logits = trained.judged_by(graph, first)
         whole = [*([logits] if logits else []), *others]
         return whole[:1], whole
 
-    def _judged(self, net: Network, first: Tensor, loss: str, output: str) -> Tensor:
+    def _judged(self, net: Network, first: Tensor, loss: str, weights: str, output: str) -> Tensor:
         """Trains on a loss of the first output; what of it is judged."""
         if first.shape[:1] != (net.batch,) and net.batch > 0:
             raise ValueError(
@@ -262,10 +263,7 @@ class File:
             )
         loss = loss or trained.default(first.shape)
         judged = self._before_end(net, output, loss) or first
-        try:
-            net.graph.minimise(trained.LOSSES[loss](net.graph, judged))
-        except ValueError as error:
-            raise ValueError(f"{self.who}: {error}") from error
+        net.graph.minimise(trained.loss_of(net.graph, loss, judged, weights, self.who))
         return judged
 
     def _before_end(self, net: Network, output: str, loss: str) -> Tensor | None:

@@ -5,7 +5,7 @@ It does not know how the network came about.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 from castile.launch.importers.onnx import shaping, views
@@ -16,9 +16,12 @@ from castile.runtime.strict import suggestion
 LABEL, TARGET = "label", "target"
 
 
-def cross_entropy(g: Graph, output: Tensor) -> Tensor:
+def cross_entropy(g: Graph, output: Tensor, weights: Sequence[float] = ()) -> Tensor:
     """Of logits [b, classes], [b, s, classes], or of images [b, classes, h, w, ...], and `label` without the classes,
-    whole numbers; dims of one at the end are none."""
+    whole numbers; dims of one at the end are none.
+
+    weights   of each class, none where all count alike
+    """
     shape = output.shape
     if len(shape) < 2:
         raise ValueError(f"its output {output.name!r} of shape {shape} has no classes: leave out loss=cross_entropy")
@@ -26,8 +29,10 @@ def cross_entropy(g: Graph, output: Tensor) -> Tensor:
         shape = shape[:-1]
     logits = shaping.reshaped(g, f"{output.name}.logits", output, shape)
     logits = classes_last(g, f"{output.name}.last", logits) if len(shape) > 3 else logits
-    axes = " ".join(logits.axes[:-1])
-    return g.cross_entropy("loss", logits, g.input(LABEL, logits.shape[:-1], axes, "int32"))
+    label = g.input(LABEL, logits.shape[:-1], " ".join(logits.axes[:-1]), "int32")
+    if weights:
+        return g.weighted_cross_entropy("loss", logits, label, weights)
+    return g.cross_entropy("loss", logits, label)
 
 
 def classes_last(g: Graph, name: str, logits: Tensor) -> Tensor:
@@ -63,6 +68,24 @@ def check(loss: str, who: str) -> None:
     if loss not in LOSSES:
         near = suggestion(loss, list(LOSSES))
         raise ValueError(f"{who}: there is no loss {loss!r}{near}; there are {', '.join(LOSSES)}")
+
+
+def loss_of(g: Graph, loss: str, output: Tensor, weights: str, who: str) -> Tensor:
+    """The loss of that name; `weights` are those of classes as the setting `class_weights` has them, "" for none.
+
+    Raises ValueError where they are not of the classes, where the loss knows none, and for an output that it cannot take.
+    """
+    if not weights:
+        try:
+            return LOSSES[loss](g, output)
+        except ValueError as error:
+            raise ValueError(f"{who}: {error}") from error
+    if loss != "cross_entropy":
+        raise ValueError(f"{who}: class_weights={weights} means nothing for loss={loss}, which knows no classes")
+    try:
+        return cross_entropy(g, output, [float(number) for number in weights.split("+")])
+    except ValueError as error:
+        raise ValueError(f"{who}: class_weights={weights}: give a number above 0 for each class: {error}") from error
 
 
 def default(shape: tuple[int, ...]) -> str:
