@@ -39,7 +39,7 @@ def test_files_and_commands_are_found():
         "steps.py",
         "differs.py",
     }
-    assert len(COMMANDS) == 15
+    assert len(COMMANDS) == 16
 
 
 def test_the_commands_of_the_page_do_what_they_say_one_after_another(tmp_path, monkeypatch, capsys):

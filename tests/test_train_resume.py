@@ -389,6 +389,16 @@ def test_data_that_changed_are_not_gone_on_with(alone, capsys):
     resume.check_same(msgspec.convert(older, Facts), saved, Path("run"))
 
 
+def test_another_castile_is_told(alone, capsys, monkeypatch):
+    words = ("--checkpoint", "run", "--steps")
+    told(capsys, *words, "1")
+    then = resume.__version__
+    monkeypatch.setattr(resume, "__version__", "9.9")
+    assert told(capsys, *words, "2", "--resume")["changed"] == {"steps": [1, 2], "castile": [then, "9.9"]}
+    assert main([*MLP, *words, "3", "--resume"]) == 0
+    assert f"\nit was saved by castile {then}, and this is castile 9.9\n" in capsys.readouterr().out
+
+
 def test_options_that_changed_are_told(alone, capsys):
     words = ("--checkpoint", "run", "--steps")
     given = ("--optimizer", "adam", "--lr", "0.001", "--schedule", "cosine", "--clip", "1")

@@ -113,7 +113,8 @@ class Begun:
         """What is otherwise than when the checkpoint was written, plan included."""
         if self.saved is None:
             return {}
-        return resume.changes(self.saved.facts, self.facts) | resume.recut(self.saved, plan, self.say)
+        changed = resume.changes(self.saved.facts, self.facts) | resume.version(self.saved)
+        return changed | resume.recut(self.saved, plan, self.say)
 
     def course(self, chosen: Chosen) -> Course:
         """The way through the steps, with this rank's part of the plan and the numbers that training begins with."""

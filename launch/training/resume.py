@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from castile import __version__
 from castile.launch import models
 from castile.launch.checkpoints.folder import latest
 from castile.launch.checkpoints.manifest import Facts
@@ -67,7 +68,15 @@ def begin(job: Job, folder: str, here: Facts, say: Speaker) -> Reader | None:
         check_same(as_built(saved.facts), here, saved.path)
         say.line(f"going on from {saved.path}: {saved.step} steps are done")
         _tell(changes(saved.facts, here), saved.step, say)
+        for then, now in version(saved).values():
+            say.line(f"it was saved by castile {then}, and this is castile {now}")
     return saved
+
+
+def version(saved: Reader) -> Changes:
+    """Which castile wrote the checkpoint and which goes on, where that is not the same."""
+    then = saved.manifest.castile
+    return {} if then == __version__ else {"castile": [then, __version__]}
 
 
 def recut(saved: Reader, plan: Strategy, say: Speaker) -> Changes:
