@@ -33,7 +33,9 @@ BATCH = 32
 MOST_TOLD = 12
 AXES = {1: "b", 2: "b i", 3: "b s i", 4: "b c h w", 5: "b c d h w"}
 # Parameters that the network of any file has, and their defaults.
-OWN = {"batch": None, "dtype": "float32", "training": True, "loss": "", "class_weights": "", "inputs": "", "frozen": ""}
+OWN = {
+    "batch": None, "dtype": "float32", "training": True, "loss": "", "class_weights": "", "inputs": "", "frozen": "",
+}  # fmt: skip
 
 
 def load(path: str) -> Imported:

@@ -73,7 +73,7 @@ def check(loss: str, who: str) -> None:
 def loss_of(g: Graph, loss: str, output: Tensor, weights: str, who: str) -> Tensor:
     """The loss of that name; `weights` are those of classes as the setting `class_weights` has them, "" for none.
 
-    Raises ValueError where they are not of the classes, where the loss knows none, and for an output that it cannot take.
+    Raises ValueError for weights that are not of the classes, a loss without such, and an output that it cannot take.
     """
     if not weights:
         try:
