@@ -19,3 +19,9 @@ def sentence(capsys, *words) -> str:
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("castile: ") and err.count("\n") == 1, err
     return err
+
+
+def timeless(facts: dict) -> dict:
+    """What a command found, but for how long that took."""
+    found = {name: value for name, value in facts.items() if name != "elapsed_seconds"}
+    return found | {"history": [{k: v for k, v in row.items() if k != "elapsed_seconds"} for row in facts["history"]]}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from castile.planner.bounds.additive import Additive
 from castile.planner.bounds.elimination import elimination, filled, minimise
 from castile.planner.bounds.missing import elements, layouts, least
+from castile.planner.bounds.tables import WORK, Tables
 from castile.planner.choices.pins import Pins, parse
 from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
@@ -23,7 +24,7 @@ from castile.planner.lowering.versions import Versions
 from castile.planner.op import find
 from castile.planner.search import Evaluator, search
 from castile.planner.searches import dynamic
-from castile.planner.searches.dynamic import WORK, Tables, choices
+from castile.planner.searches.dynamic import choices
 from castile.planner.strategy import Config, Strategy, encode
 from castile.runtime.region import Box, blocks, intersect
 from castile.runtime.timeline import PICOSECONDS

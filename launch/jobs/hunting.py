@@ -17,11 +17,12 @@ from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.budget import Budget, clock
 from castile.planner.known.seeds import is_in_pieces, is_pipeline, microbatch_counts
 from castile.planner.search import Found, NoPlanFits, Progress, search
-from castile.planner.searching import accumulating
+from castile.planner.searching import accumulating, layerwise
 from castile.planner.searching.accumulating import NEAR, Chosen
 from castile.planner.searching.fewer import FURTHER, on_fewer
 from castile.planner.searching.filling import Gathering, Others, cut_for, expect, filled, instead, sooner
 from castile.planner.searching.foresight import Outlook, may_need
+from castile.planner.searching.layerwise import layer_wise
 from castile.planner.searching.settling import OF_KNOWN, QUICK_PARTS, SETTLING, settled, settled_known
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.step.recompute import NOTHING, PARAMETERS, SMALL_STEPS
@@ -262,7 +263,11 @@ class Hunt:
 
         def look(within: Pins | None, share: float = 1.0) -> Found:
             part = limits if limits.seconds is None else replace(limits, seconds=share * limits.seconds)
-            found = search(self.wanted.command.search, evaluator, part, pins=within, **given)
+            name, starts, began = self.wanted.command.search, given["start"], clock()
+            if self.wanted.names is None and layerwise.is_worth(evaluator, name, part):
+                starts = starts | layer_wise(evaluator, within, part.begun(layerwise.SHARE).is_over)
+            part = remaining(part, clock() - began)
+            found = search(name, evaluator, part, pins=within, **{**given, "start": starts})
             # What is best on some processors is known once it is settled; of a time that is done with the best alone.
             return ended(found, within) if limits.seconds is None else found
 
@@ -274,4 +279,5 @@ def remaining(limits: Budget, passed: float, share: float = 1.0) -> Budget:
     """So much of what is left of a budget after so many seconds: the least there is where nothing is."""
     if limits.seconds is None:
         return limits
-    return replace(limits, seconds=max(LEAST_SECONDS, share * (limits.seconds - passed)), before=passed)
+    seconds, before = max(LEAST_SECONDS, share * (limits.seconds - passed)), limits.before + passed
+    return replace(limits, seconds=seconds, before=before)

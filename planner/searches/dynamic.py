@@ -9,35 +9,23 @@ the simulator chooses; and why it descends from the best of these, by what costs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable
 from contextlib import suppress
-from functools import cached_property
-from itertools import takewhile
 from math import prod
 
-import numpy as np
-
 from castile.planner.bounds.additive import Additive
-from castile.planner.bounds.elimination import Scope, elimination, filled, minimise
-from castile.planner.bounds.missing import least
+from castile.planner.bounds.tables import MICROBATCHES, MOST_ENTRIES, WEIGHTS, Late, Tables
 from castile.planner.choices.moves import groups_of
 from castile.planner.choices.space import Space
 from castile.planner.search import Run
 from castile.planner.strategy import Config
 
 BUDGET = "100"
-# Of more microbatches so many are priced: what is done once a step, as sums of gradients, counts for little then.
-MICROBATCHES = 32
 # How many Configs of a node are looked at beside those of the seeds, in rounds, on few processors; with more of them
 # each costs more to price.
 ROUNDS = (4, 12, 36)
 FEW_PROCS = 16
 LEAST = 4
-# Work counts twice; transfers, those of one node and those between two, count fully, or half, or only the latter do:
-# sums of gradients are hidden first beside work.
-WORK, WEIGHTS = 2, ((2, 2), (1, 1), (0, 2))
-# Entries of all tables on the way; where the graph needs more, fewer Configs are looked at.
-MOST_ENTRIES = 2**21
 # The descent ends when so many changes in a row made nothing better: GPT-2, BERT and Seq2seq met 23 between two.
 PATIENCE = 30
 
@@ -46,7 +34,7 @@ def search(run: Run) -> None:
     """The optima among more and more Configs of each node, then what is near the best, until the budget is spent."""
     run.settle()
     # Without time for its tables there is no optimum.
-    with suppress(_Late):
+    with suppress(Late):
         _descend(run, _rounds(run))
 
 
@@ -89,10 +77,6 @@ def _descend(run: Run, tables: Tables) -> None:
                 break
 
 
-class _Late(Exception):
-    """No time is left."""
-
-
 def _affordable(run: Run, model: Additive, most: int) -> Tables:
     """Tables of at most so many Configs a node, fewer where elimination could not hold what they need."""
     while True:
@@ -100,140 +84,6 @@ def _affordable(run: Run, model: Additive, most: int) -> Tables:
         if most <= LEAST or tables.num_entries <= MOST_ENTRIES:
             return tables
         most = most * 3 // 4
-
-
-class Tables:
-    """The Configs of each node, by name, and what is known of their prices; nodes alike in both share them.
-
-    spent   asked before each table is filled: once it says so none is
-    """
-
-    def __init__(
-        self, model: Additive, choices: Mapping[str, Sequence[Config]], spent: Callable[[], bool] = lambda: False
-    ) -> None:
-        self.model, self.names, self.spent = model, list(model.steps), spent
-        number = {name: n for n, name in enumerate(self.names)}
-        self.scopes: list[Scope] = [(number[a], number[b]) for a, b in (edge.nodes for edge in model.edges)]
-        self.configs = [choices[name] for name in self.names]
-        self.keys = [(edge.key, *(id(choices[name]) for name in edge.nodes)) for edge in model.edges]
-        self.order = elimination(len(self.names), self.scopes)
-
-    @cached_property
-    def moves(self) -> dict[Hashable, np.ndarray]:
-        """By kind of edge, [C of the one, C of the other]: a bound below each price, later the price itself."""
-        found: dict[Hashable, np.ndarray] = {}
-        for key, edge, (a, b) in zip(self.keys, self.model.edges, self.scopes, strict=True):
-            if key not in found:
-                self._refuse_late()
-                found[key] = least(self.model, edge, self.configs[a], self.configs[b])
-        return found
-
-    @cached_property
-    def known(self) -> dict[Hashable, np.ndarray]:
-        """Which entries of `moves` are prices."""
-        return {key: np.zeros(table.shape, bool) for key, table in self.moves.items()}
-
-    @cached_property
-    def work(self) -> list[np.ndarray]:
-        """By node, [C]: the work of each Config."""
-        return [self._work(name, configs) for name, configs in zip(self.names, self.configs, strict=True)]
-
-    def _work(self, name: str, configs: Sequence[Config]) -> np.ndarray:
-        self._refuse_late()
-        return np.array([self.model.work(name, config) for config in configs], np.int64)
-
-    def _refuse_late(self) -> None:
-        if self.spent():
-            raise _Late
-
-    @cached_property
-    def own(self) -> list[Hashable]:
-        """By node its kind, of those whose own transfers cost the same."""
-        return [(self.model.own_key(name), id(configs)) for name, configs in zip(self.names, self.configs, strict=True)]
-
-    @cached_property
-    def sync(self) -> dict[Hashable, np.ndarray]:
-        """By such a kind, [C]: the price of the transfers that a Config decides alone; -1 where it is not known."""
-        return {key: np.full(len(configs), -1, np.int64) for key, configs in zip(self.own, self.configs, strict=True)}
-
-    @property
-    def num_configs(self) -> int:
-        return sum(map(len, self.configs))
-
-    @property
-    def num_entries(self) -> int:
-        """Of all tables that elimination fills."""
-        return filled([len(configs) for configs in self.configs], self.scopes, self.order)
-
-    def optimum(self, sync: int, move: int) -> dict[str, Config]:
-        """The plan of the least price, with transfers weighed so; once all is spent, the best as far as is known.
-
-        sync   the weight of transfers that one Config decides;  move: of those between two nodes
-        """
-        while True:
-            syncs = {key: sync * np.maximum(prices, 0) for key, prices in self.sync.items()}
-            nodes = [((n,), WORK * work + syncs[self.own[n]]) for n, work in enumerate(self.work)]
-            weighed = {key: move * table for key, table in self.moves.items()}
-            pairs = [(scope, weighed[key]) for scope, key in zip(self.scopes, self.keys, strict=True)]
-            point, _ = minimise([*nodes, *pairs], self.order)
-            if not self._price(point) or self.spent():
-                return {name: self.configs[n][point[n]] for n, name in enumerate(self.names)}
-
-    def near(self, configs: Mapping[str, Config], group: Sequence[int]) -> list[tuple[Config, int]]:
-        """The other Configs that all of these nodes may have, and by how much more the plan costs with each, as far as
-        is known, transfers weighed as at first.
-        """
-        at = [self._numbers[n][configs[name]] for n, name in enumerate(self.names)]
-        others = [config for config in self.configs[group[0]] if all(config in self._numbers[n] for n in group)]
-        others = [config for config in others if any(self.configs[n][at[n]] != config for n in group)]
-        to = {n: [self._numbers[n][config] for config in others] for n in group}
-        (sync, move), more = WEIGHTS[0], np.zeros(len(others), np.int64)
-        for n in group:
-            own = WORK * self.work[n] + sync * np.maximum(self.sync[self.own[n]], 0)
-            more += own[to[n]] - own[at[n]]
-        for edge in {edge for n in group for edge in self._edges[n]}:
-            (a, b), table = self.scopes[edge], self.moves[self.keys[edge]]
-            more += move * (table[to.get(a, at[a]), to.get(b, at[b])] - table[at[a], at[b]])
-        return list(zip(others, more.tolist(), strict=True))
-
-    @cached_property
-    def _numbers(self) -> list[dict[Config, int]]:
-        """By node the number of each Config."""
-        return [{config: n for n, config in enumerate(configs)} for configs in self.configs]
-
-    @cached_property
-    def _edges(self) -> list[list[int]]:
-        """By node the numbers of its edges."""
-        found: list[list[int]] = [[] for _ in self.names]
-        for edge, (a, b) in enumerate(self.scopes):
-            found[a].append(edge)
-            found[b].append(edge)
-        return found
-
-    def _price(self, point: Sequence[int]) -> bool:
-        """Price what a plan uses, as far as the budget goes; whether anything was not priced before."""
-        news = False
-        for name, key, configs, i in zip(self.names, self.own, self.configs, point, strict=True):
-            if self.sync[key][i] < 0 and not (news and self.spent()):
-                news, self.sync[key][i] = True, self.model.sync(name, configs[i])
-        for number, (a, b) in enumerate(self.scopes):
-            i, j = point[a], point[b]
-            moves, known = self.moves[self.keys[number]], self.known[self.keys[number]]
-            if known[i, j] or (news and self.spent()):
-                continue
-            news, bound = True, moves[i, j]
-            self._set(number, i, j)
-            if moves[i, j] < bound:
-                # This bound is none, so none of its table is trusted.
-                for i, j in takewhile(lambda _: not self.spent(), np.argwhere(~known).tolist()):
-                    self._set(number, i, j)
-        return news
-
-    def _set(self, number: int, i: int, j: int) -> None:
-        """Price an edge."""
-        (a, b), key = self.scopes[number], self.keys[number]
-        self.moves[key][i, j] = self.model.move(self.model.edges[number], self.configs[a][i], self.configs[b][j])
-        self.known[key][i, j] = True
 
 
 def choices(run: Run, model: Additive, most: int) -> dict[str, list[Config]]:

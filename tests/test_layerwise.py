@@ -1,0 +1,80 @@
+"""Layer-wise plans: of least price among few Configs of each node, all processors used; which searches begin there."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castile.planner.bounds.additive import Additive
+from castile.planner.bounds.tables import WORK, Tables
+from castile.planner.choices.pins import Pins, parse
+from castile.planner.choices.spaces import Spaces
+from castile.planner.cost import CostModel
+from castile.planner.evaluation.budget import parse_budget
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.known.seeds import seeds
+from castile.planner.lower import Lowering
+from castile.planner.searching.fewer import within
+from castile.planner.searching.layerwise import LEAST, NAME, WALKS, choices, is_worth, layer_wise
+from castile.planner.strategy import Names
+from tests.effort import examples
+from tests.little import GRAPHS, evaluator, machine, tower
+from tests.strategies import machines, problems
+
+
+@settings(max_examples=examples(60))
+@given(problems(most_layers=4), machines(4), st.data())
+def test_no_plan_among_the_choices_costs_less(problem, on, data):
+    """Known plans and drawn ones; each choice is a Config of its node that leaves no processor idle if one can."""
+    lowering = Lowering(problem.graph, on)
+    model, spaces = Additive(lowering, CostModel(on)), Spaces(lowering, CostModel(on))
+    found = choices(model, spaces)
+    for name, configs in found.items():
+        assert all(config in spaces[name].configs for config in configs) and len({*configs}) == len(configs)
+        assert all({*config.procs} == {*range(on.num_procs)} for config in configs)
+    price = model.price(Tables(model, found).optimum(WORK, WORK))
+    plans = [{name: data.draw(st.sampled_from(configs)) for name, configs in found.items()}]
+    plans += [plan.configs for plan in seeds(lowering).values()]
+    for plan in plans:
+        if all(plan[name] in configs for name, configs in found.items()):
+            assert price <= model.price(plan)
+
+
+def test_an_axis_is_cut_as_far_as_it_goes():
+    """Two samples and sixteen features of each kind on four processors."""
+    lowering = Lowering(tower(1, batch=2), machine(4))
+    found = choices(Additive(lowering, CostModel(lowering.machine)), Spaces(lowering, CostModel(lowering.machine)))
+    splits = [(dict(config.split), config.replicas) for config in found["fc0"]]
+    assert sorted(splits, key=str) == sorted([({}, 4), ({"b": 2}, 2), ({"i": 4}, 1), ({"o": 4}, 1)], key=str)
+
+
+@pytest.mark.parametrize("name", sorted(GRAPHS))
+def test_a_plan_stays_where_it_may(name):
+    same = evaluator(GRAPHS[name], machine(4))
+    few = within(same, (2, 3))
+    (plan,) = layer_wise(same, few).values()
+    assert {proc for config in plan.configs.values() for proc in config.procs} == {2, 3}
+    node = next(iter(same.lowering.piece.nodes))
+    names = Names(same.lowering.piece.nodes, same.lowering.names.optional)
+    pin = Pins([parse(f"{node}: {{b: 4}}")], names, 4)
+    (plan,) = layer_wise(same, pin).values()
+    assert plan.configs[node].split == {"b": 4}
+
+
+def test_there_is_none_without_time_or_room():
+    graph = GRAPHS["two"]
+    assert layer_wise(evaluator(graph, machine(2)), is_over=lambda: True) == {}
+    assert layer_wise(evaluator(graph, machine(2, memory=64))) == {}
+    assert [*layer_wise(evaluator(graph, machine(2)))] == [NAME]
+
+
+def test_who_begins_there():
+    """Searches that walk, for long enough, for time."""
+    same = evaluator(GRAPHS["two"], machine(2))
+    long = parse_budget(f"{LEAST}")
+    assert all(is_worth(same, name, long) for name in WALKS) and is_worth(same, WALKS[0], parse_budget("1s"))
+    assert not is_worth(same, WALKS[0], parse_budget(f"{LEAST - 1}"))
+    assert not any(is_worth(same, name, long) for name in ("dynamic", "random", "exhaustive", "data_parallel"))
+    small = Evaluator(same.lowering, same.cost, objective="memory")
+    assert not is_worth(small, WALKS[0], long)
