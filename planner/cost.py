@@ -27,8 +27,8 @@ NEIGHBOUR_RATIO = 4.0
 INTENSITY_RATIO = 1.5
 # A learned cost may beat the roofline (caches), but not beyond belief.
 FLOOR = 0.1
-# The weight of what the class of a family says of a term beside one measurement that is all of that term: sizes of a
-# family, by its terms, are a third of what they take off, its terms by a factor of e.
+# The weight of what the class of a family says of a term beside one measurement that is all of that term: what sizes of
+# a family take scatters by a third about its terms, and these by a factor of e about those of the class.
 PRIOR_WEIGHT = 0.1
 # Stands for an overhead or a latency of zero, which no factor could correct.
 SMALL_SECONDS = 1e-6
