@@ -18,6 +18,7 @@ from castile.planner.lower import Lowering
 from castile.planner.searching.fewer import within
 from castile.planner.searching.layerwise import LEAST, NAME, WALKS, choices, is_worth, layer_wise
 from castile.planner.strategy import Names
+from tests.answers import answer
 from tests.effort import examples
 from tests.little import GRAPHS, evaluator, machine, tower
 from tests.strategies import machines, problems
@@ -78,3 +79,9 @@ def test_who_begins_there():
     assert not any(is_worth(same, name, long) for name in ("dynamic", "random", "exhaustive", "data_parallel"))
     small = Evaluator(same.lowering, same.cost, objective="memory")
     assert not is_worth(small, WALKS[0], long)
+
+
+def test_a_command_tells_of_it_where_its_search_begins_there(capsys):
+    words = ["plan", "mlp", "--machine", "local:procs=2", "--budget"]
+    for more, is_told in (([f"{LEAST}"], True), (["200"], False), ([f"{LEAST}", "--seeds", "data_parallel"], False)):
+        assert (NAME in answer(capsys, *words, *more)["seeds"]) == is_told

@@ -15,6 +15,7 @@ from math import inf
 from castile.launch.jobs.wanted import Dropped, Wanted
 from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.budget import Budget, clock
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.seeds import is_in_pieces, is_pipeline, microbatch_counts
 from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating, layerwise
@@ -22,7 +23,6 @@ from castile.planner.searching.accumulating import NEAR, Chosen
 from castile.planner.searching.fewer import FURTHER, on_fewer
 from castile.planner.searching.filling import Gathering, Others, cut_for, expect, filled, instead, sooner
 from castile.planner.searching.foresight import Outlook, may_need
-from castile.planner.searching.layerwise import layer_wise
 from castile.planner.searching.settling import OF_KNOWN, QUICK_PARTS, SETTLING, settled, settled_known
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.step.recompute import NOTHING, PARAMETERS, SMALL_STEPS
@@ -263,16 +263,20 @@ class Hunt:
 
         def look(within: Pins | None, share: float = 1.0) -> Found:
             part = limits if limits.seconds is None else replace(limits, seconds=share * limits.seconds)
-            name, starts, began = self.wanted.command.search, given["start"], clock()
-            if self.wanted.names is None and layerwise.is_worth(evaluator, name, part):
-                starts = starts | layer_wise(evaluator, within, part.begun(layerwise.SHARE).is_over)
-            part = remaining(part, clock() - began)
-            found = search(name, evaluator, part, pins=within, **{**given, "start": starts})
+            began, starts = clock(), given["start"] | self._layer_wise(evaluator, part, within)
+            left = remaining(part, clock() - began)
+            found = search(self.wanted.command.search, evaluator, left, pins=within, **{**given, "start": starts})
             # What is best on some processors is known once it is settled; of a time that is done with the best alone.
             return ended(found, within) if limits.seconds is None else found
 
         found = on_fewer(evaluator, look(pinned), partial(look, share=FURTHER), pinned, self.is_settled)
         return found if limits.seconds is None else ended(found, pinned)
+
+    def _layer_wise(self, evaluator: Evaluator, limits: Budget, pins: Pins | None) -> dict[str, Strategy]:
+        """A plan to begin from besides the known ones, by its name, unless only some of these are to be begun from."""
+        if self.wanted.names is not None or not layerwise.is_worth(evaluator, self.wanted.command.search, limits):
+            return {}
+        return layerwise.layer_wise(evaluator, pins, limits.begun(layerwise.SHARE).is_over)
 
 
 def remaining(limits: Budget, passed: float, share: float = 1.0) -> Budget:
