@@ -26,6 +26,14 @@ WORK, WEIGHTS = 2, ((2, 2), (1, 1), (0, 2))
 MOST_ENTRIES = 2**21
 
 
+def alike(model: Additive, spaces: Mapping[str, object]) -> list[list[str]]:
+    """The names of nodes that are alike in kind and in what they may do: these share one list of Configs."""
+    found: dict[Hashable, list[str]] = {}
+    for name, kind in model.kinds.items():
+        found.setdefault((kind, id(spaces[name])), []).append(name)
+    return [*found.values()]
+
+
 class Late(Exception):
     """No time is left."""
 

@@ -9,12 +9,11 @@ the simulator chooses; and why it descends from the best of these, by what costs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
 from contextlib import suppress
 from math import prod
 
 from castile.planner.bounds.additive import Additive
-from castile.planner.bounds.tables import MICROBATCHES, MOST_ENTRIES, WEIGHTS, Late, Tables
+from castile.planner.bounds.tables import MICROBATCHES, MOST_ENTRIES, WEIGHTS, Late, Tables, alike
 from castile.planner.choices.moves import groups_of
 from castile.planner.choices.space import Space
 from castile.planner.search import Run
@@ -93,18 +92,15 @@ def choices(run: Run, model: Additive, most: int) -> dict[str, list[Config]]:
     Plain is what cuts few axes and leaves few processors idle. All begin on the first processor that they may: nothing
     is won by elsewhere where nothing runs beside anything.
     """
-    kinds = {name: (kind, id(run.spaces[name])) for name, kind in model.kinds.items()}
-    found: dict[Hashable, dict[Config, None]] = {}
-    for name, kind in kinds.items():
-        seeds = [seed.strategy.configs[name] for seed in (*run.seeds.values(), run.best)]
-        found.setdefault(kind, {}).update(dict.fromkeys(seeds))
-    num_procs, lists = len(run.spaces.procs), {}
-    for name, kind in kinds.items():
-        if kind not in lists:
-            plain = [config for config in _plain(run.spaces[name]) if config not in found[kind]]
-            plain.sort(key=lambda config: (len(config.split), num_procs - len(config.procs)))
-            lists[kind] = [*found[kind], *plain[:most]]
-    return {name: lists[kind] for name, kind in kinds.items()}
+    num_procs, found = len(run.spaces.procs), dict[str, list[Config]]()
+    for names in alike(model, run.spaces):
+        seeds = (*run.seeds.values(), run.best)
+        known = dict.fromkeys(seed.strategy.configs[name] for name in names for seed in seeds)
+        plain = [config for config in _plain(run.spaces[names[0]]) if config not in known]
+        plain.sort(key=lambda config: (len(config.split), num_procs - len(config.procs)))
+        one_list = [*known, *plain[:most]]
+        found |= dict.fromkeys(names, one_list)
+    return found
 
 
 def _plain(space: Space) -> list[Config]:

@@ -8,11 +8,11 @@ each. It does not know overlap, nor how a search moves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from castile.planner.bounds.additive import Additive
-from castile.planner.bounds.tables import MICROBATCHES, MOST_ENTRIES, WEIGHTS, Late, Tables
+from castile.planner.bounds.tables import MICROBATCHES, MOST_ENTRIES, WEIGHTS, Late, Tables, alike
 from castile.planner.choices.pins import Pins, pinned
 from castile.planner.choices.space import Space
 from castile.planner.choices.spaces import Spaces
@@ -67,12 +67,11 @@ def layer_wise(
 
 def choices(model: Additive, spaces: Spaces) -> dict[str, list[Config]]:
     """By name the Configs that are looked at, on all processors that may be used; one list for nodes alike."""
-    lists = dict[Hashable, list[Config]]()
-    keys = {name: (kind, id(spaces[name])) for name, kind in model.kinds.items()}
-    for name, key in keys.items():
-        if key not in lists:
-            lists[key] = _everywhere(spaces[name], spaces.procs) or [spaces[name][0]]
-    return {name: lists[key] for name, key in keys.items()}
+    found: dict[str, list[Config]] = {}
+    for names in alike(model, spaces):
+        space = spaces[names[0]]
+        found |= dict.fromkeys(names, _everywhere(space, spaces.procs) or [space[0]])
+    return found
 
 
 def _everywhere(space: Space, procs: Sequence[int]) -> list[Config]:
