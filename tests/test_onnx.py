@@ -312,6 +312,11 @@ def test_settings_name_lengths_inputs_and_losses(tmp_path: Path) -> None:
             models.parse(f"{path}:{wrong}").graph(2)
     with pytest.raises(ValueError, match="no setting 'U'"):
         models.parse(f"{path}:U=5")
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    two (float[N, 3] x, float[N, 3] y) => (float[N, 2] z) { s = Add (x, y) z = MatMul (s, w) }"""
+    path = write(network(text, w=(3, 2)), tmp_path / "two.onnx")
+    with pytest.raises(ValueError, match=r"inputs=a\+a calls two of its inputs the same"):
+        models.parse(f"{path}:inputs=a+a").graph(2)
 
 
 def test_weights_of_such_names_are_frozen_whatever_takes_them(tmp_path: Path) -> None:

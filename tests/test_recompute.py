@@ -288,6 +288,8 @@ def test_names_patterns_and_ways() -> None:
     assert set(Recomputation(graph, SGD).named("fc1, fc2")) == {"fc1", "fc2"}
     with pytest.raises(ValueError, match=r"'selectiv' is no node of .*selective.* a share as 40%, or names of nodes"):
         Recomputation(graph, SGD).named("selectiv")
+    with pytest.raises(ValueError, match="'none' stands alone: 'full, none' asks for more besides"):
+        Recomputation(graph, SGD).named("full, none")
 
 
 @pytest.mark.parametrize("word", ["*", "fc*", "fc1*"])

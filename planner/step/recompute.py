@@ -55,10 +55,13 @@ class Recomputation:
         """The nodes, and fetches of parameters, that words of WAYS, shares (`40%`) or patterns of names mean, with
         commas between them. Of fetches a pattern means only such as it says itself: `fc*/fetch`.
 
-        Raises ValueError for a pattern that none has.
+        Raises ValueError for a pattern that none has, and for `none` beside other words.
         """
         found: dict[str, None] = {}
-        for word in (part.strip() for part in text.split(",")):
+        words = [part.strip() for part in text.split(",")]
+        if NOTHING in words and len(words) > 1:
+            raise ValueError(f"{NOTHING!r} stands alone: {text!r} asks for more besides")
+        for word in words:
             found.update(dict.fromkeys(self._meant(word)))
         return tuple(found)
 

@@ -191,6 +191,8 @@ class File:
                 f"{self.who}: inputs={names} should name its {len(self.inputs)} inputs, {', '.join(self.inputs)}, with "
                 "+ between"
             )
+        if len(set(given)) < len(given):
+            raise ValueError(f"{self.who}: inputs={names} calls two of its inputs the same: name each otherwise")
         return given
 
     def _input(self, net: Network, name: str, called: str, settings: Mapping[str, Any]) -> None:
