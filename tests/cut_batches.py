@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from castile.planner.cost import CostModel
 from castile.planner.evaluation import evaluator as evaluators
 from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
+from castile.planner.step import samples
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import Machine
 from tests.named_plans import links
@@ -36,11 +38,24 @@ def piped(data: st.DataObject, counts: st.SearchStrategy[int]) -> tuple[Evaluato
     graph = data.draw(problems(batch=count)).graph
     if machine.num_procs == 1:
         reject()
-    plan = data.draw(in_microbatches(data.draw(staged(graph, machine.num_procs)), count))
+    plan = data.draw(in_microbatches(data.draw(staged(one_of(graph, count), machine.num_procs)), count))
     known = Evaluator(Lowering(graph, machine, SGD, microbatches=count), CostModel(machine))
     if not can_be_cut(known.lowering, plan):
         reject()
     return known, plan
+
+
+def one_of(graph: Graph, count: int) -> Graph:
+    """The graph of one of so many microbatches: no plan that is drawn for it cuts samples into more parts than there are
+    in one. Rejects an example that cannot be cut.
+
+    Of plans that are drawn for the whole batch five in six are refused, once all else was drawn.
+    """
+    try:
+        return samples.piece(graph, count)
+    except ValueError as error:
+        _check_refusal(error)
+        reject()
 
 
 def can_be_cut(lowering: Lowering, plan: Strategy) -> bool:

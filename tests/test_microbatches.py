@@ -25,7 +25,7 @@ from castile.planner.search import Evaluator, search
 from castile.planner.simulate import simulate
 from castile.runtime import machine
 from tests import little
-from tests.cut_batches import TOLERANCE, assert_trains_as_the_whole_batch
+from tests.cut_batches import TOLERANCE, assert_trains_as_the_whole_batch, one_of
 from tests.effort import examples
 from tests.strategies import batches, beginnings, in_microbatches, machines, problems, strategies, whole_on
 from tests.training import SGD, difference, train
@@ -42,7 +42,7 @@ def test_microbatches_train_as_the_whole_batch(tell: Callable[[str], None]) -> N
         count = data.draw(st.integers(2, 3))
         problem = data.draw(problems(batch=count * data.draw(st.integers(1, 2))))
         on = data.draw(machines())
-        whole = data.draw(strategies(problem.graph, on.num_procs))
+        whole = data.draw(strategies(one_of(problem.graph, count), on.num_procs))
         cut = data.draw(in_microbatches(whole, count))
         assert_trains_as_the_whole_batch(problem, on, cut, data.draw(st.integers(1, on.num_procs)))
         seen["trained"] += 1
@@ -51,6 +51,14 @@ def test_microbatches_train_as_the_whole_batch(tell: Callable[[str], None]) -> N
     check()
     tell(f"microbatches train as the whole batch: {', '.join(f'{k} {n}' for k, n in seen.most_common())}")
     assert seen["trained"] >= EXAMPLES
+
+
+def test_a_plan_with_more_parts_than_a_microbatch_has_samples_is_refused() -> None:
+    graph, on = models.parse("mlp").graph(8), machine.local(4)
+    plan = msgspec.structs.replace(seeds(Lowering(graph, on, SGD))["data_parallel"], microbatches=4)
+    words = r"one of 4 microbatches has fewer samples than axis 'b' is to have parts, 4: use fewer microbatches or a smaller"
+    with pytest.raises(ValueError, match=words):
+        Lowering(graph, on, SGD).lower(plan)
 
 
 def test_a_processor_holds_the_activations_of_one_microbatch_at_a_time() -> None:

@@ -41,7 +41,7 @@ from castile.planner.strategy import Strategy
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.machine import parse as machine_of
 from castile.runtime.task import NUM_LANES, Lane
-from tests.cut_batches import assert_trains_as_the_whole_batch, can_be_cut
+from tests.cut_batches import assert_trains_as_the_whole_batch, can_be_cut, one_of
 from tests.effort import examples
 from tests.strategies import in_buckets, in_microbatches, machines, problems, recomputed, staged, whole_on
 from tests.test_models import small
@@ -106,7 +106,7 @@ def test_what_is_computed_again_changes_no_number(tell: Callable[[str], None]) -
         count, machine = data.draw(st.integers(2, 4)), data.draw(machines())
         problem = data.draw(problems(batch=count * data.draw(st.integers(1, 2))))
         shape = staged if machine.num_procs > 1 and data.draw(st.booleans()) else in_buckets
-        plan = data.draw(shape(problem.graph, machine.num_procs))
+        plan = data.draw(shape(one_of(problem.graph, count), machine.num_procs))
         # Nothing is what is drawn most.
         again = plan.recompute or data.draw(recomputed(problem.graph)) or tuple(problem.graph.nodes)
         plan = data.draw(in_microbatches(msgspec.structs.replace(plan, recompute=again), count))

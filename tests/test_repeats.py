@@ -30,7 +30,7 @@ from castile.planner.strategy import PATH, READY
 from castile.runtime import memory
 from castile.runtime.task import Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS
-from tests.cut_batches import assert_few_say_all, can_be_cut
+from tests.cut_batches import assert_few_say_all, can_be_cut, one_of
 from tests.effort import examples
 from tests.graphs import Draft, engine_maps
 from tests.little import evaluator, machine, tower
@@ -57,7 +57,7 @@ def test_any_plan_takes_what_all_its_microbatches_take(
         # parameters of which several are cast, clipped and updated by one task
         narrow = models.parse(GPT).graph(batch, dtype) if dtype == "bfloat16" else None
         graph = narrow or data.draw(problems(batch=batch)).graph
-        plan = data.draw(in_microbatches(data.draw(in_buckets(graph, on.num_procs, updates)), count))
+        plan = data.draw(in_microbatches(data.draw(in_buckets(one_of(graph, count), on.num_procs, updates)), count))
         known = Evaluator(Lowering(graph, on, updates, microbatches=count), CostModel(on))
         if not can_be_cut(known.lowering, plan):
             reject()

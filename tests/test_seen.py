@@ -28,7 +28,7 @@ from castile.runtime import machine as presets
 from castile.runtime.task import NUM_LANES
 from castile.runtime.timeline import PICOSECONDS
 from tests.answers import answer
-from tests.cut_batches import PLANS, can_be_cut, machines_of
+from tests.cut_batches import PLANS, can_be_cut, machines_of, one_of
 from tests.effort import examples
 from tests.little import evaluator, machine
 from tests.strategies import in_microbatches, problems
@@ -57,7 +57,7 @@ def test_few_processors_and_microbatches_tell_what_all_would(
         graph = data.draw(problems(batch=count * each)).graph
         if kind != "anyhow" and on.num_procs < 2:
             reject()
-        plan = data.draw(in_microbatches(data.draw(PLANS[kind](graph, on.num_procs)), count))
+        plan = data.draw(in_microbatches(data.draw(PLANS[kind](one_of(graph, count), on.num_procs)), count))
         known = Evaluator(Lowering(graph, on, SGD, microbatches=count), CostModel(on))
         if not can_be_cut(known.lowering, plan):
             reject()

@@ -28,7 +28,7 @@ from castile.planner.step.program import COMPUTED_AGAIN, Micro
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.task import CostKey
-from tests.cut_batches import assert_few_say_all, assert_trains_as_the_whole_batch, piped
+from tests.cut_batches import assert_few_say_all, assert_trains_as_the_whole_batch, one_of, piped
 from tests.effort import examples
 from tests.strategies import in_microbatches, machines, problems, staged
 from tests.training import SGD
@@ -117,7 +117,7 @@ def test_pipelines_train_as_one_processor_does(tell: Callable[[str], None]) -> N
         problem = data.draw(problems(batch=count * data.draw(st.integers(1, 2))))
         if machine.num_procs == 1:
             reject()
-        cut = data.draw(in_microbatches(data.draw(staged(problem.graph, machine.num_procs)), count))
+        cut = data.draw(in_microbatches(data.draw(staged(one_of(problem.graph, count), machine.num_procs)), count))
         assert_trains_as_the_whole_batch(problem, machine, cut, data.draw(st.integers(1, machine.num_procs)))
         seen["trained"] += 1
         of_nodes = [cut.configs[name].procs for name in problem.graph.nodes]
@@ -135,7 +135,7 @@ def test_few_microbatches_of_a_pipeline_say_what_all_take(
     monkeypatch.setattr(evaluator, "FOLDED_FROM", folded_from)
     seen: Counter[bool] = Counter()
 
-    @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=2 * EXAMPLES, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(data: st.DataObject) -> None:
         known, plan = piped(data, st.integers(9, 24))

@@ -33,7 +33,7 @@ from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
 from castile.runtime.task import STRIDED, Call, CostKey, Kind, TaskGraph
 from tests import device_ranks
-from tests.cut_batches import can_be_cut
+from tests.cut_batches import can_be_cut, one_of
 from tests.effort import examples
 from tests.graphs import task_graphs
 from tests.kernel_cases import Case, cases
@@ -258,7 +258,7 @@ def test_what_may_come_together_is_told_of_the_task_that_does_it(
     """By the call that it is, with the numbers that its own part has; of no microbatch."""
     graph, updates = models.parse(GPT).graph(4 * count, dtype), Updates(optimizers.parse("adamw"), clip=1.0)
     lowering = Lowering(graph, links(num_procs), updates, microbatches=count)
-    plan = data.draw(in_microbatches(data.draw(strategies(graph, num_procs, updates)), count))
+    plan = data.draw(in_microbatches(data.draw(strategies(one_of(graph, count), num_procs, updates)), count))
     if not can_be_cut(lowering, plan):
         reject()
     composed = lowering._composed(plan)
