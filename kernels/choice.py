@@ -88,8 +88,8 @@ def wanted(name: str, outs: tuple[Any, ...], args: tuple[Any, ...], params: dict
 
 def key(call: Wanted) -> str:
     """The call as text; `wanted_of` gives it back."""
-    told = [call.kernel, _told(call.outs), _told(call.args), _told(call.params), call.accumulate]
-    return json.dumps(told, sort_keys=True, separators=(",", ":"))
+    fields = [call.kernel, _as_json(call.outs), _as_json(call.args), _as_json(call.params), call.accumulate]
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
 def wanted_of(text: str) -> Wanted:
@@ -144,12 +144,12 @@ def _bare(x: Any) -> Any:
     return x.item() if hasattr(x, "item") else x
 
 
-def _told(x: Any) -> Any:
+def _as_json(x: Any) -> Any:
     if isinstance(x, Array):
         return {"dtype": x.dtype, "shape": x.shape, "strides": x.strides}
     if isinstance(x, tuple | list):
-        return [_told(one) for one in x]
-    return {word: _told(value) for word, value in x.items()} if isinstance(x, dict) else x
+        return [_as_json(one) for one in x]
+    return {word: _as_json(value) for word, value in x.items()} if isinstance(x, dict) else x
 
 
 def _read(x: Any) -> Any:

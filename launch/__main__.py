@@ -61,10 +61,10 @@ def _dispatch(args: list[str]) -> int:
     _check_text(args)
     if not args or args[0] in ("-h", "--help", "help"):
         if not args[1:]:
-            return _told(_overview)
+            return _printed(_overview)
         args = [args[1], "--help"]
     if args[0] == "--version":
-        return _told(lambda: f"castile {__version__}")
+        return _printed(lambda: f"castile {__version__}")
     name, *rest = args
     _check_known(name)
     module = importlib.import_module(f"castile.launch.{name}")
@@ -73,7 +73,7 @@ def _dispatch(args: list[str]) -> int:
     return int(module.run(command))
 
 
-def _told(text: Callable[[], str]) -> int:
+def _printed(text: Callable[[], str]) -> int:
     if not ranks.silent():
         print(text())
     return 0

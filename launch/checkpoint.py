@@ -61,7 +61,7 @@ def run(command: Checkpoint) -> int:
     return 0
 
 
-Told = tuple[dict[str, Any], str]
+Report = tuple[dict[str, Any], str]
 
 
 def _check(command: Checkpoint) -> None:
@@ -89,7 +89,7 @@ def _named(path: str) -> list[Path]:
     raise UserError(f"{path} holds no checkpoint: name the folder that `castile train --checkpoint` wrote to")
 
 
-def _ls(command: Checkpoint) -> Told:
+def _ls(command: Checkpoint) -> Report:
     rows = [_row(path) for path in _named(command.path)]
     return {"folder": command.path, "checkpoints": rows}, "\n".join(map(_line, rows))
 
@@ -97,10 +97,10 @@ def _ls(command: Checkpoint) -> Told:
 def _line(row: Mapping[str, Any]) -> str:
     if "why" in row:
         return f"{row['name']}  {row['why']}"
-    told = f"{row['samples']:>10} samples  {written(row['size_bytes']):>9}  {row['model']}"
-    told += f" on {row['data']}" if row["data"] else ""
-    told += f", held-out loss {row['held_out_loss']:.4f}" if row["held_out_loss"] is not None else ""
-    return f"{row['name']}{told}"
+    text = f"{row['samples']:>10} samples  {written(row['size_bytes']):>9}  {row['model']}"
+    text += f" on {row['data']}" if row["data"] else ""
+    text += f", held-out loss {row['held_out_loss']:.4f}" if row["held_out_loss"] is not None else ""
+    return f"{row['name']}{text}"
 
 
 def _row(path: Path) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _row(path: Path) -> dict[str, Any]:
     }
 
 
-def _verify(command: Checkpoint) -> Told:
+def _verify(command: Checkpoint) -> Report:
     sound, damaged, size = [], [], 0
     for path in _named(command.path):
         try:
@@ -151,7 +151,7 @@ def _offer(why: str, path: Path) -> str:
     return f"{why}; {good.name} is whole, and `castile train ... --resume` goes on from there"
 
 
-def _export(command: Checkpoint) -> Told:
+def _export(command: Checkpoint) -> Report:
     path = _named(command.path)[-1]
     try:
         found = open_checkpoint(path)

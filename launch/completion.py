@@ -72,7 +72,7 @@ def script() -> str:
         _case(8, [f"{name} {flag}" for flag in one.flags], _values(one))
         for name, every in taken.items()
         for one in every
-        if one.told and one.flags
+        if one.metavar and one.flags
     )
     places = (
         _case(12, [name], [word for one in every if not one.flags for word in _values(one)], "*")
@@ -98,7 +98,7 @@ def _case(indent: int, of: Iterable[str], words: Iterable[str], rest: str = "") 
 
 def _values(taken: Taken) -> list[str]:
     """The words that may stand there, those of its choices, as far as they are known; none for files and numbers."""
-    return [word for part in taken.told.split("|") for word in _known(part)]
+    return [word for part in taken.metavar.split("|") for word in _known(part)]
 
 
 def _known(part: str) -> Iterator[str]:

@@ -103,7 +103,7 @@ def compare(a: Strategy, b: Strategy, worth_a: Predicted | None, worth_b: Predic
     """
     moved: dict[tuple[str | None, str | None], list[str]] = {}
     for (_, here, there), names in differences(a.configs, b.configs).items():
-        moved.setdefault((_told(here), _told(there)), []).extend(names)
+        moved.setdefault((_config_text(here), _config_text(there)), []).extend(names)
     every = dict.fromkeys((*a.configs, *b.configs))
     return {
         "model": a.model,
@@ -131,7 +131,7 @@ def _figures(a: Predicted | None, b: Predicted | None) -> dict[str, dict[str, fl
     }
 
 
-def _told(config: Config | None) -> str | None:
+def _config_text(config: Config | None) -> str | None:
     return None if config is None else str(config)
 
 

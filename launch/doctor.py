@@ -98,8 +98,8 @@ def _hosts() -> list[Finding]:
     if comm is None:
         return []
     mine = (comm.host, comm.local_size, alike.software()) if comm.local_rank == 0 else None
-    told = comm.gather_bytes(json.dumps(mine).encode())
-    each = [found for one in told or [] if (found := json.loads(one))]
+    gathered = comm.gather_bytes(json.dumps(mine).encode())
+    each = [found for one in gathered or [] if (found := json.loads(one))]
     names = ", ".join(f"{host} with {size} rank{'s' * (size != 1)}" for host, size, _ in each)
     facts = {"hosts": [{"name": host, "num_ranks": size, "installed": has} for host, size, has in each]}
     if odd := next((host for host, _, has in each if has != each[0][2]), ""):
@@ -156,9 +156,10 @@ def _blas() -> Finding:
     num_threads = _blas_threads(Path(numpy.__file__).parent)
     threads = "threads unknown" if num_threads is None else f"{num_threads} thread{'s' * (num_threads != 1)}"
     words = f"{blas['name']} {blas['version']}, {threads} in one process (OMP_NUM_THREADS sets it)"
-    told = os.environ.get(CORE_TYPE, "")
-    words += f"; {CORE_TYPE}={told} takes this processor for that one: products may be faster without" if told else ""
-    facts = {"name": blas["name"], "version": blas["version"], "num_threads": num_threads, "core_type": told}
+    core_type = os.environ.get(CORE_TYPE, "")
+    if core_type:
+        words += f"; {CORE_TYPE}={core_type} takes this processor for that one: products may be faster without"
+    facts = {"name": blas["name"], "version": blas["version"], "num_threads": num_threads, "core_type": core_type}
     return Finding("BLAS", True, words, facts)
 
 

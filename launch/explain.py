@@ -175,7 +175,7 @@ def _against(
         **_priced(evaluator.evaluate(other), worth),
         "causes": _compared(explanation, explain(evaluator, other)),
         "switches": [
-            {"nodes": list(s.names), "here": _told(s.here.values()), "there": _told(s.there.values())}
+            {"nodes": list(s.names), "here": _layouts(s.here.values()), "there": _layouts(s.there.values())}
             | {"name": folded(s.names), **_priced(s.evaluated, worth)}
             for s in found.best
         ],
@@ -350,7 +350,7 @@ def _compared(here: Explanation, there: Explanation) -> Rows:
     return sorted(rows, key=lambda row: -abs(row["longer_seconds"]))
 
 
-def _told(alike: Iterable[Config | None]) -> str:
+def _layouts(alike: Iterable[Config | None]) -> str:
     """Layouts of nodes that are cut alike."""
     configs = list(dict.fromkeys(plain(config) for config in alike if config is not None))
     return in_words(configs) if configs else "by default"

@@ -104,8 +104,8 @@ def _run_again_and_again(
             seen.add(end.left)
             if num_again > command.restarts:
                 if command.restarts:
-                    told = f"restarted {command.restarts} times without a newer checkpoint"
-                    print(f"castile: given up: {told}", file=sys.stderr)
+                    why = f"restarted {command.restarts} times without a newer checkpoint"
+                    print(f"castile: given up: {why}", file=sys.stderr)
                 break
             if slots and end.hosts:
                 slots = hostfiles.without(slots, end.hosts)

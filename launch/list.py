@@ -105,15 +105,15 @@ def _tell_one(row: Mapping[str, Any]) -> None:
 
 def _figures(row: Mapping[str, Any]) -> list[str]:
     """What else there is to know, in lines."""
-    told = []
+    lines = []
     if "num_params" in row:
-        told.append(f"{row['num_params']:,} parameters")
+        lines.append(f"{row['num_params']:,} parameters")
     if "budget" in row:
-        told.append(f"its own budget is {row['budget']} proposals")
+        lines.append(f"its own budget is {row['budget']} proposals")
     if "processor" in row:
         links = ", ".join(f"{name} {rate / 1e9:.4g} GB/s" for name, rate in row["link_bytes_per_second"].items())
         each = f"{written(row['memory_bytes'])} each, {report.rate(row['flops_per_second'])} in float32"
-        told.append(f"{report.counted(row['num_procs_per_node'], 'processor')} a node, {row['processor']}: {each}")
-        told.append(f"links: {links or 'none'}")
-        told += [f"figures from {row['sources']}"] * bool(row["sources"])
-    return told
+        lines.append(f"{report.counted(row['num_procs_per_node'], 'processor')} a node, {row['processor']}: {each}")
+        lines.append(f"links: {links or 'none'}")
+        lines += [f"figures from {row['sources']}"] * bool(row["sources"])
+    return lines

@@ -294,15 +294,15 @@ def _contest(command: Plan, tried: list[tuple[dict[str, Any], Outputs]]) -> int:
     """Tell of several searches. Raises UserError, once all is told, where none found a plan."""
     runs = [facts for facts, _ in tried]
     found = [run for run in runs if not run["refused"]]
-    told = contests.facts(command.objective, runs)
+    facts = contests.facts(command.objective, runs)
     outputs = Outputs()
     if found:
         outputs.write("picture", command.picture, lambda path: files.write(path, _course(command, found).encode()))
-    told["files"] = outputs.paths
+    facts["files"] = outputs.paths
     if command.json:
-        print(json.dumps({"model": command.model, "objective": command.objective, **told}, indent=2))
+        print(json.dumps({"model": command.model, "objective": command.objective, **facts}, indent=2))
     else:
-        contests.tell(command.model, command.objective, told)
+        contests.tell(command.model, command.objective, facts)
     for one in (outputs, *(written for _, written in tried)):
         one.end()
     if not found:

@@ -135,7 +135,7 @@ def run(command: Predict) -> int:
     say = Speaker(comm.rank == 0, command.json)
     saved = _saved(comm, command.checkpoint, say) if command.checkpoint else None
     command = _filled(command, saved)
-    if saved is not None and (setting := data.told_otherwise(command.data, saved.facts.data)):
+    if saved is not None and (setting := data.changed_setting(command.data, saved.facts.data)):
         what = f"its {setting} is not that of training, {saved.facts.data}, so that numbers mean other things"
         say.warn(f"--data {command.data}: {what}: leave it as it was there, and name new rows by new=FILE beside it")
     job = jobs.start(
@@ -149,8 +149,8 @@ def run(command: Predict) -> int:
     samples = dataset.in_order(command.samples)
     labels = evaluate.truths(job, samples)
     first = next(iter(labels.values()), None)
-    told_of = [Column("loss", losses_of(job.evaluation, first), "float64")] if first else []
-    _check_samples(command, samples, columns, told_of)
+    of_losses = [Column("loss", losses_of(job.evaluation, first), "float64")] if first else []
+    _check_samples(command, samples, columns, of_losses)
     values = _values(command, job, saved)
     job.measure()
     planned = _plan(command, job, saved)
@@ -166,7 +166,7 @@ def run(command: Predict) -> int:
     say.line(f"the plan, {planned.whose}:")
     say.line("\n".join(f"  {line}" for line in report.plan_lines(planned.plan)))
     started = time.perf_counter()
-    judged = _predict(command, execution, samples, columns, labels, told_of, say)
+    judged = _predict(command, execution, samples, columns, labels, of_losses, say)
     seconds = time.perf_counter() - started
     count = len(samples)
     facts: dict[str, Any] = {
@@ -208,7 +208,7 @@ def _check(command: Predict) -> None:
     parse_budget(command.budget or BUDGET)
 
 
-class _Told(msgspec.Struct):
+class _Answer(msgspec.Struct):
     """The checkpoint that rank 0 found, and what it has to warn of."""
 
     path: str
@@ -225,16 +225,16 @@ def _saved(comm: Communicator, folder: str, say: Speaker) -> Reader:
         path = Path(folder)
         if path.is_dir() and folders.is_checkpoint(path):
             open_checkpoint(path).verify()
-            return msgspec.json.encode(_Told(folder))
+            return msgspec.json.encode(_Answer(folder))
         found = folders.latest(path)
         if found is None:
             raise UserError(f"--checkpoint {folder}: it holds no checkpoint: name the folder that training saved in")
-        return msgspec.json.encode(_Told(str(found.path), found.warnings))
+        return msgspec.json.encode(_Answer(str(found.path), found.warnings))
 
-    told = msgspec.json.decode(leading.from_leader(comm, look), type=_Told)
-    for text in told.warnings:
+    answer = msgspec.json.decode(leading.from_leader(comm, look), type=_Answer)
+    for text in answer.warnings:
         say.warn(f"{text}, and is what predicts")
-    return open_checkpoint(told.path)
+    return open_checkpoint(answer.path)
 
 
 def _filled(command: Predict, saved: Reader | None) -> Predict:
@@ -263,18 +263,18 @@ def _columns(job: Job) -> list[Column]:
 
 
 def _check_samples(
-    command: Predict, samples: Samples, columns: Sequence[Column], told_of: Sequence[Column]
+    command: Predict, samples: Samples, columns: Sequence[Column], of_losses: Sequence[Column]
 ) -> None:
     """Raises UserError where there is nothing to predict or nothing would come of it."""
     if not len(samples):
         raise UserError(f"--data {command.data}: it has no samples for --samples {command.samples}: choose others")
     if command.out:
         results.check("--out", command.out, columns, len(samples))
-    if command.losses and told_of:
-        results.check("--losses", command.losses, told_of, len(samples))
-    if command.losses and not told_of:
+    if command.losses and of_losses:
+        results.check("--losses", command.losses, of_losses, len(samples))
+    if command.losses and not of_losses:
         raise UserError(f"--data {command.data}: it has no labels to tell losses by: leave --losses out")
-    if not (command.out or told_of):
+    if not (command.out or of_losses):
         raise UserError(f"--data {command.data}: it has no labels to judge by: write the outputs with --out FILE.npz")
 
 
@@ -300,15 +300,15 @@ def _values(command: Predict, job: Job, saved: Reader | None) -> Mapping[str, np
 def _check_saved(command: Predict, job: Job, saved: Reader) -> None:
     """Raises UserError where a checkpoint is of another network than the one that the user names."""
     facts, graph, built = resume.as_built(saved.facts), job.evaluation, job.model.as_built
-    told = f"--checkpoint {saved.path}: it is of {facts.model}, and not of {command.model}"
+    other = f"--checkpoint {saved.path}: it is of {facts.model}, and not of {command.model}"
     if facts.model != built.text and not _is_of(facts, built):
-        raise UserError(f"{told}: name that model, or --weights with its parameters")
+        raise UserError(f"{other}: name that model, or --weights with its parameters")
     for name in [*(t.name for t in graph.params), *graph.states]:
         found = saved.regions.get(name)
         if found is None or found.shape != graph.tensors[name].shape:
             there = "it has none" if found is None else f"its own has {found.shape}"
             on = f" with --data {command.data}" if facts.model == built.text else ""
-            raise UserError(f"{told}{on}, whose {name!r} has shape {graph.tensors[name].shape} here: {there}")
+            raise UserError(f"{other}{on}, whose {name!r} has shape {graph.tensors[name].shape} here: {there}")
 
 
 def _is_of(facts: Facts, model: models.Model) -> bool:
@@ -341,7 +341,7 @@ def _plan(command: Predict, job: Job, saved: Reader | None) -> _Planned:
             looked_at = found.num_proposals
             return found.strategy
 
-        with interrupts.told("ended before the first sample, so nothing is written"):
+        with interrupts.ending_with("ended before the first sample, so nothing is written"):
             plan = job.agreed_plan(search)
         return _Planned(plan, job.prepare(plan, lowering), f"found by {command.search}", looked_at)
     elif saved is not None:
@@ -355,7 +355,7 @@ def _plan(command: Predict, job: Job, saved: Reader | None) -> _Planned:
 
 def _predict(
     command: Predict, execution: Execution, samples: Samples, columns: Sequence[Column], labels: Mapping[str, str],
-    told_of: Sequence[Column], say: Speaker,
+    of_losses: Sequence[Column], say: Speaker,
 ) -> HeldOut | None:  # fmt: skip
     """Go through all samples; how right they are, on rank 0, where there are labels."""
     graph = execution.graph
@@ -365,15 +365,15 @@ def _predict(
         return results.writing(path, columns, rows_of(samples)) if writes else nullcontext(lambda arrays: None)
 
     with (
-        interrupts.told("ended before the last sample, so nothing is written"),
+        interrupts.ending_with("ended before the last sample, so nothing is written"),
         say.under_way(f"predicting {report.counted(len(samples), 'sample')}") as advance,
         sink(command.out, columns) as add,
-        sink(command.losses, told_of) as tell,
+        sink(command.losses, of_losses) as tell,
     ):
-        told = evaluate.says(execution, samples, set(labels.values()), advance)
+        batches = evaluate.says(execution, samples, set(labels.values()), advance)
 
         def written() -> Iterator[tuple[evaluate.Arrays, evaluate.Arrays]]:
-            for outputs, given in told:
+            for outputs, given in batches:
                 add(outputs)
                 yield outputs, given
 
@@ -390,7 +390,7 @@ def _text(facts: dict[str, Any]) -> str:
     if facts["quality"] is not None:
         lines.append(telling.judged(facts["quality"] | {"num_samples": facts["samples"]}))
     lines += telling.class_lines(facts["classes"])
-    for name, told in facts["outputs"].items():
-        lines.append(f"{name}: {' x '.join(map(str, told['shape']))} of {told['dtype']}")
+    for name, output in facts["outputs"].items():
+        lines.append(f"{name}: {' x '.join(map(str, output['shape']))} of {output['dtype']}")
     lines += [f"{what}: {path}" for what, path in facts["files"].items()]
     return "\n".join(lines)

@@ -118,7 +118,7 @@ def run(command: Profile) -> int:
     job.measure()
     works = _works(job, command, given)
     known = set() if command.again else {row.key for row in job.snapshot.rows}
-    with interrupts.told(_kept(command, path, "measured")):
+    with interrupts.ending_with(_kept(command, path, "measured")):
         num_tuned = tuning.tune(job, ((work.tasks(), work.only) for work in works), command.again)
         rows = _measure_all(job, works, known)
     if job.leads:
@@ -146,7 +146,7 @@ def _foretell(command: Profile, machine: Machine, path: str, begun: float) -> in
     plans |= coverage.plans(lowering) if command.all else {}
     holds_for, database = absent.environment(kind, remembered.kernels_hash()), remembered.opened(path)
     known = {} if command.again else {row.key: row for row in database.snapshot(holds_for).rows}
-    with interrupts.told(_kept(command, path, "told")), progress.bar(True, "compiling") as advance:
+    with interrupts.ending_with(_kept(command, path, "told")), progress.bar(True, "compiling") as advance:
         found = estimated.kinds(lowering, plans, _only(lowering, command, plans))
         rows = estimated.estimate(
             found, kind, known, partial(advance, "kernels"), lambda row: database.add(snapshot_of(holds_for, [row]))

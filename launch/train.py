@@ -180,7 +180,7 @@ def _run(command: Train, lines: Lines | None, undecayed: str, since: float) -> i
         with records.begin(command, job, lines, course.first_step, course.num_steps, say) as log:
             progress = Training(job, course, log, say).run()
             log.record("end", **telling.end(progress, course.first_step))
-        facts = telling.facts(job, chosen, progress, course.first_step, begun.told)
+        facts = telling.facts(job, chosen, progress, course.first_step, begun.as_facts)
         if job.leads and progress.sampled:
             _show(command, job, chosen, progress.sampled[-1], outputs)
         facts |= {"changed": changed, "samples": telling.samples(begun.dataset)}
@@ -276,7 +276,7 @@ def _profiling(command: Train) -> str:
 
 
 def _print(command: Train) -> int:
-    text = json.dumps(records.told(command)) if command.json else runfile.text(command, without=("print",)).rstrip()
+    text = json.dumps(records.as_facts(command)) if command.json else runfile.text(command, without=("print",)).rstrip()
     if leading.communicator().rank == 0:
         print(text)
     return 0

@@ -104,7 +104,7 @@ class Truth:
     regret: float
 
 
-@interrupts.told("ended, and nothing is kept; with fewer --plans and --rounds there is less to wait for")
+@interrupts.ending_with("ended, and nothing is kept; with fewer --plans and --rounds there is less to wait for")
 def run(command: Validate) -> int:
     """Measure, learn, predict, report. Raises ValueError or UserError in one sentence for a user's mistake."""
     checks.counts(batch=command.batch, accumulate=command.accumulate, rounds=command.rounds)

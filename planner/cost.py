@@ -217,9 +217,9 @@ class CostModel:
         if (each := self._more_seconds.get(family_of(key))) is not None:
             return (key.num_begun - 1) * each
         scales = self._scales(key)
-        return scales[0] * self._told_more(key) if scales else 0.0
+        return scales[0] * self._stated_more(key) if scales else 0.0
 
-    def _told_more(self, key: CostKey) -> float:
+    def _stated_more(self, key: CostKey) -> float:
         """The same by the machine alone."""
         return algorithms.cheapest(self.machine, key).more_seconds if key.link else 0.0
 
@@ -243,7 +243,7 @@ class CostModel:
 
     def _factor(self, rows: list[Measured]) -> float:
         """The geometric mean of measured over modelled seconds."""
-        modelled = [sum(self._terms[row.key]) + self._told_more(row.key) for row in rows]
+        modelled = [sum(self._terms[row.key]) + self._stated_more(row.key) for row in rows]
         ratios = [row.seconds / seconds for row, seconds in zip(rows, modelled, strict=True)]
         return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
@@ -258,12 +258,12 @@ class CostModel:
         from scipy.optimize import nnls
 
         first, weight = rows[0].key, math.sqrt(PRIOR_WEIGHT)
-        told = self._told_more(first.begun_with([first]))
-        each = told or SMALL_SECONDS
+        stated = self._stated_more(first.begun_with([first]))
+        each = stated or SMALL_SECONDS
         more = [(row.key.num_begun - 1) * each for row in rows]
         terms = np.array([(*self._terms[row.key], n) for row, n in zip(rows, more, strict=True)])
         terms /= np.array([[row.seconds] for row in rows])
-        pulled = weight * np.array([1, 1, 1, 1, bool(told)])
+        pulled = weight * np.array([1, 1, 1, 1, bool(stated)])
         pull = np.diag(pulled / self._classes[class_of(first)])
         scales, _ = nnls(np.concatenate([terms, pull]), np.concatenate([np.ones(len(rows)), pulled]))
         a, b, c, d, e = scales.tolist()

@@ -42,7 +42,7 @@ class Node(msgspec.Struct, frozen=True):
     members: tuple[str, ...] = ()
 
     @property
-    def told(self) -> str:
+    def full_name(self) -> str:
         """Its name, with those of its members."""
         return f"{self.name} (with {', '.join(self.members)})" if self.members else self.name
 
@@ -90,7 +90,7 @@ class Graph:
     outputs: list[str] = field(default_factory=list)
     loss: str = ""
     frozen: frozenset[str] = frozenset()
-    _told: tuple[list[object], str] | None = field(default=None, init=False, repr=False, compare=False)
+    _known_fingerprint: tuple[list[object], str] | None = field(default=None, init=False, repr=False, compare=False)
 
     def input(self, name: str, shape: tuple[int, ...], axes: str, dtype: str | None = None) -> Tensor:
         """A tensor that the host fills at each step; `axes` names its dims, as in "b c h w".
@@ -174,8 +174,8 @@ class Graph:
             raise ValueError(f"{name} ({op.name}): {error}") from error
         shapes = [alignment.shape(operand) for operand in alignment.results]
         if (given := [spec and spec.shape for spec in results]) != shapes:
-            told = [" and ".join(map(str, these)) for these in (given, shapes)]
-            raise ValueError(f"{name} ({op.name}): forward gives {told[0]}, which by the axis line is {told[1]}")
+            gives, should = (" and ".join(map(str, these)) for these in (given, shapes))
+            raise ValueError(f"{name} ({op.name}): forward gives {gives}, which by the axis line is {should}")
         for output, operand, spec in zip(node.outputs, alignment.results, results, strict=True):
             assert spec is not None
             self._tensor(Tensor(output, spec.shape, spec.dtype, tuple(dim[0] for dim in operand.dims)))
@@ -257,16 +257,16 @@ class Graph:
         """A hash of nodes, settings, shapes, orders of dims, wiring, and of what is not trained."""
         # every plan is asked whether it was made for this graph
         now = [*self.nodes.values(), *self.updates.values(), *self.tensors.values(), self.loss, self.frozen]
-        if self._told is None or self._told[0] != now:
-            self._told = now, self._fingerprint()
-        return self._told[1]
+        if self._known_fingerprint is None or self._known_fingerprint[0] != now:
+            self._known_fingerprint = now, self._fingerprint()
+        return self._known_fingerprint[1]
 
     def _fingerprint(self) -> str:
         nodes = [(n.name, n.op.name, n.op.settings, n.inputs, n.outputs) for n in self.nodes.values()]
         updates = [(n.name, n.op.name, n.op.settings, n.inputs) for n in self.updates.values()]
         tensors = [(t.name, t.shape, t.dtype, t.param) for t in self.tensors.values()]
-        told = (nodes, updates, tensors, self.loss, *sorted(self.orders.items()), *sorted(self.frozen))
-        return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+        hashed = (nodes, updates, tensors, self.loss, *sorted(self.orders.items()), *sorted(self.frozen))
+        return hashlib.sha256(repr(hashed).encode()).hexdigest()[:16]
 
 
 def _add(kind: str, layer: Callable[..., Any], graph: Graph, /, *given: Any, **settings: Any) -> Any:

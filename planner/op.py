@@ -101,7 +101,7 @@ class Op:
     unrecorded: ClassVar[tuple[str, ...]] = ()
     # Whether bodies do no more with where a part lies than to tell kernels: of parts as long along all axes that touch
     # boxes of the same shapes all make the same calls then, but for literals.
-    told: ClassVar[bool] = False
+    place_in_literals: ClassVar[bool] = False
     # Operands of whole numbers that stand for places along axes: which operand, and the names of the axes.
     numbering: ClassVar[tuple[tuple[int, str], ...]] = ()
     # Operands of which passes read the rows that numbers name, and no others: which operand, and that of the numbers.

@@ -77,10 +77,10 @@ def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], fo
     left = serving.all_left(tasks, served)
     serving.serve_ready(tasks, served, left, form)
     assert (left.queue_end == served.queue_ptr[1:]).all(), "the task graph has a cycle"
-    return told(graph, served, form)
+    return simulated_as(graph, served, form)
 
 
-def told(graph: TaskGraph, served: Served, form: str = "auto", until: int = NEVER) -> Simulated:
+def simulated_as(graph: TaskGraph, served: Served, form: str = "auto", until: int = NEVER) -> Simulated:
     """What a simulation says of a graph that was served so; of its memory what is the most before some time."""
     book, sweep = BODIES if form == "plain" else map(compiled, BODIES)
     persistent, delta = book(

@@ -328,8 +328,8 @@ def encode(strategy: Strategy) -> bytes:
         if fields[name] == default:
             del fields[name]
     nodes = ",\n".join(f"  {_line(name)}: {_line(config)}" for name, config in fields.pop("configs").items())
-    told = [*(f"{_line(name)}: {_line(value)}" for name, value in fields.items()), f'"configs": {{\n{nodes}\n }}']
-    return ("{\n " + ",\n ".join(told) + "\n}\n").encode()
+    lines = [*(f"{_line(name)}: {_line(value)}" for name, value in fields.items()), f'"configs": {{\n{nodes}\n }}']
+    return ("{\n " + ",\n ".join(lines) + "\n}\n").encode()
 
 
 def _line(value: object) -> str:

@@ -57,7 +57,8 @@ def compiled(body: Callable[..., Any]) -> Callable[..., Any]:
     np.empty(2**24, np.uint8)
     # What is kept on disk is not told apart by these.
     options = {"nogil": True, "no_cfunc_wrapper": True}
-    result: Callable[..., Any] = numba.njit(cache=True, **options)(_renamed(body, {}, _told(body), repr(options)))
+    known_by = _renamed(body, {}, _source_text(body), repr(options))
+    result: Callable[..., Any] = numba.njit(cache=True, **options)(known_by)
     return result
 
 
@@ -86,13 +87,13 @@ def assembled(
     from numba import types
 
     _listener()
-    told = [_told(one) for one in (*bodies, *parts, *inlined)]
+    texts = [_source_text(one) for one in (*bodies, *parts, *inlined)]
     if records:
         from castile.runtime import records as room
 
         for kind in records:
             room.by_reference(kind)
-        told.append(Path(room.__file__).read_text())
+        texts.append(Path(room.__file__).read_text())
     # Nobody calls them from C, and parts from the interpreter: what would take care of that takes a tenth of the time.
     common: dict[str, Any] = {"_nrt": False, "no_cfunc_wrapper": True}
     made = dict(words or {})
@@ -101,7 +102,7 @@ def assembled(
     def linked(function: Any) -> FunctionType:
         known = {name: function.__globals__.get(name) for name in _named(function)}
         names = {name: part(one) for name, one in known.items() if callable(one) and one in others}
-        return _renamed(function, names, *told)
+        return _renamed(function, names, *texts)
 
     def part(function: Any) -> Any:
         if function not in made:
@@ -122,21 +123,21 @@ def is_kept(loop: Any) -> bool:
     return any(folder.glob(f"*.{name}-*.nbi"))
 
 
-def _told(function: Any) -> str:
+def _source_text(function: Any) -> str:
     """What a function does and the numbers that it knows by name, wherever these are from."""
     known = [function.__globals__.get(name) for name in _named(function)]
     numbers = [one for one in known if isinstance(one, (int, float, np.generic))]
     # What is written of a code as a constant is where it lies in memory, which is another place in each process.
-    told = [
+    codes = [
         (code.co_code, [one for one in code.co_consts if not isinstance(one, CodeType)], code.co_names)
         for code in _codes(function.__code__)
     ]
-    return repr((told, numbers))
+    return repr((codes, numbers))
 
 
-def _renamed(function: Any, names: Mapping[str, Any], *told: str) -> FunctionType:
+def _renamed(function: Any, names: Mapping[str, Any], *texts: str) -> FunctionType:
     """A function with other globals; what was compiled is found again by its file and name, which tells the rest."""
-    found = sha256("\n".join(told).encode()).hexdigest()[:12]
+    found = sha256("\n".join(texts).encode()).hexdigest()[:12]
     made = FunctionType(function.__code__, function.__globals__ | names, function.__name__, function.__defaults__)
     made.__qualname__ = f"{function.__qualname__}_{found}"
     return made

@@ -28,8 +28,8 @@ def together(comm: Words | None) -> float:
     found = affinity()
     if comm is not None:
         rows = comm.gather_bytes(msgspec.json.encode(sorted(found)))
-        told = comm.bcast_bytes(None if rows is None else b"[%b]" % b",".join(rows))
-        found = frozenset().union(*msgspec.json.decode(told, type=list[frozenset[int]]))
+        gathered = comm.bcast_bytes(None if rows is None else b"[%b]" % b",".join(rows))
+        found = frozenset().union(*msgspec.json.decode(gathered, type=list[frozenset[int]]))
     return min(len(found), quota())
 
 

@@ -202,11 +202,11 @@ def refuse(
     bytes[P], with the largest owners named; names: what processors of a folded graph are called on the whole machine.
     """
     if lack := lacking(lengths, capacities):
-        proc, told = lack
-        told_of = largest(graph, timeline, [proc])[0][:MOST_TOLD]
-        owners = ", ".join(f"{name} ({written(size)})" for name, size in told_of)
+        proc, need = lack
+        heaviest = largest(graph, timeline, [proc])[0][:MOST_TOLD]
+        owners = ", ".join(f"{name} ({written(size)})" for name, size in heaviest)
         raise ValueError(
-            f"processor {names[proc] if names else proc} needs {told}; most of it is {owners}: "
+            f"processor {names[proc] if names else proc} needs {need}; most of it is {owners}: "
             "split these over more processors or take a smaller batch"
         )
 

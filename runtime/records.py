@@ -34,8 +34,8 @@ class Record(types.Type):
 
     def __init__(self, kind: Any, fields: tuple[Any, ...]) -> None:
         self.kind, self.fields = kind, fields
-        told = [f"{name}: {field}" for name, field in zip(kind._fields, fields, strict=True)]
-        super().__init__(f"Record({kind.__module__}.{kind.__qualname__}, {', '.join(told)})")
+        described = [f"{name}: {field}" for name, field in zip(kind._fields, fields, strict=True)]
+        super().__init__(f"Record({kind.__module__}.{kind.__qualname__}, {', '.join(described)})")
 
     def place(self, name: str) -> int:
         """Which of the fields that is."""

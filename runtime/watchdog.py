@@ -67,7 +67,7 @@ class Watchdog:
         self._limit_seconds = max(limit_seconds, LIMIT_STEPS * expected_seconds)
         self._progress: Hashable = None
         self._looked = self._waited = self._posted = 0.0
-        self._is_told = False
+        self._has_complained = False
         # of each rank that waits too when it said so, and for whom it waits
         self._heard: dict[int, tuple[float, set[int]]] = {}
 
@@ -79,14 +79,14 @@ class Watchdog:
         now = perf_counter()
         between, self._looked, self.due = min(now - self._looked, MOST_BETWEEN_SECONDS), now, now + LOOK_SECONDS
         if progress != self._progress:
-            self._progress, self._waited, self._is_told = progress, 0.0, False
+            self._progress, self._waited, self._has_complained = progress, 0.0, False
             return
         before = self._waited
         self._waited += between
         if self._waited >= self._tell_seconds:
             if before < self._tell_seconds:
                 # what was told of other waits says nothing of this one
-                self._aside.told()
+                self._aside.received()
                 self._heard.clear()
                 self._posted = 0.0
             self._ask(now, waits())
@@ -109,24 +109,24 @@ class Watchdog:
         if now - self._posted >= RENEW_SECONDS:
             self._aside.tell(array("i", mine.ranks).tobytes())
             self._posted = now
-        for rank, note in self._aside.told().items():
+        for rank, note in self._aside.received().items():
             self._heard[rank] = now, set(array("i", note))
         if self._waited < self._tell_seconds + SILENT_SECONDS:
             return
         waiting = {rank: ranks for rank, (when, ranks) in self._heard.items() if now - when < SILENT_SECONDS}
         waiting[self._aside.rank] = set(mine.ranks)
         silent = sorted(set().union(*waiting.values()) - waiting.keys())
-        if not self._is_told:
-            self._is_told = True
+        if not self._has_complained:
+            self._has_complained = True
             # of all who wait one tells
             if self._aside.rank == min(waiting):
                 left = self._limit_seconds - self._waited
                 then = f"; the job ends if nothing goes on for another {left:.0f} s" if left > 0 else ""
-                self._tell(f"{self._told(silent, mine)}{then}")
+                self._tell(f"{self._complaint(silent, mine)}{then}")
         if self._waited >= self._limit_seconds:
-            raise Unanswered(f"{self._told(silent, mine)}, and the job ends with it")
+            raise Unanswered(f"{self._complaint(silent, mine)}, and the job ends with it")
 
-    def _told(self, silent: list[int], mine: Waits) -> str:
+    def _complaint(self, silent: list[int], mine: Waits) -> str:
         waited = f"{self._waited:.0f} s"
         should = f"a step should take {self._expected_seconds:.3g} s"
         if not silent:

@@ -107,7 +107,7 @@ def datasets() -> str:
         (f"`{one.name}`", one.what, _settings(one), one.gives) for one in every
     ))  # fmt: skip
     return head.rstrip("\n") + "\n" + table("data set | setting | what it is", (
-        (f"`{one.name}`", f"`{setting}`", words) for one in every for setting, words in one.told.items()
+        (f"`{one.name}`", f"`{setting}`", words) for one in every for setting, words in one.notes.items()
     ))  # fmt: skip
 
 

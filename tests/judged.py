@@ -15,4 +15,4 @@ def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_sam
     judging = Judging(graph, next(iter(graph.outputs), ""), None)
     for scores, truth in pieces:
         judging.add(scores, truth)
-    return judging.told(num_samples)
+    return judging.figures(num_samples)

@@ -19,7 +19,7 @@ class Picture:
     def all(self, kind: str) -> list[ElementTree.Element]:
         return list(self.root.iter(f"{SPACE}{kind}"))
 
-    def told(self, kind: str) -> list[tuple[str, ElementTree.Element]]:
+    def titled(self, kind: str) -> list[tuple[str, ElementTree.Element]]:
         """The elements of a kind that tell something to who points at them."""
         found = [(element.find(f"{SPACE}title"), element) for element in self.all(kind)]
         return [(title.text, element) for title, element in found if title is not None]

@@ -340,7 +340,7 @@ def test_one_rank_of_two_tells_it(words, told, folder, home):
     before = homes.contents(folder)
     status, _, err = mpirun_apart(2, "-m", "castile", *words.format(folder).split(), **home)
     # But for mpirun's own note on a rank that ended, stderr holds the sentence alone.
-    told_once = "".join(notes.told((line.encode() for line in err.splitlines(keepends=True)), str, []))
+    told_once = "".join(notes.plain((line.encode() for line in err.splitlines(keepends=True)), str, []))
     assert status == 2, err
     check_sentence(told_once.strip(" "), told)
     assert homes.contents(folder) == before

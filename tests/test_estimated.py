@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("triton")
 
 from castile.kernels.estimates import calls as estimates
-from castile.kernels.estimates.calls import Told
+from castile.kernels.estimates.calls import Estimate
 from castile.kernels.estimates.chips import KINDS
 from castile.kernels.table import Table
 from castile.launch import models
@@ -35,7 +35,7 @@ from castile.runtime import machine as machines
 from castile.runtime.task import Kind
 
 MODELS = ["mlp", "convnet", "resnet", "lstm", "moe:layers=2", "dlrm", "gpt:layers=1,width=32,heads=4,seq=16"]
-TOLD = Told(3e-6, 1e-6, "memory")
+ESTIMATE = Estimate(3e-6, 1e-6, "memory")
 SMALL = ["mlp:layers=1,width=64", "--machine", "h200", "--dtype", "bfloat16"]
 
 
@@ -49,12 +49,12 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls that are asked for; all are told the same, without compiling any."""
     asked: list[str] = []
 
-    def tell_all(calls, kind):
+    def estimates(calls, kind):
         for call in calls:
             asked.append(call)
-            yield call, TOLD
+            yield call, ESTIMATE
 
-    monkeypatch.setattr(estimated, "tell_all", tell_all)
+    monkeypatch.setattr(estimated, "estimates", estimates)
     return asked
 
 
@@ -103,7 +103,7 @@ def test_what_was_told_is_kept_and_not_told_again(compiling, capsys) -> None:
 
 def test_plans_are_priced_by_it(compiling, capsys) -> None:
     keys = told(capsys, "profile", *SMALL, "--profile", "some.db")["keys"]
-    assert {key["seconds"] for key in keys} <= {n * TOLD.seconds for n in range(1, 10)}
+    assert {key["seconds"] for key in keys} <= {n * ESTIMATE.seconds for n in range(1, 10)}
     before = told(capsys, "plan", *SMALL, "--budget", "20")
     after = told(capsys, "plan", *SMALL, "--budget", "20", "--profile", "some.db")
     assert set(before["prices"]) == {"roofline"} and after["prices"]["compiled"] > 0
@@ -130,7 +130,8 @@ def test_all_splits_are_told(compiling, capsys) -> None:
 
 
 def test_nothing_is_told_of_what_is_left_to_its_definition(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(estimated, "tell_all", lambda calls, kind: [(c, None if "relu" in c else TOLD) for c in calls])
+    made = {True: None, False: ESTIMATE}
+    monkeypatch.setattr(estimated, "estimates", lambda calls, kind: [(c, made["relu" in c]) for c in calls])
     facts = told(capsys, "profile", *SMALL, "--profile", "some.db")
     assert facts["num_untold_keys"] > 0
     assert not [key for key in facts["keys"] if key["op"] == "relu"]
@@ -151,10 +152,10 @@ def test_what_was_told_before_it_was_broken_off_is_kept(monkeypatch, compiling, 
         for number, call in enumerate(calls):
             if number == 9:
                 signal.raise_signal(signal.SIGTERM)
-            yield call, TOLD
+            yield call, ESTIMATE
 
     with monkeypatch.context() as patch:
-        patch.setattr(estimated, "tell_all", breaks)
+        patch.setattr(estimated, "estimates", breaks)
         assert main(["profile", *SMALL, "--profile", "some.db"]) == 128 + signal.SIGTERM
     assert "what was told until now is kept in some.db, and the same command goes on" in capsys.readouterr().err
     facts = told(capsys, "profile", *SMALL, "--profile", "some.db")
@@ -226,7 +227,7 @@ def test_a_call_takes_no_less_than_memory_and_arithmetic_do() -> None:
     lowering = Lowering(models.parse("mlp:width=1024").graph(4096, "bfloat16"), machines.local(1))
     found = estimated.kinds(lowering, {"data_parallel": seeds(lowering)["data_parallel"]})
     every = list(dict.fromkeys(call for calls in found.calls.values() for call in calls))
-    for call, one in estimates.tell_all(every, "h200-sxm-141gb"):
+    for call, one in estimates.estimates(every, "h200-sxm-141gb"):
         assert one is not None and one.seconds > one.least_seconds > 0, call
 
 

@@ -206,7 +206,7 @@ def test_the_loss_of_each_prediction_is_told(samples: int, seq: int, classes: in
     scores, truth = rng.normal(size=(samples, seq, classes)), rng.integers(0, classes, (samples, seq))
     judging, pieces = Judging(g, "fc", "y"), [(scores[:1], truth[:1]), (scores[1:], truth[1:])][: 1 + (samples > 1)]
     told = [judging.add(*piece) for piece in pieces]
-    judged = judging.told(samples)
+    judged = judging.figures(samples)
     wanted = np.log(np.exp(scores).sum(-1)) - np.take_along_axis(scores, truth[..., None], -1)[..., 0]
     np.testing.assert_allclose(np.concatenate(told), wanted, rtol=1e-12, atol=1e-14)
     in_a_row = Judging(g, "fc", "y").add(scores, truth.ravel())
@@ -222,7 +222,7 @@ def test_the_loss_of_each_prediction_is_told(samples: int, seq: int, classes: in
     judging = Judging(two, "fc", "y")
     np.testing.assert_allclose(judging.add(*wide), np.square(wide[0] - wide[1]))
     np.testing.assert_allclose(Judging(two, "fc", "y").add(wide[0], truth), np.square(wide[0] - truth))
-    judged = judging.told(samples)
+    judged = judging.figures(samples)
     assert losses_of(two, "y") == (seq,) and judged is not None and judged.perplexity is None
 
 

@@ -224,7 +224,7 @@ def _fated(fates: Sequence[str], patience: float = 300, seconds: float = 600) ->
     source = SIDE.format(root=str(HERE.parent), fates=list(fates))
     with patch.object(sides, "_command", lambda side, errand, kept, names: [sys.executable, "-c", source, *names]):
         names = list(map(str, range(len(fates))))
-        return list(sides.told("ours", "default", "", names, time.time() + seconds, patience))
+        return list(sides.rows("ours", "default", "", names, time.time() + seconds, patience))
 
 
 def test_a_case_that_ends_its_process_costs_its_own_row() -> None:

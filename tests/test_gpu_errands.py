@@ -30,7 +30,7 @@ class Sides:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.told = 1e9, list[tuple[str, str, str]]()
-        monkeypatch.setattr(sides, "told", self.tell)
+        monkeypatch.setattr(sides, "rows", self.tell)
         monkeypatch.setattr(sides, "is_there", lambda side: True)
         monkeypatch.setattr(errands, "time", lambda: self.now)
         monkeypatch.setattr(benchmark.time, "time", lambda: self.now)
@@ -72,7 +72,7 @@ def test_others_are_compiled_beside_the_checks_and_ours_after_them(
         assert begun.wait(10), "PyTorch's side waits for the checks"
         done.append("checks")
 
-    monkeypatch.setattr(sides, "told", told)
+    monkeypatch.setattr(sides, "rows", told)
     monkeypatch.setattr(checks, "run", check)
     both.run(monkeypatch, tmp_path / "figures.json", "checks", "losses", "--seconds", "1000")
     assert done[:4] == ["ready", "checks", "compile", "default"]
@@ -146,13 +146,13 @@ def test_a_run_that_is_cut_off_leaves_what_it_found(monkeypatch: pytest.MonkeyPa
                 raise KeyboardInterrupt
             yield row
 
-    monkeypatch.setattr(sides, "told", cut)
+    monkeypatch.setattr(sides, "rows", cut)
     with pytest.raises(KeyboardInterrupt):
         both.run(monkeypatch, out, "attentions")
     assert sum("seconds" in row for row in json.loads(out.read_text())["rows"]) == number
     with out.with_suffix(".jsonl").open("a") as file:
         file.write('{"errand": "def')
-    monkeypatch.setattr(sides, "told", tell)
+    monkeypatch.setattr(sides, "rows", tell)
     both.told.clear()
     both.run(monkeypatch, out, "attentions")
     assert sum(errand == "default" for _, errand, _ in both.told) == len(cases.attentions()) - number

@@ -127,7 +127,7 @@ def test_works_stand_for_parts_that_do_the_same(name: str) -> None:
         for step, split in product(steps(case), telling_splits(node_of(case))):
             template = templates.get(step, split, dtypes.__getitem__)
             for number, part in enumerate(template.parts):
-                work, told = template.does.of(number), case.op.told
+                work, told = template.does.of(number), case.op.place_in_literals
                 assert (work.key, work.inputs, work.outputs) == (part.key, part.work.inputs, part.work.outputs)
                 for adds in (False, True):
                     one, other = (of.body((adds,) * len(step.outputs)) for of in (work, part))
@@ -136,5 +136,5 @@ def test_works_stand_for_parts_that_do_the_same(name: str) -> None:
 
 def test_some_operators_only_tell_kernels_where_parts_lie() -> None:
     """Else what is said above would be said of no work that stands for others."""
-    told = [case for name in available() for case in cases_of(name) if case.op.told]
+    told = [case for name in available() for case in cases_of(name) if case.op.place_in_literals]
     assert {case.op.name for case in told} >= {"dropout", "attention", "rotary", "reshape", "transpose"}

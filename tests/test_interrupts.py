@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from castile.launch.__main__ import main
 from castile.launch.processes import ranks
-from castile.launch.processes.interrupts import ending_early, told
+from castile.launch.processes.interrupts import ending_early, ending_with
 from castile.launch.processes.ranks import Ended, main_guard
 from castile.launch.processes.stopping import MOST_STEPS_A_ROUND, ROUND_SECONDS, SIGNALS, Stopping
 from tests import homes
@@ -72,7 +72,7 @@ def test_work_in_the_background_of_a_script_ignores_ctrl_c():
 @pytest.mark.parametrize("number", ENDS)
 def test_an_end_says_what_is_left_and_which_signal_it_was(number, capsys):
     def body() -> int:
-        with told("ended; half of it is kept"):
+        with ending_with("ended; half of it is kept"):
             signal.raise_signal(number)
         raise AssertionError("the work went on")
 
@@ -86,7 +86,7 @@ def ended(body, number: int, is_told: bool) -> None:
     """Run what a signal ends, as by a command that says what is left, or by one that does not."""
 
     def run() -> int:
-        with told("ended") if is_told else contextlib.nullcontext():
+        with ending_with("ended") if is_told else contextlib.nullcontext():
             return body()
 
     before, hook = signal.getsignal(number), sys.unraisablehook
@@ -180,14 +180,14 @@ def test_no_garbage_is_looked_for_at_the_end_of_the_program() -> None:
 def test_a_signal_that_is_to_be_ignored_ends_nothing(number):
     before = signal.signal(number, signal.SIG_IGN)
     try:
-        with told("nothing"):
+        with ending_with("nothing"):
             signal.raise_signal(number)
     finally:
         signal.signal(number, before)
 
 
 def test_an_end_is_no_fault_that_work_takes_for_its_own():
-    with pytest.raises(Ended, match="what there is"), told("what there is"):
+    with pytest.raises(Ended, match="what there is"), ending_with("what there is"):
         try:
             signal.raise_signal(signal.SIGTERM)
         except Exception:

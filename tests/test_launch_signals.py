@@ -82,7 +82,7 @@ program = '''
 import sys, time
 from castile.launch.processes import interrupts, ranks
 def body():
-    with interrupts.told("half of it is kept"):
+    with interrupts.ending_with("half of it is kept"):
         print("begun", flush=True)
         time.sleep(60)
 sys.exit(ranks.main_guard(body))
@@ -115,7 +115,7 @@ import os, signal, sys, time
 from castile.launch.processes import interrupts, ranks
 def body():
     rank = ranks.this_world().rank
-    with interrupts.told("half of it is kept"):
+    with interrupts.ending_with("half of it is kept"):
         ranks.this_world().communicator.barrier()
         if rank == 1:
             time.sleep(0.2)

@@ -16,7 +16,7 @@ KILLED = [
 
 
 def told(*lines, left=""):
-    return list(notes.told(iter([line.encode() for line in lines]), lambda: left, []))
+    return list(notes.plain(iter([line.encode() for line in lines]), lambda: left, []))
 
 
 def test_mpiruns_note_on_a_failed_rank_is_left_out():
@@ -92,7 +92,7 @@ def test_a_host_to_which_nobody_got_is_told_as_the_launcher_tells_it():
 def test_a_rank_that_is_gone_is_told_by_its_host_where_it_has_not_said_why(box):
     hosts: list[str] = []
     lines = ["before\n", RULE, *box.splitlines(keepends=True), RULE, *FATAL.splitlines(keepends=True), "after\n"]
-    kept = list(notes.told(iter([line.encode() for line in lines]), lambda: "half is kept", hosts))
+    kept = list(notes.plain(iter([line.encode() for line in lines]), lambda: "half is kept", hosts))
     assert kept == ["before\n", "after\n"]
     assert hosts == ["b"]
     assert notes.lost("b", "go on").endswith("failed), and the job with it: go on")
@@ -114,7 +114,7 @@ def test_the_last_that_is_left_is_read_and_to_leave_nothing_is_no_fault(monkeypa
     last_words.leave("nobody waits for it")
     with last_words.awaited() as left:
         assert left.read() == ""
-        monkeypatch.setenv(last_words.VARIABLE, left.told)
+        monkeypatch.setenv(last_words.VARIABLE, left.address)
         for words in ("first of all", "then", "", "ein Wörtchen"):
             last_words.leave(words)
             assert left.read() == words
@@ -125,7 +125,7 @@ def test_words_go_to_no_file_but_that_of_the_launcher(monkeypatch, tmp_path):
     """On another host the same link may lead to what is no business of ours."""
     (tmp_path / "theirs").write_text("theirs")
     with (tmp_path / "theirs").open("r+") as file, last_words.awaited() as left:
-        _, _, name = left.told.partition(" ")
+        _, _, name = left.address.partition(" ")
         monkeypatch.setenv(last_words.VARIABLE, f"/proc/{os.getpid()}/fd/{file.fileno()} {name}")
         last_words.leave("ours")
     assert (tmp_path / "theirs").read_text() == "theirs"

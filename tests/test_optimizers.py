@@ -159,7 +159,7 @@ def test_what_is_guarded_does_as_its_optimizer_or_leaves_all_as_it_was(name: str
         taken, skipped, last = guarded(case, 0.5), guarded(case, 0.0), len(case.tensors)
         operands, carried = range(last), [0, *range(2, last - len(case.op.scalars))]
         assert [taken.op.follows(n) for n in operands] == [case.op.follows(n) for n in operands]
-        assert (taken.op.name, taken.op.told) == (case.op.name, case.op.told)
+        assert (taken.op.name, taken.op.place_in_literals) == (case.op.name, case.op.place_in_literals)
         for split in splits(node_of(case)):
             for mine, theirs in zip(*(parts(node_of(one), split) for one in (taken, case)), strict=True):
                 assert [mine.reads(n) for n in operands] == [theirs.reads(n) for n in operands]

@@ -19,7 +19,7 @@ from castile.planner.evaluation.evaluator import WORTH
 from castile.planner.evaluation.folding import Folding, timed
 from castile.planner.known.pieces import in_pieces
 from castile.planner.lower import Lowering
-from castile.planner.simulate import simulate, told
+from castile.planner.simulate import simulate, simulated_as
 from castile.planner.simulation import ordering
 from castile.planner.simulation.ordering import Slower, chained, listed, longest, simulated
 from castile.planner.simulation.repeats import numbers
@@ -56,7 +56,7 @@ def test_chained_kernels_run_as_they_were_listed(form: str, data: st.DataObject)
         if last > 1:
             with pytest.raises(Slower):
                 listed(graph, durations, engines, urgency, (last - 2) / PICOSECONDS)
-    chained_so, found = simulate(chained(graph, lane, start), durations, engines), told(graph, served)
+    chained_so, found = simulate(chained(graph, lane, start), durations, engines), simulated_as(graph, served)
     assert chained_so.timeline.start.tolist() == start.tolist()
     for name in ("persistent_bytes", "peak_bytes", "busy_seconds"):
         assert getattr(found, name).tolist() == getattr(chained_so, name).tolist()

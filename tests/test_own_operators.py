@@ -157,7 +157,7 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["rows", "looks", "name", "flops", "told", "forward"])
+@pytest.mark.parametrize("name", ["rows", "looks", "name", "flops", "place_in_literals", "forward"])
 def test_a_setting_that_hides_what_operators_are_asked_is_refused(name: str) -> None:
     """Costs would call a number where they ask for rows of images."""
     mine = type("Mine", (Unary,), {"__annotations__": {name: int}, name: 3})

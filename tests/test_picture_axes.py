@@ -102,7 +102,7 @@ def test_plans_of_a_front_lie_at_their_numbers_and_are_joined(data):
     across, up = Axis(picture, "middle"), Axis(picture, "end")
     every = {**{f"plan {n}": point(*pair) for n, pair in enumerate(chosen, 1)}, **known}
     at = {}
-    for told, dot in picture.told("circle"):
+    for told, dot in picture.titled("circle"):
         name, row = told.partition(": ")[0], every[told.partition(": ")[0]]
         at[name] = float(dot.get("cx")), float(dot.get("cy"))
         wanted = across.at(row["step_seconds"] * 1e3), up.at(row["live_bytes"] / UNITS[unit])
@@ -139,7 +139,7 @@ def test_kinds_of_tasks_lie_at_what_they_reach_below_their_roof():
     colours = {text.text: dot.get("fill") for dot, text in zip(elements, elements[1:])
                if dot.tag.endswith("circle") and dot.find("*") is None}  # fmt: skip
     assert len(set(colours.values())) == len(colours) == 4
-    dots = [element for _, element in picture.told("circle")]
+    dots = [element for _, element in picture.titled("circle")]
     by_share = sorted(told["keys"], key=lambda key: -key["step_share"])
     for key, dot in zip(by_share, dots, strict=True):
         intensity = key["flops_per_second"] / key["bytes_per_second"]
@@ -159,7 +159,7 @@ def test_kinds_of_tasks_lie_at_what_they_reach_below_their_roof():
 def test_dots_are_as_large_as_their_share(share):
     told = facts()
     told["keys"] = [{**told["keys"][0], "step_share": of} for of in (share, 1.0)]
-    one, other = sorted(float(dot.get("r")) for _, dot in Picture(roofline.picture(told)).told("circle"))
+    one, other = sorted(float(dot.get("r")) for _, dot in Picture(roofline.picture(told)).titled("circle"))
     assert one == pytest.approx(max(roofline.LEAST_RADIUS, other * share**0.5), abs=0.06)
 
 
@@ -170,7 +170,7 @@ def test_times_of_a_step_are_read_off_its_axis(data):
     timeline = simulate(graph, data.draw(timings(graph)) * 10**6, tuple(Lane)).timeline
     picture = drawn(graph, timeline)
     axis, colours = Axis(picture, "middle"), picture.legend
-    for told, rect in picture.told("rect"):
+    for told, rect in picture.titled("rect"):
         box, (name, _, rest) = box_of(rect), told.partition(", ")
         if rest.startswith("most of it "):
             assert rect.get("fill") == colours[rest.removeprefix("most of it ")]

@@ -24,7 +24,7 @@ from tests.svg import Picture, box_of
 def rects(picture):
     """Stripes by the row's name and axis: (part, box)."""
     found = {}
-    for told, rect in picture.told("rect"):
+    for told, rect in picture.titled("rect"):
         words, _, part = told.partition(", part ")
         found.setdefault(words, []).append((int(part or 0), box_of(rect)))
     return found
@@ -62,7 +62,7 @@ def test_each_processor_has_the_parts_that_its_config_says(data):
             covered = sum(box.right - box.left for _, box in shown)
             assert covered == pytest.approx(grid.width * len(wanted), abs=0.1)
     colours = picture.legend
-    for told, rect in picture.told("rect"):
+    for told, rect in picture.titled("rect"):
         what, _, part = told.partition(": ")[2].partition(", part ")
         assert part not in ("", "0") or rect.get("fill") == colours[what.partition(", ")[2] or what], told
     check_bars(picture, rows, sum(row.seconds for row in left))
@@ -79,7 +79,7 @@ def check_bars(picture, rows, left_seconds):
     names = [(words, box) for words, box in picture.words if box.left == 8 and box.bottom > layout.TOP]
     for row, bar, (words, box) in zip(rows, bars, names[: len(rows)], strict=True):
         shown = words.rstrip("\u2026")
-        assert row.told.startswith(shown) and bar.top < (box.top + box.bottom) / 2 < bar.bottom
+        assert row.label.startswith(shown) and bar.top < (box.top + box.bottom) / 2 < bar.bottom
 
 
 def test_axes_are_called_by_what_cutting_them_means():
@@ -140,7 +140,7 @@ def test_plans_lie_where_their_figures_are(data):
     picture = Picture(front.picture("a front", joined, known, data.draw(st.integers(1, 2**41))))
     assert picture.is_readable()
     dots = {told.partition(":")[0]: Box(*(float(dot.get(name)) for name in ("cx", "cy", "cx", "cy")))
-            for told, dot in picture.told("circle")}  # fmt: skip
+            for told, dot in picture.titled("circle")}  # fmt: skip
     every = {**{f"plan {n}": row for n, row in enumerate(joined, 1)}, **known}
     assert {name for name in every if name.startswith("plan")} <= set(dots)
     left = len(every) - len(dots)

@@ -155,7 +155,7 @@ def test_lines_lie_where_their_figures_are(what, better):
     least = min(run["history"][-1][what] for run in RUNS)
     most = max(row[what] for run in RUNS for row in run["history"]) / least - 1
     assert any(words.endswith(f"lower is {better}") for words, _ in picture.words)
-    colours, dots = picture.legend, picture.told("circle")
+    colours, dots = picture.legend, picture.titled("circle")
     every = [(run, row) for run in RUNS for row in run["history"]]
     for (run, row), (told, dot) in zip(every, dots, strict=True):
         share = row[what] / least - 1

@@ -142,4 +142,4 @@ def test_every_setting_of_a_data_set_that_says_nothing_by_itself_is_told(name: s
     load = import_module(f"castile.launch.data.{name}").load
     settings = [p for p in inspect.signature(load).parameters.values() if p.name not in data.RESERVED]
     left_open = {p.name for p in settings if p.default in ("", None, False) or p.default is p.empty}
-    assert left_open <= catalogue.told(load).keys()
+    assert left_open <= catalogue.notes_of(load).keys()

@@ -30,7 +30,7 @@ def facts(*more):
 def dots_of(picture):
     """The dots, each as the box around it. Raises AssertionError where one lies on words."""
     dots = []
-    for _, dot in picture.told("circle"):
+    for _, dot in picture.titled("circle"):
         x, y, r = (float(dot.get(name)) for name in ("cx", "cy", "r"))
         dots.append(Box(x - r, y - r, x + r, y + r))
     for words, box in picture.words:

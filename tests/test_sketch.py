@@ -80,7 +80,7 @@ def walked(
 ) -> sketches.Walked:
     """What a walk of so many proposals finds, or would if it ended before its `last`."""
     draws = np.random.default_rng(seed).random((count, NUM_DRAWS))[:last]
-    return sketch.told(sketch.trail(sketch.number(start), draws, np.full(len(draws), heat), capacity(sketch)))
+    return sketch.walked(sketch.trail(sketch.number(start), draws, np.full(len(draws), heat), capacity(sketch)))
 
 
 def shaken(sketch: Sketch, start: dict[str, Config], rng: random.Random, most: int = 0) -> dict[str, Config]:
@@ -371,7 +371,7 @@ def test_memory_that_is_short_turns_a_walk_to_plans_that_fit() -> None:
     sketch.seconds(wide.plan)
     most = sketch.room.held.max()
     draws = np.random.default_rng(0).random((2000, NUM_DRAWS))
-    found = sketch.told(sketch.trail(sketch.number(wide.plan), draws, np.full(2000, 0.01), np.full(4, most * 0.6)))
+    found = sketch.walked(sketch.trail(sketch.number(wide.plan), draws, np.full(2000, 0.01), np.full(4, most * 0.6)))
     sketch.seconds(found.plan)
     assert sketch.room.held.max() <= most * 0.6
 

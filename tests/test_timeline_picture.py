@@ -51,7 +51,7 @@ def test_each_task_is_where_its_times_are(data):
     assert sum(len(group.procs) for group in groups) + num_left == graph.num_procs
     chart = pictures._Chart(graph, int(timeline.end.max(initial=1)), [("", "")] * 9)
     # Short ones are told in columns, by their number.
-    told = [(words, box_of(rect)) for words, rect in picture.told("rect") if not words[0].isdigit()]
+    told = [(words, box_of(rect)) for words, rect in picture.titled("rect") if not words[0].isdigit()]
     seen = sorted((words.rpartition(", ")[0], box) for words, box in told)
     wanted = sorted(
         (graph.tasks[task].name, chart.x(timeline.start[task]), chart.x(timeline.end[task]))
@@ -121,7 +121,7 @@ def test_simulated_and_measured_lie_below_each_other_on_one_scale(data):
     assert picture.is_readable()
     assert [words.partition(":")[0] for words, _ in picture.words if ": " in words and " ms" in words] == [
         "simulated", "measured"]  # fmt: skip
-    right = max((box.right for _, box in ((0, box_of(rect)) for _, rect in picture.told("rect"))), default=0.0)
+    right = max((box.right for _, box in ((0, box_of(rect)) for _, rect in picture.titled("rect"))), default=0.0)
     assert right <= pictures.WIDTH - pictures.RIGHT + 0.1
 
 

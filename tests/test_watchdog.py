@@ -43,7 +43,7 @@ class Office(Aside):
             if peer != self.rank:
                 box[self.rank] = note
 
-    def told(self) -> dict[int, bytes]:
+    def received(self) -> dict[int, bytes]:
         found = dict(self.boxes[self.rank])
         self.boxes[self.rank].clear()
         return found

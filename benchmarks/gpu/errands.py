@@ -152,4 +152,4 @@ class Errands:
 
     def _told(self, part: Part, until: float) -> Iterator[Row]:
         kept = str(self._record.path.with_suffix(""))
-        return sides.told(part.side, part.errand, kept, part.names, until)
+        return sides.rows(part.side, part.errand, kept, part.names, until)

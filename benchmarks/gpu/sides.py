@@ -80,7 +80,7 @@ class _Process:
         lines.put(None)
 
 
-def told(
+def rows(
     side: str, errand: str, kept: str, names: Sequence[str], until: float, patience: float = PATIENCE_SECONDS
 ) -> Iterator[Row]:
     """A side's row of each case of these names, in their order, each as soon as it is there.

@@ -16,7 +16,7 @@ from castile.kernels.estimates.chips import KINDS
 MOST_PROCESSES, LEAST_CALLS = 8, 4
 
 
-class Told(NamedTuple):
+class Estimate(NamedTuple):
     """What a kernel call would take.
 
     least_seconds   what memory or arithmetic alone would take
@@ -28,7 +28,7 @@ class Told(NamedTuple):
     binds: str
 
 
-def tell_all(calls: Sequence[str], kind: str) -> Iterator[tuple[str, Told | None]]:
+def estimates(calls: Sequence[str], kind: str) -> Iterator[tuple[str, Estimate | None]]:
     """What calls of these names, each once, would take on a kind of processor, one after the other.
 
     None for those that are left to their definitions, and for those that Triton cannot compile for it.
@@ -36,10 +36,10 @@ def tell_all(calls: Sequence[str], kind: str) -> Iterator[tuple[str, Told | None
     num_processes = min(MOST_PROCESSES, len(sched_getaffinity(0)), -(-len(calls) // LEAST_CALLS))
     with side_by_side.crew([__name__, kind], max(1, num_processes)) as ask:
         for name, answer in zip(calls, ask(calls), strict=True):
-            yield name, Told(*answer) if answer else None
+            yield name, Estimate(*answer) if answer else None
 
 
-def told(name: str, kind: str) -> Told | None:
+def estimate(name: str, kind: str) -> Estimate | None:
     """The same of one, by this process, which compiles for that chip from now on."""
     # Triton takes a second to import, and is not everywhere.
     from castile.kernels.estimates.estimate import of_call
@@ -48,13 +48,13 @@ def told(name: str, kind: str) -> Told | None:
     if not found:
         return None
     longest = max(found, key=lambda one: one.seconds)
-    return Told(sum(one.seconds for one in found), sum(one.least for one in found), longest.binds)
+    return Estimate(sum(one.seconds for one in found), sum(one.least for one in found), longest.binds)
 
 
 def _answer(name: str, kind: str) -> Any:
     # What is wrong with a kernel is told where it is to run.
     with suppress(Exception):
-        return told(name, kind)
+        return estimate(name, kind)
     return None
 
 

@@ -170,8 +170,8 @@ def _slopes(
     if not takes(*out, *ys, x, factors) or planes is None:
         return None
     given = (factors, view(factors).steps)
-    told = (*given, view(slopes).steps)
-    return planes.sums(_norm_grad(what, bool(kept)), given, _join_slopes, told, slopes, "float32", False, numbers)
+    joining = (*given, view(slopes).steps)
+    return planes.sums(_norm_grad(what, bool(kept)), given, _join_slopes, joining, slopes, "float32", False, numbers)
 
 
 def _takes(*arrays: Any) -> bool:
@@ -212,8 +212,8 @@ class _Planes(NamedTuple):
     plane: int
 
     def sums(
-        self, kernel: Any, given: tuple[Any, ...], join: Any, told: tuple[Any, ...], out: Any, dtype: str, adds: bool,
-        numbers: tuple[float, ...] = (),
+        self, kernel: Any, given: tuple[Any, ...], join: Any, joining: tuple[Any, ...], out: Any, dtype: str,
+        adds: bool, numbers: tuple[float, ...] = (),
     ) -> Plan:  # fmt: skip
         """The work of `kernel` on parts, each of which gives two sums a channel, and `join` on those.
 
@@ -247,7 +247,7 @@ class _Planes(NamedTuple):
             nbytes = sum(one.array.size * one.array.dtype.itemsize for one in self.views)
             return [
                 Launch(kernel, (programs, parts), args, how, warps, flops=flops, nbytes=nbytes),
-                Launch(join, (-(-channels // wide),), (room, out, *told, channels, parts), ends | last, 4),
+                Launch(join, (-(-channels // wide),), (room, out, *joining, channels, parts), ends | last, 4),
             ]
 
         # Sums in float64 take registers, and long; with several arrays more warps have more on their way.

@@ -98,7 +98,7 @@ def _kernel(shapes: tuple[tuple[Any, int, Constants], ...]) -> Any:
 def _placed(kernel: Any) -> Any:
     """A kernel of `kernel_of` as a function for use inside kernels, which is first told its program's two numbers."""
     template, parts, words, known = kernel.made_of
-    told = template.replace("{name}(", "{name}(program0, program1, ", 1)
+    text = template.replace("{name}(", "{name}(program0, program1, ", 1)
     for dim in range(2):
-        told = told.replace(f"tl.program_id({dim})", f"program{dim}")
-    return kernel_of(told, parts, words, known)
+        text = text.replace(f"tl.program_id({dim})", f"program{dim}")
+    return kernel_of(text, parts, words, known)

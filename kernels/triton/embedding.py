@@ -96,9 +96,9 @@ def table_grad(
         block = {"ROWS": one.rows, "COLS": min(one.cols, power_of_two(cols))}
         warps = max(1, one.warps * block["COLS"] // one.cols)
         grid = (num, -(-cols // block["COLS"]))
-        told = (begins, order, named, *args)
+        operands = (begins, order, named, *args)
         flops = 2 * num * cols
-        summing = Launch(_table_grad, grid, told, block | how, warps, flops=flops)
+        summing = Launch(_table_grad, grid, operands, block | how, warps, flops=flops)
         return [*blank.launches(blank.settings[0]), *sorting, summing]
 
     # Of one integer that most are, few rows at once take long; of many different ones, many leave programs idle.

@@ -110,36 +110,36 @@ def _some_places(x: View) -> View:
 def _normed(out: tuple[Any, Any, Any], x: Any, g: Any, b: Any, groups: int, eps: float) -> Plan:
     """Sums of channels less the mean of some places of each, groups' moments of those, and the result."""
     y, mean, rstd = out
-    (near,), sums, told, count = _rooms(1, x), _rooms(2, x), _rooms(2, x), prod(x.shape[2:])
+    (near,), sums, statistics, count = _rooms(1, x), _rooms(2, x), _rooms(2, x), prod(x.shape[2:])
     dims, some = tuple(range(2, x.ndim)), _some_places(view(x))
     found = folded(_MEAN, [near], [some], dims, {"share": 1 / prod(some.shape[2:])})
     first = folded(_AWAY, sums, [view(x), _still(near, x)], dims, {})
     per = x.shape[1] // groups
-    args = (near, *sums, mean, view(mean).steps, rstd, view(rstd).steps, *told, groups, per, float(count))
+    args = (near, *sums, mean, view(mean).steps, rstd, view(rstd).steps, *statistics, groups, per, float(count))
     joined = Launch(_join, (len(x) * groups,), (*args, eps), {"BLOCK": power_of_two(per)}, 1)
-    last = each(_NORM, [view(y)], [view(x), *(_still(one, x) for one in (*told, view(g), view(b)))], {})
+    last = each(_NORM, [view(y)], [view(x), *(_still(one, x) for one in (*statistics, view(g), view(b)))], {})
     return in_turn(found, first, always(joined), last, chooses=1)
 
 
 def _summed(dy: Any, x: Any, mean: Any, rstd: Any) -> tuple[Plan, list[View], list[View]]:
     """The work of `_SUMS` of channels of each sample, those sums, and what their mean and rstd are."""
-    told, sums = _rooms(2, x), _rooms(2, x)
+    statistics, sums = _rooms(2, x), _rooms(2, x)
     shape = (*mean.shape, x.shape[1] // mean.shape[1])
     stretched = [View(one, shape, (*view(one).steps, 0)) for one in (mean, rstd)]
-    given = each(_BOTH, [split(one, shape) for one in told], stretched, {})
-    xs = [view(dy), view(x), *(_still(one, x) for one in told)]
+    given = each(_BOTH, [split(one, shape) for one in statistics], stretched, {})
+    xs = [view(dy), view(x), *(_still(one, x) for one in statistics)]
     first = folded(_SUMS, sums, xs, tuple(range(2, x.ndim)), {})
-    return in_turn(given, first, chooses=1), sums, told
+    return in_turn(given, first, chooses=1), sums, statistics
 
 
 def _sloped(out: Any, dy: Any, x: Any, g: Any, mean: Any, rstd: Any) -> Plan:
     """Sums of channels, what groups have of those, and the gradient."""
-    first, sums, told = _summed(dy, x, mean, rstd)
+    first, sums, statistics = _summed(dy, x, mean, rstd)
     shares, (samples, groups) = _rooms(2, x), mean.shape
     per = x.shape[1] // groups
     args = (*sums, *shares, g, *view(g).steps, groups, per, 1.0 / (per * prod(x.shape[2:])))
     joined = Launch(_share, (samples * groups,), args, {"BLOCK": power_of_two(per)}, 1)
-    xs = [view(dy), view(x), *(_still(one, x) for one in (*told, view(g), *shares))]
+    xs = [view(dy), view(x), *(_still(one, x) for one in (*statistics, view(g), *shares))]
     last = each(_SLOPE, [view(out)], xs, {})
     return in_turn(first, always(joined), last)
 

@@ -15,7 +15,7 @@ from castile.kernels.triton.launch import Plan, Room, in_turn, planned, takes
 from castile.kernels.triton.lines import folded, packed, text
 from castile.kernels.triton.rows import by_columns, by_rows
 from castile.kernels.triton.softmax import top_and_total
-from castile.kernels.triton.split_loss import Blocks, merged, slopes, told
+from castile.kernels.triton.split_loss import Blocks, entropies, merged, slopes
 from castile.kernels.triton.views import View, view
 
 _SCALED = text("x -> scale * x", "scale")
@@ -61,7 +61,7 @@ def _in_parts(loss: Any, lse: Any, logits: Any, labels: Any, scale: float) -> Pl
     parts, lead = _parts(logits), tuple(labels.shape)
     room = View(Room(parts.num * labels.size), (*lead, parts.num), (*packed(lead), labels.size))
     tops, hits = room, room._replace(array=Room(parts.num * labels.size))
-    rows, rest = told([tops, hits], logits, labels, parts), merged(loss, lse, tops, hits, scale)
+    rows, rest = entropies([tops, hits], logits, labels, parts), merged(loss, lse, tops, hits, scale)
     return None if rows is None or rest is None else in_turn(rows, rest)
 
 

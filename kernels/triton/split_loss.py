@@ -26,7 +26,7 @@ def block_entropy(out: Any, logits: Any, labels: Any, *, blocks: int, first: int
     """See the definition."""
     if not takes(out, logits):
         return None
-    return told([view(out[..., 0]), view(out[..., 1])], logits, labels, Blocks(blocks, first, of, classes))
+    return entropies([view(out[..., 0]), view(out[..., 1])], logits, labels, Blocks(blocks, first, of, classes))
 
 
 @planned
@@ -66,7 +66,7 @@ class Blocks(NamedTuple):
     classes: int
 
 
-def told(outs: list[View], logits: Any, labels: Any, blocks: Blocks) -> Plan | None:
+def entropies(outs: list[View], logits: Any, labels: Any, blocks: Blocks) -> Plan | None:
     """The work of telling log-sum-exps [...,blocks] and logits at the labels; None for more than 32 bits can count."""
     if _is_wide(labels, blocks):
         return None

@@ -43,8 +43,8 @@ def made(graph: Graph, known: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]
     values = dict(known)
     for node in graph.nodes.values():
         values |= zip(node.outputs, run(node, "F", [values[name] for name in node.inputs]), strict=True)
-    told = {name: values[name] for name in (*graph.outputs, graph.loss) if name}
-    return told | {n.name: run(n, "F", [values[name] for name in n.inputs])[0] for n in graph.updates.values()}
+    made = {name: values[name] for name in (*graph.outputs, graph.loss) if name}
+    return made | {n.name: run(n, "F", [values[name] for name in n.inputs])[0] for n in graph.updates.values()}
 
 
 def normal(random: np.random.Generator, tensor: Tensor) -> np.ndarray:

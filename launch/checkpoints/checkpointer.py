@@ -186,15 +186,15 @@ class Checkpointer:
 
         An error of the disk is an Outcome, and training may go on; any other error of the writer is raised.
         """
-        told, self._untold = self._untold, None
-        if told is not None or self._save is None:
-            return told
+        outcome, self._untold = self._untold, None
+        if outcome is not None or self._save is None:
+            return outcome
         return self._exchange(self._save)
 
     def wait(self) -> Outcome | None:
         """Wait for the save that is under way; what became of it, as `poll` tells it. Collective."""
-        told = self.poll()
-        return told if self._save is None else self._finish()
+        outcome = self.poll()
+        return outcome if self._save is None else self._finish()
 
     def break_off(self) -> Outcome | None:
         """What `wait` does, on a rank that leaves the job alone: other ranks, which may come to no collective any more,
@@ -227,9 +227,9 @@ class Checkpointer:
 
     def close(self) -> Outcome | None:
         """`wait`, and end. Collective."""
-        told = self.wait()
+        outcome = self.wait()
         self._thread.shutdown()
-        return told
+        return outcome
 
     def _finish(self) -> Outcome:
         """Wait for the save that is under way."""
@@ -276,12 +276,12 @@ class Checkpointer:
         verdict = None
         if gathered is not None:
             verdict = self._judge(save, [msgspec.json.decode(word, type=_Word) for word in gathered])
-        told = msgspec.json.decode(self.comm.bcast_bytes(verdict), type=Outcome | None)
-        if told is not None:
+        outcome = msgspec.json.decode(self.comm.bcast_bytes(verdict), type=Outcome | None)
+        if outcome is not None:
             self._save = None
-            if told.complete:
-                self._saved_step = told.step
-        return told
+            if outcome.complete:
+                self._saved_step = outcome.step
+        return outcome
 
     def _word(self, save: _Save) -> _Word:
         if not save.share.done():
@@ -344,11 +344,11 @@ class Checkpointer:
         )
 
     def _refusal(self, error: OSError) -> str:
-        told = f"rank {self.comm.rank} on {self.comm.host}: {error.strerror or error}"
+        refusal = f"rank {self.comm.rank} on {self.comm.host}: {error.strerror or error}"
         # Of a folder that is gone it is not known what is free.
         with contextlib.suppress(OSError):
-            told += f", {written(free_bytes(self.folder))} are free"
-        return told
+            refusal += f", {written(free_bytes(self.folder))} are free"
+        return refusal
 
     def _open(self, begin_step: int) -> None:
         """Clean the folder on rank 0; see on all ranks that it is the same one."""
@@ -382,6 +382,6 @@ class Checkpointer:
         """Raise the first rank's error on every rank."""
         gathered = self.comm.gather_bytes(error.encode())
         first = None if gathered is None else next((text for text in gathered if text), b"")
-        told = self.comm.bcast_bytes(first).decode()
-        if told:
-            raise UserError(told)
+        refusal = self.comm.bcast_bytes(first).decode()
+        if refusal:
+            raise UserError(refusal)

@@ -56,8 +56,8 @@ def agree(comm: Communicator, carried: Mapping[Key, np.ndarray]) -> Layout:
     gathered = comm.gather_bytes(msgspec.json.encode(list(held.values())))
     made = None
     if gathered is not None:
-        told = [msgspec.json.decode(data, type=list[Held]) for data in gathered]
-        made = msgspec.json.encode(share(told))
+        every = [msgspec.json.decode(data, type=list[Held]) for data in gathered]
+        made = msgspec.json.encode(share(every))
     shares = msgspec.json.decode(comm.bcast_bytes(made), type=Shares)
     regions = _regions(entry for mine in shares.ranks for entry in mine)
     sizes = [sum(num_bytes(e.box, regions[e.region]) for e in mine) for mine in shares.ranks]

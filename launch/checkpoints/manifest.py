@@ -143,8 +143,8 @@ def encode(
 ) -> bytes:  # fmt: skip
     """The sealed manifest."""
     shapes = {name: Shape(region.shape, region.dtype) for name, region in regions.items()}
-    told = json.loads(plan)
-    made = Manifest("0" * _DIGITS, SCHEMA, __version__, step, samples, facts, told, shapes, tuple(files), judged)
+    fields = json.loads(plan)
+    made = Manifest("0" * _DIGITS, SCHEMA, __version__, step, samples, facts, fields, shapes, tuple(files), judged)
     data = msgspec.json.encode(made)
     return _BEGIN + digest(data).encode() + data[len(_BEGIN) + _DIGITS :]
 

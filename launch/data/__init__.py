@@ -329,7 +329,7 @@ def has_setting(name: str, setting: str) -> bool:
     return module is not None and setting in settings.names(module.load, RESERVED)
 
 
-def told_otherwise(text: str, before: str) -> str:
+def changed_setting(text: str, before: str) -> str:
     """A setting with which samples mean other things than those of a data set before; "" where none is known.
 
     A module says in FITTED which its own are.

@@ -47,10 +47,10 @@ def check_ranks(comm: Communicator, what: str, mine: str, mend: str) -> None:
 
 def _compare(comm: Communicator, fault: str, place: str, mine: str, mend: str) -> None:
     """Who tells nothing is not looked at."""
-    told = comm.gather_bytes(json.dumps([place, mine]).encode())
+    gathered = comm.gather_bytes(json.dumps([place, mine]).encode())
     verdict = None
-    if told is not None:
-        (first, ours), *others = [json.loads(one) for one in told]
+    if gathered is not None:
+        (first, ours), *others = [json.loads(one) for one in gathered]
         other, theirs = next(((place, has) for place, has in others if has not in ("", ours)), ("", ""))
         ours, theirs = _only(ours, theirs), _only(theirs, ours)
         verdict = f"{fault}: {ours} on {first}, {theirs} on {other}; {mend}" if other else ""

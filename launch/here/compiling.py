@@ -28,11 +28,11 @@ def watch() -> None:
         """Loops are compiled one after another; what one calls is compiled within it."""
 
         def __init__(self) -> None:
-            self.depth, self.spent, self.is_told = 0, 0.0, False
+            self.depth, self.spent, self.has_said = 0, 0.0, False
 
         def on_start(self, started: event.Event) -> None:
             self.depth += 1
-            if self.depth == 1 and not self.is_told:
+            if self.depth == 1 and not self.has_said:
                 self.began = time.perf_counter()
                 self.timer = threading.Timer(max(0.0, PATIENCE_SECONDS - self.spent), self.tell)
                 self.timer.daemon = True
@@ -40,12 +40,12 @@ def watch() -> None:
 
         def on_end(self, ended: event.Event) -> None:
             self.depth -= 1
-            if self.depth == 0 and not self.is_told:
+            if self.depth == 0 and not self.has_said:
                 self.timer.cancel()
                 self.spent += time.perf_counter() - self.began
 
         def tell(self) -> None:
-            self.is_told = True
+            self.has_said = True
             sys.stderr.write(TEXT)
             sys.stderr.flush()
 

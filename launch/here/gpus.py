@@ -175,9 +175,9 @@ def placing(comm: Communicator) -> Placing:
     GPUs that a rank sees are no measure: what starts ranks may show each its own alone.
     """
     mine = comm.host_index, _devices().bus(), _devices().current().reserved_bytes
-    told = [json.loads(one) for one in comm.gather_bytes(json.dumps(mine).encode()) or []]
-    taken = Counter((host, bus) for host, bus, _ in told)
-    reserved = max((nbytes for _, _, nbytes in told), default=0)
+    gathered = [json.loads(one) for one in comm.gather_bytes(json.dumps(mine).encode()) or []]
+    taken = Counter((host, bus) for host, bus, _ in gathered)
+    reserved = max((nbytes for _, _, nbytes in gathered), default=0)
     return Placing(max(taken.values(), default=1), max(comm.host_sizes), reserved)
 
 

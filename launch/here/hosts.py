@@ -59,8 +59,8 @@ def measured(named: Machine, comm: Communicator | None = None) -> Machine:
     here = machines.hosts(comm.host_sizes)
     kind = probe.cache_path(comm.local_size, cores.together(comm.near)).name
     mine = Host(kind, here.processors[0].memory_bytes, probe.of_host(comm.near, comm.local_size))
-    told = comm.gather_bytes(msgspec.json.encode(mine))
-    hosts = [msgspec.json.decode(one, type=Host) for one in told or []] or [mine] * comm.size
+    gathered = comm.gather_bytes(msgspec.json.encode(mine))
+    hosts = [msgspec.json.decode(one, type=Host) for one in gathered or []] or [mine] * comm.size
     return _with(named, hosts, _network(comm) if len(comm.host_sizes) > 1 else None)
 
 

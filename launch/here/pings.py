@@ -70,11 +70,11 @@ def link(comm: Communicator, ends: Sequence[int], guess: tuple[float, float], is
     # of an odd number the last has nobody to send to
     has_peer = at ^ 1 < len(ends)
     mine = _measured(comm, ends[at ^ 1], *guess) if has_peer else []
-    told = comm.gather_bytes(np.concatenate([np.zeros(0), *(waited for _, waited in mine)]).tobytes())
-    if told is None:
+    waits = comm.gather_bytes(np.concatenate([np.zeros(0), *(waited for _, waited in mine)]).tobytes())
+    if waits is None:
         return None
     # a message waits for whichever end has no core
-    waited = np.maximum(*(np.frombuffer(told[end]) for end in ends[:2])) * (not is_crowded)
+    waited = np.maximum(*(np.frombuffer(waits[end]) for end in ends[:2])) * (not is_crowded)
     each = np.split(waited, np.cumsum([len(lasted) for lasted, _ in mine])[:-1])
     medians = [_free(lasted, waited) for (lasted, _), waited in zip(mine, each, strict=True)]
     latency, rate = fit(np.array(PING_BYTES, float), np.array(medians[:-4]))

@@ -79,8 +79,8 @@ def of_host(near: Communicator | None, procs: int) -> Figures:
     is_known = found is not None and (near.size == 1 or found.link is not None)
     if near.bcast_bytes(bytes([is_known])) == bytes([False]):
         found = _measured(path, near, procs)
-    told = msgspec.json.encode(found) if near.rank == 0 else None
-    return msgspec.json.decode(near.bcast_bytes(told), type=Figures)
+    answer = msgspec.json.encode(found) if near.rank == 0 else None
+    return msgspec.json.decode(near.bcast_bytes(answer), type=Figures)
 
 
 def known() -> dict[int, Figures]:

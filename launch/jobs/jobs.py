@@ -151,8 +151,8 @@ class Job:
         prepared = prepare(lowering or self.lowering, plan, self.cost)
         digests = self.comm.gather_bytes(prepared.digest.encode())
         if digests is not None and len(set(digests)) > 1:
-            told = ", ".join(digest.decode() for digest in digests)
-            raise RuntimeError(f"the ranks came to different tasks, or another order of them, for one plan: {told}")
+            names = ", ".join(digest.decode() for digest in digests)
+            raise RuntimeError(f"the ranks came to different tasks, or another order of them, for one plan: {names}")
         return prepared
 
     def execute(

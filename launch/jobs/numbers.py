@@ -100,15 +100,15 @@ def check(graph: Graph, dataset: Dataset, trained: bool = True) -> None:
                 _fit(graph, arrays)
                 look(nodes, arrays)
             except OutOfPlace as error:
-                told = f"data set {dataset.name}: {which}samples {numbers[0] + 1} to {numbers[-1] + 1}"
-                raise UserError(f"{told} have {error}: {error.mend}") from None
+                begun = f"data set {dataset.name}: {which}samples {numbers[0] + 1} to {numbers[-1] + 1}"
+                raise UserError(f"{begun} have {error}: {error.mend}") from None
             place = f"data set {dataset.name}: {which}sample {{}}, counted from 0, has {{}}"
             row = rows_of(samples)[numbers % len(samples)]
             if found := unreal({name: arrays[name] for name in real if name in arrays}, (np.isnan,)):
                 raise UserError(f"{place.format(row[found.row], found.words)}: {MEND}")
             for name, node in shares.items():
                 if name in arrays and (found := _first(name, arrays[name], lambda rows: (rows < 0) | (rows > 1))):
-                    words = f"{found.words}, where {node.told} takes 0 to 1"
+                    words = f"{found.words}, where {node.full_name} takes 0 to 1"
                     raise UserError(f"{place.format(row[found.row], words)}: {WITHIN}")
 
 
@@ -169,7 +169,7 @@ def look(nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> None:
     for node, operand, met, length in _numbered(nodes, arrays):
         if met.size and not 0 <= met.min() <= met.max() < length:
             wrong = int(met.min() if met.min() < 0 else met.max())
-            raise OutOfPlace(wrong, f"in {node.inputs[operand]!r}, where {node.told} takes 0 to {length - 1}")
+            raise OutOfPlace(wrong, f"in {node.inputs[operand]!r}, where {node.full_name} takes 0 to {length - 1}")
 
 
 def _numbered(nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[Node, int, np.ndarray, int]]:

@@ -61,8 +61,8 @@ def measured_before(
     """What rank 0's database knows of this environment: what tasks took, and the ways that kernel calls were timed."""
     known = database.snapshot(holds_for) if database else Snapshot(holds_for)
     timed = database.ways(holds_for) if database else ()
-    told = from_leader(comm, lambda: snapshots.to_json(known)), from_leader(comm, lambda: msgspec.json.encode(timed))
-    return snapshots.from_json(told[0]), msgspec.json.decode(told[1], type=tuple[Way, ...])
+    texts = from_leader(comm, lambda: snapshots.to_json(known)), from_leader(comm, lambda: msgspec.json.encode(timed))
+    return snapshots.from_json(texts[0]), msgspec.json.decode(texts[1], type=tuple[Way, ...])
 
 
 def environment_of(comm: Communicator, on: Machine) -> Environment:

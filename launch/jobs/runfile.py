@@ -37,8 +37,8 @@ def parse(form: type[T], prog: str, args: Sequence[str], of: type[Any] | None = 
     path = typed.model  # type: ignore[attr-defined]
     if not path.endswith(SUFFIX):
         return typed
-    told = from_leader(communicator(), lambda: _bytes(path))
-    given: Any = read(told, of or form, f"run file {path}")
+    content = from_leader(communicator(), lambda: _bytes(path))
+    given: Any = read(content, of or form, f"run file {path}")
     if of is not None:
         given = form(**{key: getattr(given, key) for key in keys})
     given = replace(given, **_given_way(form, typed))

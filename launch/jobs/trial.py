@@ -55,7 +55,7 @@ class Trial:
         evaluator = self.desk.evaluator
         self.graph = evaluator.lowering.graph
         prepared = prepare(evaluator.lowering, self.plan, evaluator.cost)
-        self._seen = _Seen(self.graph, prepared.tasks)
+        self._seen = _Arrays(self.graph, prepared.tasks)
         comm, procs = LocalWorld(1).communicators[0], range(self.desk.machine.num_procs)
         backend = watched(self._seen.look)
         self._execution = Execution(self.graph, prepared, comm, procs, seed=self.seed, backend=backend)
@@ -76,7 +76,7 @@ class Trial:
         self.num_steps += 1
         loss = self._execution.output(self.graph.loss)
         assert loss is not None
-        return Step(float(loss), *self._seen.told())
+        return Step(float(loss), *self._seen.in_order())
 
     @property
     def parameters(self) -> Arrays:
@@ -92,7 +92,7 @@ class Trial:
 
 
 @dataclass
-class _Seen:
+class _Arrays:
     """What tasks were given in a step: whole there, where what they make may be a part of a sum."""
 
     graph: Graph
@@ -103,7 +103,7 @@ class _Seen:
     def begin(self) -> None:
         self.results, self.gradients = {}, {}
 
-    def told(self) -> tuple[Arrays, Arrays]:
+    def in_order(self) -> tuple[Arrays, Arrays]:
         """Results and gradients, their dims in the graph's order."""
         orders = self.graph.orders
         turned = [

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from castile.kernels import tuning
-from castile.kernels.estimates.calls import Told, tell_all
+from castile.kernels.estimates.calls import Estimate, estimates
 from castile.kernels.table import Table
 from castile.launch.measuring.kinds import is_among, of_pass
 from castile.launch.measuring.tables import Row
@@ -71,22 +71,22 @@ def estimate(
     for key, calls in waiting.items():
         for call in calls:
             users.setdefault(call, []).append(key)
-    told: dict[str, Told | None] = {}
+    estimated: dict[str, Estimate | None] = {}
     rows = {key: row for key, row in known.items() if key in kinds.calls}
     tell(0, len(users))
-    for call, found in tell_all(list(users), kind):
-        told[call] = found
-        tell(len(told), len(users))
+    for call, found in estimates(list(users), kind):
+        estimated[call] = found
+        tell(len(estimated), len(users))
         for key in users[call]:
             waiting[key].discard(call)
-            if not waiting[key] and (made := _sum(key, [told[each] for each in kinds.calls[key]])):
+            if not waiting[key] and (made := _sum(key, [estimated[each] for each in kinds.calls[key]])):
                 rows[key] = made
                 keep(made)
-    return [*_rows(kinds, rows, told, waiting.keys())]
+    return [*_rows(kinds, rows, estimated, waiting.keys())]
 
 
 def _rows(
-    kinds: Kinds, rows: Mapping[CostKey, Measured], told: Mapping[str, Told | None], new: Container[CostKey]
+    kinds: Kinds, rows: Mapping[CostKey, Measured], estimated: Mapping[str, Estimate | None], new: Container[CostKey]
 ) -> Iterator[Row]:
     """What is told, each kind as of the first plan that has it."""
     seen: set[CostKey] = set()
@@ -94,7 +94,7 @@ def _rows(
         spent = {key: rows[key].seconds * count for key, count in counts.items() if key in rows}
         total = sum(spent.values())
         for key in spent.keys() - seen:
-            kernels = _taken(kinds.calls[key], told)
+            kernels = _taken(kinds.calls[key], estimated)
             nodes = tuple(kinds.nodes[plan][key])
             yield Row(rows[key], plan, counts[key], spent[key] / total, key in new, "same", kernels, nodes)
         seen |= spent.keys()
@@ -110,17 +110,17 @@ def _calls(table: Table, step: StepInstance, part: int, dtypes: Mapping[str, str
     return called(table, piece.body((False,) * len(step.step.outputs)), views)
 
 
-def _sum(key: CostKey, parts: Iterable[Told | None]) -> Measured | None:
+def _sum(key: CostKey, parts: Iterable[Estimate | None]) -> Measured | None:
     """What a task takes whose calls take these; None where of some nothing is told, or where it has none."""
     each = [part.seconds if part else None for part in parts]
     seconds = [one for one in each if one is not None]
     return Measured(key, sum(seconds)) if seconds and len(seconds) == len(each) else None
 
 
-def _taken(calls: Iterable[str], told: Mapping[str, Told | None]) -> tuple[Taken, ...]:
+def _taken(calls: Iterable[str], estimated: Mapping[str, Estimate | None]) -> tuple[Taken, ...]:
     """Which kernels are called, each once, and what they wait for most, where that was told now."""
     found: dict[str, Taken] = {}
     for call in calls:
-        one, kernel = told.get(call), tuning.kernel_of(call)
+        one, kernel = estimated.get(call), tuning.kernel_of(call)
         found.setdefault(kernel, Taken(kernel, "triton", "", (), one.binds if one else ""))
     return tuple(found.values())

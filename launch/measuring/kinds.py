@@ -55,8 +55,8 @@ def owners(tasks: TaskGraph, keys: Container[CostKey]) -> dict[CostKey, tuple[st
     found: dict[CostKey, dict[str, None]] = {key: {} for key in tasks.cost_keys if key in keys}
     for task in np.flatnonzero(wanted[tasks.cost]).tolist():
         name = tasks.tasks[task].name
-        told = _NAME.fullmatch(name)
-        found[tasks.cost_keys[tasks.cost[task]]][told["of"] + (told["more"] or "") if told else name] = None
+        parts = _NAME.fullmatch(name)
+        found[tasks.cost_keys[tasks.cost[task]]][parts["of"] + (parts["more"] or "") if parts else name] = None
     return {key: tuple(names) for key, names in found.items()}
 
 

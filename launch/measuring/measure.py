@@ -157,5 +157,5 @@ def _are_warm(job: Job, elapsed: float, delayed: float) -> bool:
     """Whether after so many seconds all is as it will be, where this rank waited for a core for that share of a round;
     the same on all ranks."""
     least = WARM_UP_SECONDS if delayed <= DELAYED else MOST_WARM_UP_SECONDS
-    told = job.comm.gather_bytes(str(elapsed - least).encode())
-    return job.agree(lambda: b"over" if min(map(float, told or [])) >= 0 else b"") == b"over"
+    gathered = job.comm.gather_bytes(str(elapsed - least).encode())
+    return job.agree(lambda: b"over" if min(map(float, gathered or [])) >= 0 else b"") == b"over"

@@ -51,8 +51,8 @@ def measure(job: Job, bench: Bench, k: int) -> tuple[Measured, str]:
     for _ in range(MOST_ROUNDS):
         for samples, more_samples in zip((free, held_up), measure_once(), strict=True):
             samples += more_samples
-        told = job.agree(more)
-        measured, unstable = msgspec.json.decode(told, type=tuple[Measured, bool])
+        answer = job.agree(more)
+        measured, unstable = msgspec.json.decode(answer, type=tuple[Measured, bool])
         if not unstable:
             break
     return measured, beside

@@ -127,8 +127,8 @@ def _fact(cost: CostModel, row: Row) -> dict[str, Any]:
 
 def _kernel(taken: Taken) -> dict[str, Any]:
     timed = [{"form": way.form, "setting": way.setting, "seconds": way.seconds} for way in taken.ways]
-    told = {"kernel": taken.kernel, "form": taken.form, "setting": taken.setting, "ways": timed}
-    return told | ({"binds": taken.binds} if taken.binds else {})
+    facts = {"kernel": taken.kernel, "form": taken.form, "setting": taken.setting, "ways": timed}
+    return facts | ({"binds": taken.binds} if taken.binds else {})
 
 
 def tell(facts: Mapping[str, Any], as_json: bool) -> None:
@@ -156,19 +156,19 @@ def tell(facts: Mapping[str, Any], as_json: bool) -> None:
         print(f"\nof {facts['num_tuned_calls']} kernel calls several ways were timed, and the fastest is taken")
     how = "measured" if facts["num_ranks"] else "told"
     print(f"\n{new} {how} now, {len(keys) - new} known before, in {facts['total_seconds']:.1f} s; kept in {path}")
-    for line in _doubts(facts) if facts["num_ranks"] else _told(facts):
+    for line in _doubts(facts) if facts["num_ranks"] else _foretold(facts):
         print(line)
 
 
-def _told(facts: Mapping[str, Any]) -> list[str]:
+def _foretold(facts: Mapping[str, Any]) -> list[str]:
     """How it is known though nothing ran, and who takes it."""
     kind, num_untold = facts["processor"]["kind"], facts["num_untold_keys"]
     left = f"; of {report.counted(num_untold, 'kind')} nothing can be told" if num_untold else ""
     given = {"machine": "machine", "dtype": "dtype", "batch": "batch_samples"}
     words = [word for name, fact in given.items() for word in (f"--{name}", str(facts[fact]))]
     plan = shlex.join(["castile", "plan", facts["model"], *words, "--profile", facts["files"]["profile"]])
-    told = f"nothing ran: it is told from kernels compiled for {kind}, those told now with what binds them{left}"
-    return [told, f"plan with it: {plan}"]
+    nothing_ran = f"nothing ran: it is told from kernels compiled for {kind}, those told now with what binds them{left}"
+    return [nothing_ran, f"plan with it: {plan}"]
 
 
 def _doubts(facts: Mapping[str, Any]) -> list[str]:

@@ -159,8 +159,8 @@ def _timed(table: Table, name: str, meter: tuning.Meter) -> list[Way]:
 def _keep(job: Job, found: Sequence[Way]) -> None:
     """Put what all ranks found into the job and at once into the database; calls are run so from now on."""
     parts = job.comm.gather_bytes(msgspec.json.encode(found))
-    told = job.agree(lambda: msgspec.json.encode([way for part in parts or [] for way in msgspec.json.decode(part)]))
-    new = msgspec.json.decode(told, type=tuple[Way, ...])
+    answer = job.agree(lambda: msgspec.json.encode([way for part in parts or [] for way in msgspec.json.decode(part)]))
+    new = msgspec.json.decode(answer, type=tuple[Way, ...])
     calls = {way.call for way in new}
     kept = [way for way in job.ways if way.call not in calls]
     job.ways = tuple(sorted([*kept, *new], key=lambda way: (way.call, way.seconds)))

@@ -172,8 +172,8 @@ class Model:
 
         with suppress(ValueError):
             graph = self._built(2, dtype, training)
-        if told := equal.difference(graph, rewrites.apply(self.rewrite or "", graph)):
-            raise ValueError(f"rewrite {rewrites.AND.join(own)} changes what the network computes: {told}")
+        if difference := equal.difference(graph, rewrites.apply(self.rewrite or "", graph)):
+            raise ValueError(f"rewrite {rewrites.AND.join(own)} changes what the network computes: {difference}")
 
     def _built(self, batch: int | None, dtype: str, training: bool) -> Graph:
         """The graph before it is rewritten."""

@@ -69,5 +69,5 @@ def _drawn(plane: _Plane, run: Mapping[str, Any], rows: Sequence[tuple[int, floa
         points += [plane.place(number, before), plane.place(number, share)]
     yield path([*points, plane.place(max(run["num_proposals"], rows[-1][0]), rows[-1][1])], colour)
     for number, share in rows:
-        told = f"{run['search']}, seed {run['seed']}: {100 * share:.2f} % above the best after {number:,} proposals"
-        yield circle(*plane.place(number, share), RADIUS, colour, told)
+        title = f"{run['search']}, seed {run['seed']}: {100 * share:.2f} % above the best after {number:,} proposals"
+        yield circle(*plane.place(number, share), RADIUS, colour, title)

@@ -56,16 +56,16 @@ def line(x: float, y: float, to_x: float, to_y: float, colour: str, width: float
     return f'<line {places} stroke="{colour}" stroke-width="{width}"{dashed}/>'
 
 
-def rect(box: Box, colour: str, told: str = "") -> str:
-    """A filled box; `told` is shown to who points at it."""
+def rect(box: Box, colour: str, title: str = "") -> str:
+    """A filled box; `title` is shown to who points at it."""
     size = f'width="{box.right - box.left:.2f}" height="{box.bottom - box.top:.2f}"'
-    return _titled(f'<rect x="{box.left:.2f}" y="{box.top:.2f}" {size} fill="{colour}"', "rect", told)
+    return _titled(f'<rect x="{box.left:.2f}" y="{box.top:.2f}" {size} fill="{colour}"', "rect", title)
 
 
-def circle(x: float, y: float, radius: float, colour: str, told: str = "") -> str:
-    """A dot through which others can be seen; `told` is shown to who points at it."""
+def circle(x: float, y: float, radius: float, colour: str, title: str = "") -> str:
+    """A dot through which others can be seen; `title` is shown to who points at it."""
     place = f'cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"'
-    return _titled(f'<circle {place} fill="{colour}" fill-opacity="0.6"', "circle", told)
+    return _titled(f'<circle {place} fill="{colour}" fill-opacity="0.6"', "circle", title)
 
 
 def path(points: Iterable[tuple[float, float]], colour: str, fill: str = "none") -> str:
@@ -74,8 +74,8 @@ def path(points: Iterable[tuple[float, float]], colour: str, fill: str = "none")
     return f'<polyline points="{through}" stroke="{colour}" fill="{fill}"/>'
 
 
-def _titled(begun: str, kind: str, told: str) -> str:
-    return f"{begun}><title>{_written(told)}</title></{kind}>" if told else f"{begun}/>"
+def _titled(begun: str, kind: str, title: str) -> str:
+    return f"{begun}><title>{_written(title)}</title></{kind}>" if title else f"{begun}/>"
 
 
 def _written(words: str) -> str:

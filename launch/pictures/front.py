@@ -44,7 +44,7 @@ def picture(title: str, front: Sequence[Facts], known: Mapping[str, Facts], capa
     elements = [
         *plane.axes(capacity),
         *_joined(plane, front),
-        *(circle(*plane.at(row), RADIUS, colour, _told(name, row)) for name, _, row, colour in dots),
+        *(circle(*plane.at(row), RADIUS, colour, _title(name, row)) for name, _, row, colour in dots),
         *names([Dot(*plane.at(row), RADIUS, word) for _, word, row, _ in dots], plane.inside),
         *legend(Box(WIDTH / 2, HEIGHT - 18, WIDTH, HEIGHT), COLOURS),
         *([text(8, HEIGHT - 8, f"{left} known plans lie far outside", SIZE)] if left else []),
@@ -94,6 +94,6 @@ def _joined(plane: _Plane, front: Sequence[Facts]) -> Iterator[str]:
         yield line(to_x, y, to_x, to_y, EDGE)
 
 
-def _told(name: str, row: Facts) -> str:
+def _title(name: str, row: Facts) -> str:
     fits = "" if row["fits"] else ", does not fit"
     return f"{name}: {row['step_seconds'] * 1e3:.4g} ms, {written(row['live_bytes'])}{fits}"

@@ -55,7 +55,7 @@ class _Row(NamedTuple):
     seconds: float
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         name = self.name if self.last == self.name else f"{self.name} to {self.last}"
         return name if self.num_nodes == 1 else f"{name}, {self.num_nodes} nodes"
 
@@ -74,7 +74,7 @@ def picture(title: str, evaluator: Evaluator, plan: Strategy) -> str:
     ]
     for number, row in enumerate(rows):
         top = TOP + ROW * number
-        elements += [text(8, top + SIZE + 1, clipped(row.told, SIZE, LEFT - 16), SIZE)]
+        elements += [text(8, top + SIZE + 1, clipped(row.label, SIZE, LEFT - 16), SIZE)]
         elements += grid.row(row, top)
         elements += _figures(row, top, longest, total)
     if left:
@@ -200,7 +200,7 @@ class _Grid:
                 held.setdefault(proc, set()).add(number // config.replicas)
         height = (ROW - 3) / len(degrees)
         for number, (kind, count) in enumerate(zip(row.kinds or (WHOLE,), degrees, strict=True)):
-            told = f"{row.told}: {f'{row.axes[number]} cut in {count}, {kind}' if row.axes else WHOLE}"
+            title = f"{row.label}: {f'{row.axes[number]} cut in {count}, {kind}' if row.axes else WHOLE}"
             low, high = top + number * height, top + (number + 1) * height
             below = prod(degrees[number + 1 :])
             shares = [
@@ -215,4 +215,4 @@ class _Grid:
                     end = shares.pop(0)[1]
                 left, right = self.x(begin), self.x(min(end, self.num_procs))
                 place = f", part {index}" if row.axes else ""
-                yield rect(Box(left, low, right, high), _shade(kind, index, count), told + place)
+                yield rect(Box(left, low, right, high), _shade(kind, index, count), title + place)

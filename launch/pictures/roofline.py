@@ -96,9 +96,9 @@ def _roof(plane: _Plane) -> Iterator[str]:
 
 def _dot(plane: _Plane, key: Facts) -> str:
     x, y = plane.at(_intensity(key), key["flops_per_second"])
-    told = (f"{key['op']}.{key['pass']} {key['shapes']}: {key['seconds'] * 1e6:.1f} us, "
+    title = (f"{key['op']}.{key['pass']} {key['shapes']}: {key['seconds'] * 1e6:.1f} us, "
             f"{key['roofline_share']:.0%} of the roofline, {key['step_share']:.1%} of the step")  # fmt: skip
-    return circle(x, y, _radius(key), _colour(key), told)
+    return circle(x, y, _radius(key), _colour(key), title)
 
 
 def _radius(key: Facts) -> float:

@@ -178,8 +178,8 @@ def _groups(graph: TaskGraph, timeline: Timeline, kind: np.ndarray, top: float) 
             if len(here):
                 mine.append(_Row(Lane(number), task[here], start[here], end[here], kind[task[here]]))
         rows[proc] = tuple(mine)
-        told = [array.tobytes() for row in mine for array in (np.array([row.lane]), row.start, row.end, row.kind)]
-        alike.setdefault(b"|".join(told), []).append(proc)
+        contents = [array.tobytes() for row in mine for array in (np.array([row.lane]), row.start, row.end, row.kind)]
+        alike.setdefault(b"|".join(contents), []).append(proc)
     groups = []
     for procs in list(alike.values())[:MOST_SHOWN]:
         group = _Group(tuple(procs), rows[procs[0]], top)
@@ -261,9 +261,9 @@ class _Chart:
         long = (row.end - row.start) * self.scale >= LEAST
         yield from self._short(_Row(row.lane, *(array[~long] for array in row[1:])), top, bottom)
         for task, start, end, kind in zip(*(array[long].tolist() for array in row[1:])):
-            told = f"{self.graph.tasks[task].name}, {report.duration((end - start) / PICOSECONDS)}"
+            title = f"{self.graph.tasks[task].name}, {report.duration((end - start) / PICOSECONDS)}"
             # A hair of white tells it from the next.
-            yield rect(Box(self.x(start), top, self.x(end) - 0.3, bottom), self.kinds[kind][1], told)
+            yield rect(Box(self.x(start), top, self.x(end) - 0.3, bottom), self.kinds[kind][1], title)
 
     def _short(self, row: _Row, top: float, bottom: float) -> Iterator[str]:
         """Short tasks: columns that they fill by half or more, in the colour of what fills most of each."""
@@ -277,8 +277,8 @@ class _Chart:
                 continue
             among = slice(*np.searchsorted(row.start, self.columns[[begin, end]]))
             words, colour = self.kinds[most[begin]]
-            told = f"{report.counted(len(row.task[among]), 'task')}, most of it {words}"
-            yield rect(Box(self.x(self.columns[begin]), top, self.x(self.columns[end]), bottom), colour, told)
+            title = f"{report.counted(len(row.task[among]), 'task')}, most of it {words}"
+            yield rect(Box(self.x(self.columns[begin]), top, self.x(self.columns[end]), bottom), colour, title)
 
     def memory(self, timeline: Timeline, top: float, machine: Machine, names: Sequence[int]) -> Iterator[str]:
         """What lives on the processor that is fullest for what it has, over time; names: by which the machine has them.

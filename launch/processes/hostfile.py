@@ -65,9 +65,9 @@ def check_apart(hosts: Iterable[str]) -> None:
         return
     with ThreadPoolExecutor(MOST_AT_ONCE) as threads:
         asked = ["sh", "-c", WHO], *(["ssh", "-o", "BatchMode=yes", host, WHO] for host in elsewhere)
-        told = dict(zip(["this host", *elsewhere], threads.map(_answer, asked), strict=True))
+        answers = dict(zip(["this host", *elsewhere], threads.map(_answer, asked), strict=True))
     first: dict[str, tuple[str, str]] = {}
-    for host, answer in told.items():
+    for host, answer in answers.items():
         which, _, name = answer.rpartition("\n")
         other, whose = first.setdefault(name, (host, which))
         if name and whose != which:

@@ -56,7 +56,7 @@ def ending_early(what: str) -> Iterator[Callable[[], bool]]:
 
 
 @contextlib.contextmanager
-def told(text: str) -> Iterator[None]:
+def ending_with(text: str) -> Iterator[None]:
     """Where Ctrl-C or a signal that asks to stop ends what this block does, `text` says what there is of it; so it
     does where a rank is killed.
 

@@ -51,14 +51,14 @@ def following() -> str:
 
 
 class Awaited:
-    """Where ranks leave their words. told: what they are to be given as VARIABLE, "" where there is no such place."""
+    """Where ranks leave their words. address: what they are given as VARIABLE, "" where there is no such place."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
-        self.told = ""
+        self.address = ""
         if descriptor is not None:
             link = f"fd/{descriptor}"
-            self.told = f"/proc/{os.getpid()}/{link} {os.readlink(f'/proc/self/{link}')}"
+            self.address = f"/proc/{os.getpid()}/{link} {os.readlink(f'/proc/self/{link}')}"
 
     def read(self) -> str:
         """The words that were left last, "" where there are none."""

@@ -60,7 +60,7 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> End:
         passing = stack.enter_context(_Passing())
         passed = passing.passed
         left = stack.enter_context(last_words.awaited())
-        process, output, errors = _started(words, {**environment, last_words.VARIABLE: left.told})
+        process, output, errors = _started(words, {**environment, last_words.VARIABLE: left.address})
         for one in (process, output, errors):
             stack.enter_context(one)
         passing.to(process)
@@ -213,7 +213,7 @@ def _relay(
         return "" if is_said(last := left.read()) else last
 
     # who was asked to end has not died
-    for text in notes.told(stream, lambda: None if passed else unsaid(), hosts):
+    for text in notes.plain(stream, lambda: None if passed else unsaid(), hosts):
         is_again = text == f"castile: {(last := left.read())}\n" and is_said(last)
         said += [text] if text.startswith("castile: ") or notes.is_unread(text) else []
         if is_again or notes.is_unread(text):

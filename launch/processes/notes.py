@@ -34,7 +34,7 @@ _CAUSES = {
 }  # fmt: skip
 
 
-def told(lines: Iterable[bytes], last_words: Callable[[], str | None], hosts: list[str]) -> Iterator[str]:
+def plain(lines: Iterable[bytes], last_words: Callable[[], str | None], hosts: list[str]) -> Iterator[str]:
     """The lines of a launcher and its ranks, without its boxes on a rank that ended the job: the rank has said why.
 
     A rank that was killed has not: which it was, by which signal, and what the ranks left to be told then, is one

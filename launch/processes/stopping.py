@@ -52,8 +52,8 @@ class Stopping:
             return bool(self.name)
         if step < self._round_step:
             return False
-        told = self._comm.gather_bytes(self.name.encode())
-        answer = self._comm.bcast_bytes(self._answer(step, told) if told is not None else None)
+        gathered = self._comm.gather_bytes(self.name.encode())
+        answer = self._comm.bcast_bytes(self._answer(step, gathered) if gathered is not None else None)
         if answer[:1] == b"!":
             self.name = answer[1:].decode()
             return True
@@ -62,16 +62,16 @@ class Stopping:
 
     def now(self) -> bool:
         """Whether any rank was asked to stop until now; every rank calls it."""
-        told = self._comm.gather_bytes(self.name.encode())
-        answer = self._comm.bcast_bytes(next(filter(None, told), b"") if told is not None else None)
+        gathered = self._comm.gather_bytes(self.name.encode())
+        answer = self._comm.bcast_bytes(next(filter(None, gathered), b"") if gathered is not None else None)
         # a signal that came after this rank was asked is told when all are asked again
         if answer:
             self.name = answer.decode()
         return bool(answer)
 
-    def _answer(self, step: int, told: list[bytes]) -> bytes:
+    def _answer(self, step: int, gathered: list[bytes]) -> bytes:
         """Rank 0's: the signal that any rank was given, or in how many steps the ranks ask again."""
-        asked = next(filter(None, told), None)
+        asked = next(filter(None, gathered), None)
         if asked is not None:
             return b"!" + asked
         now, before = time.perf_counter(), self._asked

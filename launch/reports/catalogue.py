@@ -32,7 +32,7 @@ class Entry:
 
     what       what it is, in a clause
     settings   each with its default, "", None or 0 where that is left open
-    told       what is said of a setting, for some
+    notes      what is said of a setting, for some
     gives      what a model makes of its inputs, or a sample is
     figures    what else there is to know, for programs
     """
@@ -40,7 +40,7 @@ class Entry:
     name: str
     what: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    told: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
     gives: str = ""
     figures: Mapping[str, Any] = field(default_factory=dict)
 
@@ -52,7 +52,7 @@ def _models() -> Iterator[Entry]:
 def _model(name: str) -> Entry:
     module = models.found(name)
     settings = _defaults(module.build, ("batch", "dtype", "training"))
-    return Entry(name, clause(docstring(module)), settings, told(module.build), docstring(module.build))
+    return Entry(name, clause(docstring(module)), settings, notes_of(module.build), docstring(module.build))
 
 
 def _machines() -> Iterator[Entry]:
@@ -82,7 +82,7 @@ def _data() -> Iterator[Entry]:
     for name in data.available():
         module = importlib.import_module(f"castile.launch.data.{name}")
         settings = _defaults(module.load, data.RESERVED)
-        yield Entry(name, first(module), settings, told(module.load), docstring(module.load))
+        yield Entry(name, first(module), settings, notes_of(module.load), docstring(module.load))
 
 
 def _optimizers() -> Iterator[Entry]:
@@ -122,7 +122,7 @@ def facts(kind: str) -> list[dict[str, Any]]:
 
 def _facts(one: Entry) -> dict[str, Any]:
     settings = [
-        {"name": name, "default": typed(name, value).partition("=")[2], "what": one.told.get(name, "")}
+        {"name": name, "default": typed(name, value).partition("=")[2], "what": one.notes.get(name, "")}
         for name, value in one.settings.items()
     ]
     return {"name": one.name, "what": one.what, "gives": one.gives, "settings": settings, **one.figures}
@@ -141,7 +141,7 @@ def num_params(text: str) -> int:
     return sum(prod(t.shape) for t in models.parse(text).graph(2).params)
 
 
-def told(function: Callable[..., Any]) -> dict[str, str]:
+def notes_of(function: Callable[..., Any]) -> dict[str, str]:
     """What the lines `setting   words` of a function's docstring say of its settings; deeper lines go on with one."""
     found: dict[str, str] = {}
     names: list[str] = []

@@ -59,9 +59,9 @@ def _spread(values: Sequence[float]) -> dict[str, float | None] | None:
             "most": max(values)}  # fmt: skip
 
 
-def tell(model: str, objective: str, told: Facts) -> None:
+def tell(model: str, objective: str, facts: Facts) -> None:
     """The table, the best plan in a few words, what was refused, and the files."""
-    out, runs = report.console(), told["runs"]
+    out, runs = report.console(), facts["runs"]
     what = report.what(objective == "latency")
     out.say(f"{model} on {runs[0]['machine']}: what searches find for a {what}\n")
     kind = "memory" if objective == "memory" else what
@@ -69,21 +69,21 @@ def tell(model: str, objective: str, told: Facts) -> None:
         "search", ">seeds", f">least {kind}", ">median", ">mean", ">deviation", ">most", ">median above best",
         ">proposals", ">searched for",
     )  # fmt: skip
-    for row in told["searches"]:
+    for row in facts["searches"]:
         made.add_row(row["search"], _count(row), *_cells(row, objective))
     out.say_table(made)
     for run in runs:
         if run["refused"]:
             out.say(f"\n{run['search']}, seed {run['seed']}: {run['refused']}")
-    if told["best"] is not None:
-        best = runs[told["best"]]
+    if facts["best"] is not None:
+        best = runs[facts["best"]]
         file = best["files"].get("plan")
         where = f", in {file}" if file else ""
         out.say(f"\nthe best: {best['search']}, seed {best['seed']}: {briefly(best)}{where}")
     for name in dict.fromkeys(name for run in runs for name in run.get("files", {})):
         paths = [path for run in runs if (path := run.get("files", {}).get(name))]
         out.say(f"{name} of each written to {paths[0]}, and so on to {paths[-1]}")
-    out.say_files(told)
+    out.say_files(facts)
 
 
 def _count(row: Facts) -> str:

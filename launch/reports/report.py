@@ -201,12 +201,12 @@ def without(facts: Mapping[str, Any]) -> str:
     """What a step would take without its order and without what is begun ahead, behind its time; nothing where there
     is neither.
     """
-    told, (order, ahead) = list[str](), (facts["order"], facts["ahead"])
+    parts, (order, ahead) = list[str](), (facts["order"], facts["ahead"])
     if order is not None:
-        told.append(f"{duration(order['step_seconds_without'])} if kernels ran as they become ready")
+        parts.append(f"{duration(order['step_seconds_without'])} if kernels ran as they become ready")
     if ahead is not None:
-        told.append(ahead_words(ahead))
-    return f" ({'; '.join(told)})" if told else ""
+        parts.append(ahead_words(ahead))
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def ahead_words(row: Mapping[str, Any]) -> str:
@@ -316,8 +316,8 @@ def percent(share: float) -> str:
 def prices_words(prices: Mapping[str, int]) -> str:
     """Where prices come from: `12 kinds of tasks measured, 3 learned, 40 from the roofline`."""
     first, *others = prices.items()
-    told = [f"{counted(first[1], 'kind')} of tasks {first[0]}", *(f"{count} {source}" for source, count in others)]
-    return ", ".join(told).replace("roofline", "from the roofline")
+    parts = [f"{counted(first[1], 'kind')} of tasks {first[0]}", *(f"{count} {source}" for source, count in others)]
+    return ", ".join(parts).replace("roofline", "from the roofline")
 
 
 class Output(Console):
@@ -334,9 +334,9 @@ class Output(Console):
         """
         is_narrow = wraps and self.is_terminal
         made.columns[-1].no_wrap = not is_narrow
-        with self.capture() as told:
+        with self.capture() as captured:
             self.print(made, width=shutil.get_terminal_size().columns if is_narrow else None)
-        for line in told.get().splitlines():
+        for line in captured.get().splitlines():
             self.say(line.rstrip())
 
     def say_files(self, facts: Mapping[str, Any]) -> None:

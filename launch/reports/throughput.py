@@ -77,9 +77,9 @@ def tokens_of(graph: Graph) -> int | None:
 
 def words(facts: Mapping[str, Any]) -> str:
     """Samples a second, tokens a second and the share of peaks in words, as far as they are known."""
-    told = [report.pace(facts["samples_per_second"])]
+    parts = [report.pace(facts["samples_per_second"])]
     if facts["tokens_per_second"] is not None:
-        told.append(report.pace(facts["tokens_per_second"], "tokens"))
+        parts.append(report.pace(facts["tokens_per_second"], "tokens"))
     if facts["model_flops_utilisation"] is not None:
-        told.append(f"MFU {report.percent(facts['model_flops_utilisation'])}")
-    return ", ".join(told)
+        parts.append(f"MFU {report.percent(facts['model_flops_utilisation'])}")
+    return ", ".join(parts)

@@ -48,7 +48,7 @@ class Begun:
     """A run whose ranks have met.
 
     command    that of `castile train`, resolved
-    told       the run as it is told and written
+    as_facts   the run as it is shown and written
     values     the parameters to begin with, by name; None for the model's own
     num_steps  from the beginning of training to its end
     facts      what a checkpoint says of this training
@@ -57,7 +57,7 @@ class Begun:
     """
 
     command: Any
-    told: dict[str, Any]
+    as_facts: dict[str, Any]
     job: Job
     say: Speaker
     dataset: Dataset
@@ -95,7 +95,7 @@ class Begun:
         """The plan that is given, or what measures fastest here; what was measured stays, whatever comes after."""
         if self.is_over:
             return explore.any_known(self.job) if self.given is None else explore.given(self.job, *self.given)
-        with interrupts.told(telling.not_begun(self.before, self.given is not None)):
+        with interrupts.ending_with(telling.not_begun(self.before, self.given is not None)):
             chosen = explore.given(self.job, *self.given) if self.given is not None else self._measured()
         if chosen.candidates:
             with suppress(ValueError):  # what hinders it is told at the end
@@ -118,7 +118,7 @@ class Begun:
 
     def course(self, chosen: Chosen) -> Course:
         """The way through the steps, with this rank's part of the plan and the numbers that training begins with."""
-        with interrupts.told(telling.not_begun(self.before, True)):
+        with interrupts.ending_with(telling.not_begun(self.before, True)):
             watch = Watch(self.job.graph, chosen.prepared) if self.command.watch else None
             execution = self.job.execute(chosen.prepared, self.command.seed, look=watch)
             if self.values is not None:
@@ -179,7 +179,8 @@ def begin(command: Any, undecayed: str) -> Begun:
     facts = resume.facts(job, command.data, command.seed, options, dataset if command.checkpoint else None)
     saved = _saved(command, job, facts, say)
     begun = Begun(
-        command, records.told(command), job, say, dataset, values, num_steps, facts, saved, _given(command, job, saved)
+        command, records.as_facts(command), job, say, dataset, values, num_steps, facts, saved,
+        _given(command, job, saved),
     )
     job.measure()
     if saved is not None and begun.is_over:

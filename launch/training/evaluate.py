@@ -95,12 +95,12 @@ def held_out(
     way = passing()
     # What a pass is given and makes lies where the next step writes.
     execution = job.execute(way.prepared, 0, {**trained.state}, way.graph, trained.runner.arenas)
-    told = says(execution, dataset.held_out, set(labels.values()), advance, is_over)
-    return judge(execution.graph, labels, told, dataset.num_held_out)
+    batches = says(execution, dataset.held_out, set(labels.values()), advance, is_over)
+    return judge(execution.graph, labels, batches, dataset.num_held_out)
 
 
 def judge(
-    graph: Graph, labels: Mapping[str, str], told: Iterable[tuple[Arrays, Arrays]], num_samples: int,
+    graph: Graph, labels: Mapping[str, str], batches: Iterable[tuple[Arrays, Arrays]], num_samples: int,
     tell: Callable[[np.ndarray], None] = lambda losses: None,
 ) -> HeldOut | None:  # fmt: skip
     """What outputs are worth beside their labels, given batch by batch; None where there are no batches.
@@ -108,10 +108,10 @@ def judge(
     tell   is given the losses of the first output's predictions in each batch
     """
     each = {output: Judging(graph, output, name) for output, name in labels.items()}
-    for outputs, given in told:
+    for outputs, given in batches:
         losses = [one.add(outputs[output], given[labels[output]]) for output, one in each.items()]
         tell(losses[0])
-    first, *others = [one.told(num_samples) for one in each.values()]
+    first, *others = [one.figures(num_samples) for one in each.values()]
     names = list(labels)[1:]
     return first and replace(first, others={n: one for n, one in zip(names, others, strict=True) if one is not None})
 

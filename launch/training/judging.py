@@ -139,7 +139,7 @@ class Judging:
 
     def __post_init__(self) -> None:
         self._is_binary = "bce" in _losses_with(self.graph, self.labels)
-        self._is_told, self._is_sequence = self._is_binary, False
+        self._counts_right, self._is_sequence = self._is_binary, False
         self._total, self._right, self._count, self._unreal = 0.0, 0, 0, 0
         self._logits = list[tuple[np.ndarray, np.ndarray]]()
         self._confusion: np.ndarray | None = None
@@ -160,17 +160,17 @@ class Judging:
                 f"label {outside[0]} is none of the {classes} classes that the output {self.output!r} tells apart: "
                 "name first in g.outputs what labels are compared with"
             )
-        self._is_told |= classes > 0
+        self._counts_right |= classes > 0
         self._is_sequence = classes > 0 and truth.ndim == 2
-        shape, told = truth.shape if classes else scores.shape, [np.zeros(0)]
+        shape, losses = truth.shape if classes else scores.shape, [np.zeros(0)]
         for some, there in _blocks(scores, truth if classes else truth.reshape(scores.shape), classes):
-            told.append(self._block(some, there, classes > 0).ravel())
-        return np.concatenate(told).reshape(shape)
+            losses.append(self._block(some, there, classes > 0).ravel())
+        return np.concatenate(losses).reshape(shape)
 
     def _block(self, scores: np.ndarray, truth: np.ndarray, are_classes: bool) -> np.ndarray:
         """The losses of some predictions, counted."""
         some = _logits(self.graph, self.output, scores.astype(np.float64))
-        losses, hits = _told(some, truth, are_classes, self._is_binary)
+        losses, hits = _losses_and_hits(some, truth, are_classes, self._is_binary)
         if self._is_binary and not are_classes:
             self._logits.append((some, truth > 0.5))
         # not scores: one that is infinitely low may be a mask's
@@ -188,13 +188,13 @@ class Judging:
         return losses
 
     @np.errstate(over="ignore", invalid="ignore")
-    def told(self, num_samples: int) -> HeldOut | None:
+    def figures(self, num_samples: int) -> HeldOut | None:
         """The figures of all batches together; None where there were none."""
         if not self._count:
             return None
         loss = self._total / self._count
         return HeldOut(
-            loss, num_samples, self._right / self._count if self._is_told else None,
+            loss, num_samples, self._right / self._count if self._counts_right else None,
             auc(*map(np.concatenate, zip(*self._logits, strict=True))) if self._logits else None, self._unreal,
             self._count if self._count != num_samples else None, float(np.exp(loss)) if self._is_sequence else None,
             tuple(map(tuple, self._confusion.tolist())) if self._confusion is not None else None,
@@ -220,7 +220,9 @@ def _losses_with(graph: Graph, labels: str | None) -> set[str]:
     return found
 
 
-def _told(scores: np.ndarray, truth: np.ndarray, are_classes: bool, is_binary: bool) -> tuple[np.ndarray, np.ndarray]:
+def _losses_and_hits(
+    scores: np.ndarray, truth: np.ndarray, are_classes: bool, is_binary: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Of each row of scores of classes, or of each number without such, its loss and whether it is right."""
     if are_classes:
         of_truth = np.take_along_axis(scores, truth[:, None], axis=-1)[:, 0]

@@ -24,7 +24,7 @@ RESOLVED = "resolved.toml"
 HOW_SHOWN = ("print", "json")
 
 
-def told(command: Any) -> dict[str, Any]:
+def as_facts(command: Any) -> dict[str, Any]:
     """The run as it is told and written: but for how it is shown."""
     return runfile.given(command, without=HOW_SHOWN)
 
@@ -59,7 +59,7 @@ def begin(
     beside += [Path(command.checkpoint) / RESOLVED] if command.checkpoint else []
     runfile.write(beside, command, HOW_SHOWN, say.warn)
     log.record(
-        "run", run=told(command), castile=__version__, num_ranks=job.comm.size, first_step=first_step,
+        "run", run=as_facts(command), castile=__version__, num_ranks=job.comm.size, first_step=first_step,
         num_steps=num_steps,
     )  # fmt: skip
     return log

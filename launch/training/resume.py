@@ -49,7 +49,7 @@ def facts(job: Job, data: str, seed: int, options: Mapping[str, Option], dataset
     return Facts(model.text, data, graph.batch, seed, graph.fingerprint, graph.dtype, samples, dict(options))
 
 
-class _Told(msgspec.Struct):
+class _Answer(msgspec.Struct):
     """What rank 0 found in the folder: a path, "" for none, and what it has to warn of."""
 
     path: str = ""
@@ -99,10 +99,10 @@ def find(comm: Communicator, folder: str) -> tuple[Reader | None, tuple[str, ...
 
     def look() -> bytes:
         found = latest(folder)
-        return msgspec.json.encode(_Told(str(found.path), found.warnings) if found else _Told())
+        return msgspec.json.encode(_Answer(str(found.path), found.warnings) if found else _Answer())
 
-    told = msgspec.json.decode(from_leader(comm, look), type=_Told)
-    return (open_checkpoint(told.path) if told.path else None), told.warnings
+    answer = msgspec.json.decode(from_leader(comm, look), type=_Answer)
+    return (open_checkpoint(answer.path) if answer.path else None), answer.warnings
 
 
 def as_built(facts: Facts) -> Facts:

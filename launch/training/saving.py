@@ -90,7 +90,7 @@ class Saves:
         assert self.saver is not None
         if not self._is_over:
             self.save(step)
-            self._told(self._ended(self.saver))
+            self._tell(self._ended(self.saver))
         if self.job.leads and (warning := self.saver.note(step, loss)):
             self.say.warn(warning)
 
@@ -99,7 +99,7 @@ class Saves:
         if self.saver is not None:
             with self.execution.runner.prompt():
                 outcome = self.saver.poll()
-            self._told(outcome)
+            self._tell(outcome)
 
     def end(self, step: int) -> None:
         """Save what has come of it all: where the disk is full, again and again while somebody may make room, unless
@@ -111,14 +111,14 @@ class Saves:
             if self.progress.num_steps:
                 self.check(self.execution.saved(), step)
             return
-        self._told(self._ended(saver))
+        self._tell(self._ended(saver))
         outcome = None
         for seconds in (*AGAIN_SECONDS, None):
             self.save(step)
             outcome = self._ended(saver)
             lacks_room = outcome is not None and outcome.lacks_room
             is_last = seconds is None or not lacks_room or bool(self.progress.stopped_by)
-            self._told(outcome, "" if is_last else f"; make room: it is tried again in {seconds} s")
+            self._tell(outcome, "" if is_last else f"; make room: it is tried again in {seconds} s")
             if is_last or self._is_stopped_within(seconds or 0):
                 break
         if self.job.leads and outcome is not None and not outcome.complete:
@@ -164,7 +164,7 @@ class Saves:
             self.say.note(what)
         outcome = self.saver.break_off()
         with suppress(BrokenPipeError):
-            self._told(outcome, "")
+            self._tell(outcome, "")
 
     def _is_stopped_within(self, seconds: float) -> bool:
         """Wait for so long, or until the job is asked to stop, which all ranks learn together."""
@@ -182,7 +182,7 @@ class Saves:
         with self.execution.runner.prompt():
             return saver.wait()
 
-    def _told(self, outcome: Outcome | None, then: str = ", and training goes on") -> None:
+    def _tell(self, outcome: Outcome | None, then: str = ", and training goes on") -> None:
         """Tell what became of a save, and what happens where it came to nothing."""
         if outcome is None:
             return

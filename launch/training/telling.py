@@ -206,18 +206,19 @@ def classes(judged: HeldOut) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def class_lines(told: Sequence[Mapping[str, Any]]) -> list[str]:
+def class_lines(classes: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line of each class, those of the lowest recall first where there are many."""
-    if not told:
+    if not classes:
         return []
-    rows = told
-    if len(told) > MOST_LINES:
-        rows = sorted(told, key=lambda c: (c["recall"] is None, c["recall"]))[:MOST_LINES]
+    rows = classes
+    if len(classes) > MOST_LINES:
+        rows = sorted(classes, key=lambda c: (c["recall"] is None, c["recall"]))[:MOST_LINES]
     share = {name: [f"{100 * c[name]:.2f} %" if c[name] is not None else "-" for c in rows] for name in SHARES}
     lines = [f"{'class':>5} {'labels':>8} {'recall':>9} {'said':>8} {'precision':>9}"]
     for c, recall, precision in zip(rows, *share.values(), strict=True):
         lines.append(f"{c['class']:>5} {c['num_labels']:>8} {recall:>9} {c['num_said']:>8} {precision:>9}")
-    return lines + ([f"and {len(told) - len(rows)} more, whose recall is higher"] if len(told) > len(rows) else [])
+    num_left = len(classes) - len(rows)
+    return lines + ([f"and {num_left} more, whose recall is higher"] if num_left else [])
 
 
 def evaluation_line(facts: dict[str, Any]) -> str:

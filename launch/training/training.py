@@ -91,10 +91,10 @@ class Training:
 
     def __post_init__(self) -> None:
         # without a place to save to a signal ends the job as it ends any program
-        course, told = self.course, (self.log, self.say, self.progress)
+        course, outlets = self.course, (self.log, self.say, self.progress)
         self.progress.judged = course.judged
         self._stopping = Stopping(self.job.comm, SIGNALS if course.saver else ())
-        self._saves = Saves(self.job, course.plan, course.execution, course.saver, *told, self._is_stopped)
+        self._saves = Saves(self.job, course.plan, course.execution, course.saver, *outlets, self._is_stopped)
 
     def run(self) -> Progress:
         """Train. Raises UserError where the loss is no finite number, and Ended for Ctrl-C."""
@@ -113,8 +113,8 @@ class Training:
             self._steps()
             progress.remarks, progress.workspace_bytes = runner.remarks, runner.workspace_bytes
             # a job that was asked to stop has little time left
-            is_told = bool(progress.stopped_by) or progress.is_out_of_patience
-            if not is_told and evaluate.truths(self.job, course.dataset.held_out):
+            is_reported = bool(progress.stopped_by) or progress.is_out_of_patience
+            if not is_reported and evaluate.truths(self.job, course.dataset.held_out):
                 many = report.counted(course.dataset.num_held_out, "sample")
                 with self.say.under_way(f"evaluating on {many}") as advance:
                     self._evaluate(self._last, advance)
@@ -335,10 +335,10 @@ class Training:
             self.say.line(telling.unjudged_line(step, self.progress.stopped_by))
             return
         if judged is not None:
-            self._told(step, judged)
+            self._tell_judged(step, judged)
         self._weigh(step, judged.loss if judged is not None else math.nan)
 
-    def _told(self, step: int, judged: HeldOut) -> None:
+    def _tell_judged(self, step: int, judged: HeldOut) -> None:
         """Tell and record what an evaluation said, on rank 0."""
         course = self.course
         facts = telling.evaluation(step, judged)
@@ -355,8 +355,8 @@ class Training:
         """What an evaluation means for what is kept and for how long the run goes on; all ranks come to it."""
         course, progress = self.course, self.progress
         with course.execution.runner.prompt():
-            told = self.job.agree(lambda: msgspec.json.encode(progress.judged.after(step, loss)))
-        progress.judged = judged = msgspec.json.decode(told, type=Judged)
+            verdict = self.job.agree(lambda: msgspec.json.encode(progress.judged.after(step, loss)))
+        progress.judged = judged = msgspec.json.decode(verdict, type=Judged)
         if course.keeps_best and not judged.since:
             self._saves.save_best(step, loss)
         if (course.keeps_best or course.patience is not None) and judged.loss is not None:

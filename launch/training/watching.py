@@ -79,7 +79,7 @@ class Watch:
         """A task has run, whose views are these arrays now."""
         views = self._views.get(task.index)
         if views is None:
-            views = self._views[task.index] = self._told_apart(task)
+            views = self._views[task.index] = self._views_of(task)
         for n, name in views.gradients:
             box = task.views[n].box
             self._squares[name, box.lo, box.hi] = float(np.square(arrays[n].astype(np.float64)).sum())
@@ -99,7 +99,7 @@ class Watch:
         self._squares, self._troubles, self._spoilt = {}, [], {}
         return found
 
-    def _told_apart(self, task: Task) -> _Views:
+    def _views_of(self, task: Task) -> _Views:
         gradients = gradients_of(self.graph, self.prepared.tasks, task)
         return _Views(tuple(sorted(read_by(task))), tuple(sorted(written_by(task))), tuple(gradients.items()))
 
@@ -166,11 +166,11 @@ class Watch:
         """From where to where the numbers go that a task was given, of regions whose names begin so."""
         written = {task.views[n].buffer for n in views.writes}
         given = [n for n in views.reads if task.views[n].buffer not in written and arrays[n].dtype.kind in "fV"]
-        told = [
+        ranges = [
             f"{self._region(task, n)!r} from {float(arrays[n].min()):.4g} to {float(arrays[n].max()):.4g}"
             for n in given if arrays[n].size and self._region(task, n).startswith(of)
         ]  # fmt: skip
-        return ", ".join(told[:MOST_OPERANDS])
+        return ", ".join(ranges[:MOST_OPERANDS])
 
     def _sample(self, region: str, at: Sequence[int], ndim: int) -> int | None:
         """The number in the batch of the sample that a result's element belongs to."""
@@ -202,9 +202,9 @@ def first(seen: Sequence[Seen]) -> Trouble | None:
 
 def longest(gradients: dict[str, float]) -> str:
     """The longest gradients in words; "" for none."""
-    told = [f"{name} {value:.3g}" for name, value in list(gradients.items())[:MOST_GRADIENTS]]
-    rest = len(gradients) - len(told)
-    return ", ".join(told) + (f" and {rest} more" if rest else "")
+    lengths = [f"{name} {value:.3g}" for name, value in list(gradients.items())[:MOST_GRADIENTS]]
+    rest = len(gradients) - len(lengths)
+    return ", ".join(lengths) + (f" and {rest} more" if rest else "")
 
 
 def _has_nan(array: np.ndarray) -> bool:

@@ -67,13 +67,13 @@ def read(form: type[T], prog: str, args: Sequence[str], default: T | None = None
 class Taken:
     """What a command takes: an option, by the flags that it may be typed as, or without any a word known by its place.
 
-    told      what stands for its value in the help, "" for a switch, which has none
+    metavar   what stands for its value in the help, "" for a switch, which has none
     kind      of its value: int, float or str
     choices   the values that there are, none where any text will do
     """
 
     flags: tuple[str, ...]
-    told: str
+    metavar: str
     kind: type
     choices: tuple[str, ...]
     is_needed: bool
@@ -90,7 +90,7 @@ def _taken(field: Field[Any], hint: Any, can_deny: bool) -> Taken:
     bare, *marks = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
     said = [mark for mark in marks if hasattr(mark, "metavar")]
     choices = get_args(bare) if get_origin(bare) is Literal else ()
-    told = next((mark.metavar for mark in said if mark.metavar), "|".join(choices))
+    metavar = next((mark.metavar for mark in said if mark.metavar), "|".join(choices))
     kind = next((kind for kind in _NUMBERS if kind in (bare, *get_args(bare))), str)
     name = next((mark.name for mark in said if mark.name), field.name.replace("_", "-"))
     flags = [f"--{name}", *(alias for mark in said for alias in mark.aliases or ())]
@@ -98,7 +98,7 @@ def _taken(field: Field[Any], hint: Any, can_deny: bool) -> Taken:
         flags.append(f"--no-{name}")
     if _PLACED in marks:
         flags = []
-    return Taken(tuple(flags), told, kind, choices, field.default is MISSING, get_origin(bare) is tuple)
+    return Taken(tuple(flags), metavar, kind, choices, field.default is MISSING, get_origin(bare) is tuple)
 
 
 def _check(takes: Sequence[Taken], prog: str, args: Sequence[str]) -> None:
@@ -122,17 +122,17 @@ def _check(takes: Sequence[Taken], prog: str, args: Sequence[str]) -> None:
             if (flag := typed.replace("_", "-")) not in known:
                 raise UserError(_unknown(typed, flag, takes, prog))
             taken = known[flag]
-            _check_value(taken, typed, next(words, None) if taken.told and value is None else value)
+            _check_value(taken, typed, next(words, None) if taken.metavar and value is None else value)
         given.add(taken)
     if missing := [taken for taken in takes if taken.is_needed and not taken.is_many and taken not in given]:
-        told = " and ".join(" ".join([*taken.flags[:1], taken.told]) for taken in missing)
-        raise UserError(f"{prog} needs {told}; `{prog} --help` tells what it takes")
+        missed = " and ".join(" ".join([*taken.flags[:1], taken.metavar]) for taken in missing)
+        raise UserError(f"{prog} needs {missed}; `{prog} --help` tells what it takes")
 
 
 def _unknown(typed: str, flag: str, takes: Sequence[Taken], prog: str) -> str:
     """What is said of an option, as it was typed and as a flag, that the command does not have."""
-    if place := next((one for one in takes if not one.flags and flag[2:].upper() in one.told.split("|")), None):
-        return f"{prog} has no option {typed}: give {place.told} by itself; `{prog} --help` tells what it takes"
+    if place := next((one for one in takes if not one.flags and flag[2:].upper() in one.metavar.split("|")), None):
+        return f"{prog} has no option {typed}: give {place.metavar} by itself; `{prog} --help` tells what it takes"
     near = suggestion(flag, sorted(["--help", *(flag for one in takes for flag in one.flags)]))
     return f"{prog} has no option {typed}{near}; `{prog} --help` lists them"
 
@@ -147,12 +147,12 @@ def _parted(word: str, known: Container[str]) -> tuple[str, str | None]:
 
 def _check_value(taken: Taken, who: str, value: str | None) -> None:
     """Raises UserError for a value that the option or the place `who` cannot have."""
-    if not taken.told:
+    if not taken.metavar:
         if value is not None:
             raise UserError(f"{who} is a switch and has no value: leave {value!r} out")
         return
     if value is None or (value.startswith("-") and taken.flags and not _is(float, value)):
-        raise UserError(f"{who} needs {taken.told} after it")
+        raise UserError(f"{who} needs {taken.metavar} after it")
     if taken.kind in _NUMBERS and not _is(taken.kind, value):
         raise UserError(f"{who} {value}: give {_NUMBERS[taken.kind]}")
     if taken.choices and value not in taken.choices:

@@ -96,10 +96,10 @@ def _theirs(path: str, given: Mapping[str, str]) -> Schedule:
     gives = "share(step, num_steps), which gives the share of the peak that a step has"
     function = theirs.module(path, "schedule file", gives).share
     values = settings.typed(function, given, f"schedule {path}", reserved=("step", "num_steps"))
-    return Schedule(path, partial(_told, path, function), values)
+    return Schedule(path, partial(_share, path, function), values)
 
 
-def _told(path: str, function: Callable[..., Any], step: int, num_steps: int, **given: Any) -> float:
+def _share(path: str, function: Callable[..., Any], step: int, num_steps: int, **given: Any) -> float:
     """What the user's function says. Raises ValueError where it fails, or gives what no share can be."""
     doing = f"schedule file {path}: share({step}, {num_steps})"
     with theirs.running(path, doing):

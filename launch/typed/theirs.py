@@ -25,10 +25,10 @@ def running(path: str | Path, doing: str) -> Iterator[None]:
         with streams.beside():
             yield
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{doing} failed: {told(path, error)}") from error
+        raise ValueError(f"{doing} failed: {in_one_line(path, error)}") from error
 
 
-def told(path: str | Path, error: BaseException) -> str:
+def in_one_line(path: str | Path, error: BaseException) -> str:
     """The error in one line: its kind, its text, and the last line of the file that it came by."""
     said = " ".join(str(error).split())
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == _full(path)]
@@ -61,7 +61,7 @@ def module(path: str | Path, what: str, gives: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[found.__name__]
         is_its_own = isinstance(error, OSError) and error.filename == str(_full(path))
-        why = error.strerror if isinstance(error, OSError) and is_its_own else told(path, error)
+        why = error.strerror if isinstance(error, OSError) and is_its_own else in_one_line(path, error)
         raise ValueError(f"{what} {path}: {why}") from error
     finally:
         sys.argv = words

@@ -53,7 +53,7 @@ class Recording(msgspec.Struct, frozen=True, eq=False):
         return tuple(o.spec if o is not None else None for o in self.outputs)
 
     @property
-    def told(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """What it computes of inputs of known shapes: the same for two that record the same."""
         number = {id(symbol): n for n, symbol in enumerate(self.inputs)}
         calls = []

@@ -200,7 +200,7 @@ class Pins:
         for axis in pin.degrees:
             if axis not in axes:
                 near = suggestion(axis, list(axes))
-                who = self._nodes[names[0]].told
+                who = self._nodes[names[0]].full_name
                 raise ValueError(f"pin '{pin}': {who} has no axis {axis!r}{near}; there are {', '.join(axes)}")
         _check_procs(pin.procs or (), self.num_procs, f"pin '{pin}'")
 
@@ -217,13 +217,13 @@ class Pins:
         numbers = {key: number for key, (number, _) in first.items()}
         replicas = numbers.pop(REPLICAS, None)
         procs = set(range(self.num_procs)).intersection(*(pin.procs for pin in pins if pin.procs is not None))
-        told = " and ".join(f"'{pin}'" for pin in pins)
+        quoted = " and ".join(f"'{pin}'" for pin in pins)
         if len(procs) < (replicas or 1):
-            raise ValueError(f"{name}: too few processors are left for {replicas or 1} replicas by pins {told}")
+            raise ValueError(f"{name}: too few processors are left for {replicas or 1} replicas by pins {quoted}")
         try:
             check_split(node, numbers)
         except ValueError as error:
-            raise ValueError(f"pin {told}: {error}") from error
+            raise ValueError(f"pin {quoted}: {error}") from error
         return Need(numbers, replicas, tuple(sorted(procs)))
 
     def _fitted(self, name: str, config: Config) -> Config:

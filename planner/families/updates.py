@@ -43,7 +43,7 @@ class Guarded(Optimizer):
     inner: Any
 
     def __post_init__(self) -> None:
-        for name in ("results", "scalars", "flops_per_point", "told"):
+        for name in ("results", "scalars", "flops_per_point", "place_in_literals"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
     @property

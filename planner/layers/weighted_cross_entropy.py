@@ -31,5 +31,5 @@ def layer(g: Graph, name: str, logits: Tensor, labels: Tensor, weights: Sequence
     axes = " ".join(labels.axes)
     label = g.reshape(f"{name}.label", g.real(f"{name}.real", labels), f"{axes} -> {axes} one", one=1)
     shares = g.mul(f"{name}.shares", g.compare(f"{name}.is", label, "==", numbers), factors)
-    told = g.mul(f"{name}.told", shares, g.log_softmax(f"{name}.log", logits))
-    return g.neg(name, g.mean(f"{name}.mean", g.sum(f"{name}.each", told, dims=(-1,))))
+    weighted = g.mul(f"{name}.told", shares, g.log_softmax(f"{name}.log", logits))
+    return g.neg(name, g.mean(f"{name}.mean", g.sum(f"{name}.each", weighted, dims=(-1,))))

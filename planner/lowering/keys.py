@@ -25,23 +25,23 @@ class Asked:
         self._settings = ",".join([f"{name}={value}" for name, value in op.cost_settings])
         # As `+3x4` what a gradient is added to, which else could be taken for one more that is given.
         signs = ["+" * (port.role == "onto") for port in (*step.inputs, *step.outputs)]
-        self._told = list(zip(signs, map(_laid, bearing(step)), map(itemsize, dtypes)))
+        self._ports = list(zip(signs, map(_laid, bearing(step)), map(itemsize, dtypes)))
         self._looked_up = looked_up(step)
         self._rows = op.rows if op.has_rows else None
         self._looks = partial(op.looks, step.which) if op.has_looks else None
 
     def key(self, arrays: Sequence[tuple[int, tuple[int, ...]]], flops: float, part: Part) -> CostKey:
         """The cost of a part that touches arrays of these shapes at ports of these numbers."""
-        told, nbytes = [], 0
+        shapes, nbytes = [], 0
         for n, shape in arrays:
-            sign, laid, size = self._told[n]
-            told.append(sign + "x".join(map(str, shape)) + laid)
+            sign, laid, size = self._ports[n]
+            shapes.append(sign + "x".join(map(str, shape)) + laid)
             touched = part.touches(self._looked_up[n]) if n in self._looked_up else prod(shape)
             nbytes += int(touched) * size
         rows = self._rows and self._rows(part.reads(0).shape, part.writes(0).shape, part.alignment.extents)
         looks = self._looks and self._looks(part)
         settings = self._settings + "".join([f"{of}{n}" for of, n in ((ROWS_OF_IMAGES, rows), (LOOKS, looks)) if n])
-        return CostKey(self._name, f"{';'.join(told)}|{settings}", self._dtype, round(flops), nbytes)
+        return CostKey(self._name, f"{';'.join(shapes)}|{settings}", self._dtype, round(flops), nbytes)
 
 
 def looked_up(step: Step) -> dict[int, int]:

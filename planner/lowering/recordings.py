@@ -51,7 +51,7 @@ class Recorder:
 def place_counts(step: Step) -> bool:
     """Whether what a part records may depend on which one it is, in more than literals."""
     op = step.node.op
-    asks = "at" in op.asks(step.which) and not op.told
+    asks = "at" in op.asks(step.which) and not op.place_in_literals
     return asks or any(_repeats(step, p) for p in step.inputs if p.role == "onto")
 
 

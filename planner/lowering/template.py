@@ -358,7 +358,7 @@ class _Common:
         """
         recording = self._recorder.recorded(part, tuple(map(Spec, given, self.dtypes)))
         looked = isinstance(part.ranges, Watched) and part.ranges.seen
-        return self._alike.setdefault((given, recording.told), (recording, {})) if looked else (recording, {})
+        return self._alike.setdefault((given, recording.identity), (recording, {})) if looked else (recording, {})
 
     def _made(
         self, recording: Recording, bodies: Bodies, shapes: tuple[tuple[int, ...], ...], flops: float, part: Part

@@ -26,7 +26,7 @@ class Adafactor(Optimizer):
     The rate is at most 1 / sqrt(step), times the root of the parameter's mean square.
     """
 
-    told = True
+    place_in_literals = True
     scalars: ClassVar[tuple[str, ...]] = ("lr", "step")
 
     beta2_decay: float = -0.8

@@ -20,7 +20,7 @@ class Attention(Op):
     causal: query i sees keys 0 to i. r neighbouring heads of queries share a head of keys; only h may be cut.
     """
 
-    told = True
+    place_in_literals = True
     h: int = 1
     causal: bool = False
     r: int = 1

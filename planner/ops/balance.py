@@ -16,7 +16,7 @@ class Balance(Op):
     experts are alike. As in GShard a sample is the group; only p has a gradient.
     """
 
-    told = True
+    place_in_literals = True
 
     def flops(self, which: str, part: Part) -> float:
         return super().flops(which, part) / part.extent("k")

@@ -13,7 +13,7 @@ class BlockEntropy(Op):
     """logits [..., v], labels [...] (integers below v) -> [..., p, 2]: of each of p blocks of classes, as even as can
     be, the log-sum-exp of its logits, and the logit at the label where the block has it, else 0."""
 
-    told = True
+    place_in_literals = True
     numbering = ((1, "v"),)
     p: int = 1
 

@@ -15,7 +15,7 @@ class Combine(Op):
     A token is the sum of its choices' places times their gates; a choice without a place counts nothing.
     """
 
-    told = True
+    place_in_literals = True
 
     def flops(self, which: str, part: Part) -> float:
         # a choice has one place among all

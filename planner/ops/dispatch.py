@@ -15,7 +15,7 @@ class Dispatch(Op):
     e experts with c places for a sample each.
     """
 
-    told = True
+    place_in_literals = True
     e: int = 1
     c: int = 1
 

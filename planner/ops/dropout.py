@@ -16,7 +16,7 @@ class Dropout(Op):
     """
 
     costless = ("salt",)
-    told = True
+    place_in_literals = True
     rate: float = 0.5
     salt: int = 0
 

@@ -12,7 +12,7 @@ class Embedding(Op):
     A part that has some rows gives those, and zeros where the ids name others.
     """
 
-    told = True
+    place_in_literals = True
     numbering = ((0, "v"),)
     looked_up = ((1, 0),)
 

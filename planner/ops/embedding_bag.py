@@ -12,7 +12,7 @@ class EmbeddingBag(Op):
     A mean is over the n of the whole, so that bags may be split; a part that has some rows sums those.
     """
 
-    told = True
+    place_in_literals = True
     numbering = ((0, "v"),)
     looked_up = ((1, 0),)
     mean: bool = False

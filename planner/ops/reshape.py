@@ -13,7 +13,7 @@ class Reshape(Op):
     An axis of one element may be new: "b -> b o" with o=1.
     """
 
-    told = True
+    place_in_literals = True
     text: str = "... -> ..."
     sizes: tuple[tuple[str, int], ...] = ()
 

@@ -17,7 +17,7 @@ class Rotary(Op):
     weights), or neighbours where `interleaved` (as in the paper).
     """
 
-    told = True
+    place_in_literals = True
     h: int = 1
     base: float = 10000.0
     interleaved: bool = False

@@ -15,7 +15,7 @@ from castile.planner.op import Op, Tensor, op
 class Transpose(Op):
     """x -> y as in "b h s d -> b s (h d)"; `sizes` gives the lengths that the operand does not tell."""
 
-    told = True
+    place_in_literals = True
     text: str = "... -> ..."
     sizes: tuple[tuple[str, int], ...] = ()
 

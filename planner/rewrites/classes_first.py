@@ -43,9 +43,9 @@ def _orders(graph: Graph) -> dict[str, tuple[int, ...]]:
             continue
         group = {logits} if logits in found else _together(logits, users, made)
         found |= {name: _outermost(graph, name, 1) for name in group}
-        told = node.outputs[0]
-        if group and node.op.name == BLOCKS and all(user.op.name in (BLOCKS, MERGE) for user in users[told]):
-            found[told] = _outermost(graph, told, 2)
+        entropies = node.outputs[0]
+        if group and node.op.name == BLOCKS and all(user.op.name in (BLOCKS, MERGE) for user in users[entropies]):
+            found[entropies] = _outermost(graph, entropies, 2)
     return found
 
 

@@ -35,17 +35,17 @@ def search(run: Run) -> None:
     graph, num_procs = run.lowering.piece, run.lowering.machine.num_procs
     spaces = {name: run.spaces[name].configs for name in graph.nodes}
     size, most = prod(map(len, spaces.values())), run.budget.proposals
-    told = f"exhaustive search: {graph.name} has {_told(size)} plans on {num_procs} processors, more than"
+    refusal = f"exhaustive search: {graph.name} has {_readable(size)} plans on {num_procs} processors, more than"
     if most is not None and size > most:
-        raise ValueError(f"{told} the budget of {most:,}: use --search mcmc, or raise --budget")
+        raise ValueError(f"{refusal} the budget of {most:,}: use --search mcmc, or raise --budget")
     model = Additive(run.lowering, run.evaluator.cost)
     pairs = sum(prod(len(spaces[name]) for name in edge.nodes) for edge in model.edges)
     if pairs * num_procs > MOST_ENTRIES:
-        raise ValueError(f"{told} its bounds have room for: use --search mcmc")
+        raise ValueError(f"{refusal} its bounds have room for: use --search mcmc")
     Descent(run, Relaxed(model, list(spaces.values()), partial(_refuse_late, run))).run_all()
 
 
-def _told(size: int) -> str:
+def _readable(size: int) -> str:
     """A number that may have thousands of digits, as people read it."""
     return f"{size:,}" if size < READABLE else f"about 10^{log10(size):.0f}"
 

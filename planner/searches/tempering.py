@@ -36,7 +36,7 @@ def search(run: Run) -> None:
                 for found, heat, count in zip(current, LADDER, _counts(run), strict=True)
                 if count
             ]
-            current[: len(legs)] = [_told(run, walked) for walked in walkers.walk(legs)]
+            current[: len(legs)] = [_come_to(run, walked) for walked in walkers.walk(legs)]
             _exchange(current, run.best.energy, run.rng.random)
 
 
@@ -48,7 +48,7 @@ def _counts(run: Run) -> list[int]:
     return [min(LEG, left // num_walks + (n < left % num_walks)) for n in range(num_walks)]
 
 
-def _told(run: Run, walked: Walked) -> Evaluated:
+def _come_to(run: Run, walked: Walked) -> Evaluated:
     """Where a walk has come to; what it met counts as proposed. Without time left only the best of that is seen."""
     is_late = run.spent >= 1
     seen = walked.best[:1] if is_late else walked.best

@@ -161,15 +161,15 @@ class Outlook:
         is_late   once it is true no further number is looked at
         """
         shares: dict[int, float] = {}
-        left, told = [*numbers], Drawn()
+        left, drawn = [*numbers], Drawn()
         while left and not is_late():
             number, *left = left
             if not may_need(shares, number, most):
                 continue
             following = next((n for n in left if may_need(shares, n, most)), None)
-            if following is not None and number not in told and not self._is_expected(number):
+            if following is not None and number not in drawn and not self._is_expected(number):
                 self.expect(following)
-            place = self._place(number, told)
+            place = self._place(number, drawn)
             if place is not None:
                 shares[number] = place.foreseen.share
                 yield place
@@ -198,12 +198,12 @@ class Outlook:
                     break
         return found
 
-    def _place(self, number: int, told: Drawn) -> Place | None:
+    def _place(self, number: int, drawn: Drawn) -> Place | None:
         try:
             evaluator, pins = self.at(number)
-            if self.foresight is not None and number not in told:
-                told |= self.foresight.answer(self._question(number))
-            foreseen = told.pop(number) if number in told else self._drawn(evaluator, pins)
+            if self.foresight is not None and number not in drawn:
+                drawn |= self.foresight.answer(self._question(number))
+            foreseen = drawn.pop(number) if number in drawn else self._drawn(evaluator, pins)
         except ValueError:
             # What cannot be cut into so many may be cut into others.
             return None

@@ -34,7 +34,7 @@ class Fork(Generic[Question, Answer]):
     def __init__(self, answer: Callable[[Question], Answer]) -> None:
         context = multiprocessing.get_context("fork")
         self._answer, self._numbers = answer, count()
-        self._asked, self._told = dict[int, Question](), dict[int, Answer]()
+        self._asked, self._answers = dict[int, Question](), dict[int, Answer]()
         self._begun = set[int]()
         self._end, theirs = context.Pipe()
         self._ends.add(self._end)
@@ -57,12 +57,12 @@ class Fork(Generic[Question, Answer]):
     def answer(self, number: int) -> Answer:
         """Wait for the answer to a question; each is given once."""
         try:
-            while number not in self._told:
+            while number not in self._answers:
                 self._hear()
         except (EOFError, ConnectionError):
             return self._answer(self._asked.pop(number))
         del self._asked[number]
-        return self._told.pop(number)
+        return self._answers.pop(number)
 
     def give_up(self, number: int) -> bool:
         """Withdraw a question, unless the process has begun with it; whether that was in time."""
@@ -76,11 +76,11 @@ class Fork(Generic[Question, Answer]):
         return True
 
     def _hear(self) -> None:
-        number, told = pickle.loads(self._end.recv_bytes())
+        number, answer = pickle.loads(self._end.recv_bytes())
         self._begun.add(number)
         # Nobody waits for the answer to a question that was withdrawn just as it was begun.
-        if told is not None and number in self._asked:
-            self._told[number] = told[0]
+        if answer is not None and number in self._asked:
+            self._answers[number] = answer[0]
 
     def end(self, at_once: bool = False) -> None:
         """End the process: at once, or after the question that it is working on. Other open questions are dropped."""
@@ -114,8 +114,8 @@ class Fork(Generic[Question, Answer]):
         # This process may be killed meanwhile; Ctrl-C reaches all processes, and the asking one reports it.
         with suppress(ConnectionError, KeyboardInterrupt), ThreadPoolExecutor(1) as telling:
 
-            def tell(number: int, told: tuple[Answer] | None) -> None:
-                telling.submit(connection.send_bytes, pickle.dumps((number, told)))
+            def tell(number: int, answer: tuple[Answer] | None) -> None:
+                telling.submit(connection.send_bytes, pickle.dumps((number, answer)))
 
             while True:
                 # Which question is the latest is known once all messages have been read.

@@ -79,8 +79,8 @@ class Walkers:
             return self._walked(legs)
         count = len(self._members)
         asked = [(member, member.ask(legs[n::count])) for n, member in enumerate(self._members)]
-        told = [member.answer(number) for member, number in asked]
-        return [told[n % count][n // count] for n in range(len(legs))]
+        answers = [member.answer(number) for member, number in asked]
+        return [answers[n % count][n // count] for n in range(len(legs))]
 
     def _walked(self, legs: Sequence[Leg]) -> list[Walked]:
         return [self._walk(leg) for leg in legs]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from castile.planner.lowering.rows import compressed, pointer
-from castile.planner.simulate import LONGEST, Simulated, flattened, served_by, simulate, told
+from castile.planner.simulate import LONGEST, Simulated, flattened, served_by, simulate, simulated_as
 from castile.planner.simulation import agenda, repeats, serving, window
 from castile.planner.simulation.agenda import NEVER, opened, put, rise, sink, take, without_arrays
 from castile.planner.simulation.serving import STOP, Left, Served, Tasks, beginning, occupy, release
@@ -51,7 +51,7 @@ def simulated(
         return tasks, simulate(*priced, engines)
     lane, served = listed(*priced, engines, _urgency(number, tasks, priced, order), most)
     # a simulation of the graph that is chained so would serve it so
-    return chained(tasks, lane, served.start), told(priced[0], served)
+    return chained(tasks, lane, served.start), simulated_as(priced[0], served)
 
 
 def simulated_in_window(

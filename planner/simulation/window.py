@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from castile.planner.simulate import Simulated, flattened, served_by, told
+from castile.planner.simulate import Simulated, flattened, served_by, simulated_as
 from castile.planner.simulation import serving
 from castile.planner.simulation.agenda import NEVER
 from castile.planner.simulation.serving import STOP, Left, Served, Tasks
@@ -103,7 +103,7 @@ def simulated(
     while stretch.later < more:
         until = serve(short, served, left)
         # Only up to this time: tasks that were served ahead begin when some of what is alive now may be gone.
-        np.maximum(peak, told(tasks, served, until=until).peak_bytes, out=peak)
+        np.maximum(peak, simulated_as(tasks, served, until=until).peak_bytes, out=peak)
         if watch is not None:
             watch(stretch._replace(until=until))
         past = compiled(_past)(*alike[:4], served.end, until)
@@ -116,7 +116,7 @@ def simulated(
             served.end, left.waits, served.queue, served.queue_ptr, left.queue_end, served.place,
         )  # fmt: skip
     serve(flat, served, left)
-    found = told(tasks, served)
+    found = simulated_as(tasks, served)
     np.maximum(peak, found.peak_bytes, out=peak)
     if watch is not None:
         watch(stretch._replace(until=int(served.end.max(initial=0))))

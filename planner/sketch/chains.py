@@ -96,7 +96,7 @@ class Chains:
         else:
             self.stop()
             trail = self._trail(self._sketch, chain, self._number(chain.configs), self._draws(chain))
-        return self._sketch.told(trail)
+        return self._sketch.walked(trail)
 
     def trimmed(self, chain: Chain, plan: dict[str, Config], each: float, every: float) -> dict[str, Config]:
         """What a chain ended with, without those of its changes that gain little (`Sketch.trimmed`)."""

@@ -129,7 +129,7 @@ def restored(count, nodes, old, plan):  # type: ignore[no-untyped-def]
 
 def walk(  # type: ignore[no-untyped-def]
     begin, draws, first, rises, limit, plan, energy, best, best_energy, capacity, worth, axes_of, type_of,
-    program, uses, spaces, layouts, links, prices, choices, classes, room, log, nodes, old, told,
+    program, uses, spaces, layouts, links, prices, choices, classes, room, log, nodes, old, outcome,
 ):  # fmt: skip
     """A walk from proposal number `begin`: (why it ends, the number reached, energy, least energy).
 
@@ -140,7 +140,7 @@ def walk(  # type: ignore[no-untyped-def]
     plan         the Configs of the present plan
     energy       its energy, not a number where it is to be worked out
     best[N]      the best plan
-    told         the proposal that led to it, and the split that is not known
+    outcome      the proposal that led to it, and the split that is not known
     """
     if np.isnan(energy):
         load_all(plan, type_of, program, spaces, prices, classes, room)
@@ -162,7 +162,7 @@ def walk(  # type: ignore[no-untyped-def]
             missing = program.known[nodes[k]] + spaces.split[plan[nodes[k]]]
             if not prices.known[missing]:
                 restored(count, nodes, old, plan)
-                told[1] = missing
+                outcome[1] = missing
                 return UNKNOWN, i, energy, best_energy
         there = tried(
             count, min(limit, energy * (1 + rises[i])), nodes, old, plan, capacity, worth, axes_of, type_of, program,
@@ -177,7 +177,7 @@ def walk(  # type: ignore[no-untyped-def]
                 prices, classes, room, log,
             )  # fmt: skip
         if energy < best_energy:
-            best_energy, told[0] = energy, i
+            best_energy, outcome[0] = energy, i
             for j in range(len(plan)):
                 best[j] = plan[j]
     return DONE, len(rises), energy, best_energy

@@ -189,8 +189,8 @@ class Sketch:
 
     def configs(self, plan: np.ndarray) -> dict[str, Config]:
         """The Configs of numbers."""
-        told = map(self.table.config, self._spaces.tolist(), plan[: len(self.names)].tolist())
-        return dict(zip(self.names, told, strict=True))
+        configs = map(self.table.config, self._spaces.tolist(), plan[: len(self.names)].tolist())
+        return dict(zip(self.names, configs, strict=True))
 
     def update(self, in_pieces: bool) -> None:
         """From now on plans keep what they do with their updates in pieces (`known/pieces`), or whole as at first."""
@@ -210,7 +210,7 @@ class Sketch:
         """float64[P]: bytes that processors hold in the plan that was worked out last and kept."""
         return self.room.held + (self.room.num_stages[0] - 1) * self.room.kept
 
-    def told(self, trail: Trail) -> Walked:
+    def walked(self, trail: Trail) -> Walked:
         """What a walk found, in Configs."""
         return Walked(self.configs(trail.best), trail.least, trail.number)
 
@@ -254,18 +254,18 @@ class Sketch:
         self, moves: _Moves, plan: np.ndarray, energy: float, best: np.ndarray, least: float, wanted: _Wanted
     ) -> tuple[float, float, int]:
         """`loops.walk` to its end, with what it lacks on its way: energy, the least, the number of what led to that."""
-        at, why, told, (nodes, old) = 0, loops.FULL, np.zeros(2, np.int64), np.zeros((2, len(plan)), np.int64)
+        at, why, outcome, (nodes, old) = 0, loops.FULL, np.zeros(2, np.int64), np.zeros((2, len(plan)), np.int64)
         while why != loops.DONE:
             why, at, energy, least = _bodies().walk(
                 at, *moves, plan, energy, best, least, *wanted, self.axes_of, self.type_of,
                 self.program, self.uses, self.spaces, self.layouts, self.links, self.prices, self.choices,
-                self.classes, self.room, self.log, nodes, old, told,
+                self.classes, self.room, self.log, nodes, old, outcome,
             )  # fmt: skip
             if why == loops.UNKNOWN:
-                self._fill(int(told[1]))
+                self._fill(int(outcome[1]))
             elif why == loops.FULL:
                 self._widen()
-        return float(energy), float(least), int(told[0])
+        return float(energy), float(least), int(outcome[0])
 
     def _begin(self, plan: np.ndarray) -> None:
         """Price what a plan has, and forget what was worked out of others."""

@@ -79,7 +79,7 @@ class SpaceTable:
         self._numbers: dict[int, dict[Placement, int]] = {}
         self._others: dict[Placement, int] = {}
         self._found: list[dict[Config, int | None]] = [{} for _ in nodes]
-        self._told: dict[int, Config] = {}
+        self._configs: dict[int, Config] = {}
         for node, space, configs in zip(nodes, spaces, known, strict=True):
             self._add(node, space, list(configs), most)
         self.first = pointer([len(entries) for entries in self._entries])
@@ -178,11 +178,11 @@ class SpaceTable:
 
     def config(self, space: int, number: int) -> Config:
         """The Config of a number: one object, as plans are known by the hashes of their Configs."""
-        if number not in self._told:
+        if number not in self._configs:
             split, placement = divmod(int(self._entries[space][number - int(self.first[space])]), MOST_PLACEMENTS)
             placed = self._placements[placement]
-            self._told[number] = Config(dict(self.splits[space][split]), placed.replicas, placed.procs)
-        return self._told[number]
+            self._configs[number] = Config(dict(self.splits[space][split]), placed.replicas, placed.procs)
+        return self._configs[number]
 
     def arrays(self) -> Spaces:
         """All of it, flat."""

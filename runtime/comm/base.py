@@ -122,7 +122,7 @@ class Aside(ABC):
         """Send a note to all other ranks, and wait for none of them."""
 
     @abstractmethod
-    def told(self) -> dict[int, bytes]:
+    def received(self) -> dict[int, bytes]:
         """The last note of each rank that has sent any since this was asked, by rank."""
 
 

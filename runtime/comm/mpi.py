@@ -103,7 +103,7 @@ class _Notes(Aside):
         others = (peer for peer in range(len(self.hosts)) if peer != self.rank)
         self._under_way += [self._comm.Isend((data, MPI.BYTE), peer) for peer in others]
 
-    def told(self) -> dict[int, bytes]:
+    def received(self) -> dict[int, bytes]:
         found, status = {}, MPI.Status()
         while self._comm.Iprobe(status=status):
             note = np.empty(status.Get_count(MPI.BYTE), np.uint8)
@@ -154,10 +154,10 @@ class MpiCommunicator(Communicator):
     def receiver(self, array: np.ndarray, peer: int, tag: int) -> Callable[[], Request]:
         return self._repeated(self._comm.Recv_init, array, peer, tag).begin
 
-    def _repeated(self, told: Callable[..., MPI.Prequest], array: np.ndarray, peer: int, tag: int) -> _Repeated:
+    def _repeated(self, init: Callable[..., MPI.Prequest], array: np.ndarray, peer: int, tag: int) -> _Repeated:
         while self._discarded:
             self._discarded.pop().Free()
-        return _Repeated(told((array.view(np.uint8), MPI.BYTE), peer, tag % self._num_tags), self._discarded)
+        return _Repeated(init((array.view(np.uint8), MPI.BYTE), peer, tag % self._num_tags), self._discarded)
 
     def barrier(self) -> None:
         self._meet(self._comm.Barrier, self._comm.Ibarrier)

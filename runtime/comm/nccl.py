@@ -65,8 +65,8 @@ def choose(comm: Communicator) -> tuple[Communicator, str]:
     gpu = f"{comm.host_index}/{cupy.cuda.Device().pci_bus_id}"
     seat = [comm.host, gpu, version(), os.environ.get(SHARING_SWITCH) == "1"]
     seats = comm.gather_bytes(json.dumps(seat).encode())
-    told = json.dumps([*verdict([Seat(*json.loads(each)) for each in seats]), settings()]).encode() if seats else None
-    is_nccl, why, ours = json.loads(comm.bcast_bytes(told))
+    answer = json.dumps([*verdict([Seat(*json.loads(each)) for each in seats]), settings()]).encode() if seats else None
+    is_nccl, why, ours = json.loads(comm.bcast_bytes(answer))
     return NcclCommunicator(comm, ours) if is_nccl else comm, why
 
 
@@ -121,7 +121,7 @@ class NcclCommunicator(Communicator):
     def check(self) -> None:
         self._refuse()
         for ranks, comm in self._groups.items():
-            if fault := _told(comm):
+            if fault := _fault_of(comm):
                 self._fail(f"a transfer over ranks {', '.join(map(str, ranks))}", ranks, True, fault)
 
     def send(self, array: np.ndarray, peer: int, tag: int) -> Request:
@@ -174,7 +174,7 @@ class NcclCommunicator(Communicator):
                     self._comm.wait(*(self._comm.send(identity, peer, WORDS_TAG) for peer in ranks[1:]))
                 else:
                     self._comm.wait(self._comm.recv(identity, ranks[0], WORDS_TAG))
-                with _told_late(ranks, self.rank == ranks[0]):
+                with _warned_when_late(ranks, self.rank == ranks[0]):
                     made = nccl.NcclCommunicator(len(ranks), identity.tobytes(), ranks.index(self.rank))
                 self._groups[ranks] = made
             except _FAULTS as fault:
@@ -190,7 +190,7 @@ class NcclCommunicator(Communicator):
                 _together(calls)
         except _FAULTS as fault:
             # a call gives what a transfer before it has failed of, too
-            late = _told(comm) is not None
+            late = _fault_of(comm) is not None
             self._fail(f"{words}, or one before it over these ranks," if late else words, tag, late, fault)
 
     def _refuse(self) -> None:
@@ -220,7 +220,7 @@ class NcclCommunicator(Communicator):
 
 
 @contextmanager
-def _told_late(ranks: Sequence[int], is_first: bool) -> Iterator[None]:
+def _warned_when_late(ranks: Sequence[int], is_first: bool) -> Iterator[None]:
     """A block in which these ranks meet; the first of them says why it may take long, when it does."""
     others = ", ".join(map(str, ranks[1:]))
     late = (
@@ -242,7 +242,7 @@ def _abort(aborts: Sequence[Callable[[], None]]) -> None:
         _together(aborts)
 
 
-def _told(comm: Any) -> Exception | None:
+def _fault_of(comm: Any) -> Exception | None:
     """What NCCL tells of transfers of a communicator that were under way."""
     try:
         comm.check_async_error()

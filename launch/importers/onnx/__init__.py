@@ -218,16 +218,17 @@ class File:
         """Raises ValueError, naming all that castile has no operator for, or the batch for which it has all."""
         if not net.lacking:
             return
-        told = [f"{op}{f' {how}' if how else ''} (as in {node})" for (op, how), node in net.lacking.items()]
-        more = f" and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
-        if net.told not in (0, net.batch) and not self._read(net.told, net.graph.dtype, net.training, settings).lacking:
+        lacking = [f"{op}{f' {how}' if how else ''} (as in {node})" for (op, how), node in net.lacking.items()]
+        more = f" and {len(lacking) - MOST_TOLD} more" if len(lacking) > MOST_TOLD else ""
+        own = net.file_batch
+        if own not in (0, net.batch) and not self._read(own, net.graph.dtype, net.training, settings).lacking:
             raise ValueError(
-                f"{self.who}: it is written for {net.told} samples at a time, and computes no other number "
-                f"({told[0]}): give --batch {net.told}, or export it with the first dim of its inputs open"
+                f"{self.who}: it is written for {own} samples at a time, and computes no other number "
+                f"({lacking[0]}): give --batch {own}, or export it with the first dim of its inputs open"
             )
         raise ValueError(
-            f"{self.who}: castile has no operator for {'; '.join(told[:MOST_TOLD])}{more}: write the network without, "
-            "or add them as docs/own.md says"
+            f"{self.who}: castile has no operator for {'; '.join(lacking[:MOST_TOLD])}{more}: "
+            "write the network without, or add them as docs/own.md says"
         )
 
     def _finish(self, net: Network, loss: str, weights: str, outputs: list[str]) -> None:

@@ -36,7 +36,9 @@ def body(node: Any, version: int, args: Sequence[Value | None]) -> Any:
     return _plain(body)
 
 
-def as_told(node: Any, version: int, args: Sequence[Value | None], made: tuple[Value, ...]) -> tuple[Value, ...]:
+def with_whole_numbers(
+    node: Any, version: int, args: Sequence[Value | None], made: tuple[Value, ...]
+) -> tuple[Value, ...]:
     """What a node gives, told from floating-point numbers where the rules of ONNX say that it is whole ones."""
     try:
         schema = package().defs.get_schema(node.op_type, version, node.domain)
@@ -49,9 +51,9 @@ def as_told(node: Any, version: int, args: Sequence[Value | None], made: tuple[V
     found = []
     for n, one in enumerate(made):
         name = schema.outputs[min(n, len(schema.outputs) - 1)].type_str
-        told = np.dtype(bool) if alone.get(name, name) == "tensor(bool)" else of.get(name)
-        if isinstance(one, Tensor) and told is not None and told.kind in ("biu" if one.floating else "b"):
-            one = Whole(one, told)
+        dtype = np.dtype(bool) if alone.get(name, name) == "tensor(bool)" else of.get(name)
+        if isinstance(one, Tensor) and dtype is not None and dtype.kind in ("biu" if one.floating else "b"):
+            one = Whole(one, dtype)
         found.append(one)
     return tuple(found)
 

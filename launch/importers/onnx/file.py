@@ -58,13 +58,13 @@ def read(path: str) -> Any:
         _check_place(tensor, path, prod(tensor.dims) * kind.itemsize if is_real(kind) or kind.kind in "biu" else 0)
     try:
         onnx.checker.check_model(path)
-        onnx.shape_inference.infer_shapes(_told(proto), strict_mode=True)
+        onnx.shape_inference.infer_shapes(_stripped(proto), strict_mode=True)
     except Exception as error:
         raise ValueError(f"{who}: it breaks the rules of ONNX ({_line(error)})") from error
     return proto
 
 
-def _told(proto: Any) -> Any:
+def _stripped(proto: Any) -> Any:
     """The network without the numbers of large weights, and without what it says of what its nodes give.
 
     What nodes are given has to fit them; what exporters write of shapes in between is often wrong, and not needed.
@@ -109,8 +109,8 @@ def _check_place(tensor: Any, path: str, size: int) -> None:
     folder of its file, or are not there."""
     if tensor.data_location != tensor.EXTERNAL:
         return
-    told = {entry.key: entry.value for entry in tensor.external_data}
-    place, who = PurePosixPath(told.get("location", "")), f"model file {path}: the numbers of {tensor.name!r}"
+    fields = {entry.key: entry.value for entry in tensor.external_data}
+    place, who = PurePosixPath(fields.get("location", "")), f"model file {path}: the numbers of {tensor.name!r}"
     folder = Path(path).absolute().parent.resolve()
     found = (folder / place).resolve()
     if place.is_absolute() or ".." in place.parts or not place.parts or not found.is_relative_to(folder):
@@ -122,7 +122,7 @@ def _check_place(tensor: Any, path: str, size: int) -> None:
     except OSError as error:
         raise ValueError(f"{who}: {found}: {error.strerror}") from error
     try:
-        offset, length = int(told.get("offset", 0)), int(told.get("length", size))
+        offset, length = int(fields.get("offset", 0)), int(fields.get("length", size))
     except ValueError as error:
         raise ValueError(f"{who} have an offset and a length that should be whole numbers ({error})") from error
     if not S_ISREG(status.st_mode) or offset < 0 or length < 0 or offset + length > status.st_size:

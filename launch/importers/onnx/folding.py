@@ -23,14 +23,14 @@ MOVES = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
 class Folding:
     """Computes nodes of a file.
 
-    batch, told   samples a step, and how many the file itself says
-    noted         whether the file says what is trained
+    batch, file_batch   samples a step, and how many the file itself says
+    noted               whether the file says what is trained
     """
 
     path: str
     opsets: Mapping[str, int]
     batch: int
-    told: int
+    file_batch: int
     noted: bool
 
     def folded(self, node: Any, inputs: Sequence[Any]) -> list[Known]:
@@ -57,14 +57,14 @@ class Folding:
         made = evaluated(node, [one if one is None else one.array for one in inputs], self.opsets)
         return [known(name, array) for name, array in zip(node.output, made, strict=False)]
 
-    def _stretched(self, array: np.ndarray, told: np.ndarray) -> np.ndarray:
+    def _stretched(self, array: np.ndarray, stated: np.ndarray) -> np.ndarray:
         """Known numbers as long as a file says, where the batch that it was written for stands for the one there is."""
-        shape, before = [int(n) for n in told], len(told) - array.ndim
-        for n, length in enumerate(shape[before:] if self.told and before >= 0 else ()):
+        shape, before = [int(n) for n in stated], len(stated) - array.ndim
+        for n, length in enumerate(shape[before:] if self.file_batch and before >= 0 else ()):
             there = array.shape[n]
-            if (there, length) == (self.batch, self.told):
+            if (there, length) == (self.batch, self.file_batch):
                 shape[before + n] = self.batch
-            elif (there, length) == (self.told, self.batch) and (array == array.take([0], n)).all():
+            elif (there, length) == (self.file_batch, self.batch) and (array == array.take([0], n)).all():
                 array = array.take([0], n)
         try:
             return np.broadcast_to(array, np.broadcast_shapes(array.shape, tuple(shape)))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from castile.launch.importers.onnx import operators, sampled, shaping
-from castile.launch.importers.onnx.bodies import as_told, body, inlined, kind
+from castile.launch.importers.onnx.bodies import body, inlined, kind, with_whole_numbers
 from castile.launch.importers.onnx.file import numbers, package
 from castile.launch.importers.onnx.folding import MOVES, Folding
 from castile.launch.importers.onnx.values import Form, Known, Uncomputed, Unsupported, Value, Whole, known, steps
@@ -137,7 +137,7 @@ class Network:
     """A graph under construction.
 
     path        of the file
-    batch       samples a step, and `told`, how many the file itself says, 0 where it leaves that open
+    batch       samples a step, and `file_batch`, how many the file itself says, 0 where it leaves that open
     training    whether it is to be trained, or evaluated
     frozen      says whether the weight of a name is not trained
     noted       whether the file says what is trained
@@ -149,7 +149,7 @@ class Network:
     path: str
     graph: Graph
     batch: int
-    told: int
+    file_batch: int
     training: bool
     opsets: Mapping[str, int]
     frozen: Callable[[str], bool] = lambda name: False
@@ -194,7 +194,7 @@ class Network:
         elif node.op_type == "If" and isinstance(inputs[0], Known):
             self._branch(node, bool(inputs[0].array))
         elif all(isinstance(one, Known) for one in inputs if one is not None) and node.op_type not in NOT_FOLDED:
-            fold = Folding(self.path, self.opsets, self.batch, self.told, self.noted)
+            fold = Folding(self.path, self.opsets, self.batch, self.file_batch, self.noted)
             try:
                 self._give(node, self._followed(node, named, inputs, fold.folded(node, inputs)))
             except Unsupported as error:
@@ -227,7 +227,7 @@ class Network:
         call = Call(self, self.name(named), node.op_type, self._version(node), args, attributes, results)
         made = handler(call)
         call.check()
-        return as_told(node, self._version(node), args, made if isinstance(made, tuple) else (made,))
+        return with_whole_numbers(node, self._version(node), args, made if isinstance(made, tuple) else (made,))
 
     def _version(self, node: Any) -> int:
         """The version of a node's operator."""

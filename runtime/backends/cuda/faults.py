@@ -21,7 +21,7 @@ def tells_at_once() -> bool:
     return os.environ.get(AT_ONCE, "0") not in ("", "0")
 
 
-def told_late(error: Exception, stream: Any) -> bool:
+def may_be_earlier(error: Exception, stream: Any) -> bool:
     """Whether an error out of a call may come of a kernel before it, which then gets a note on what to do.
 
     stream: one of the device's, onto which nothing is captured.

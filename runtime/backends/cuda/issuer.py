@@ -23,7 +23,7 @@ import numpy as np
 
 from castile.kernels.calls import chain
 from castile.runtime.backends.cuda.clocks import NANOSECONDS_PER_MILLISECOND, Clocks
-from castile.runtime.backends.cuda.faults import AT_ONCE, tells_at_once, told_late
+from castile.runtime.backends.cuda.faults import AT_ONCE, may_be_earlier, tells_at_once
 from castile.runtime.backends.cuda.graphs import Captured
 from castile.runtime.backends.cuda.lead import Lead
 from castile.runtime.backends.cuda.polled import TASK_BY_TASK
@@ -76,7 +76,7 @@ class Issuer(Worker):
         self._origin = seats[0].compute
         self._ends, self._check, self._is_shared = ends, check, len(seats) > 1
         self._named, self._tell = named or {}, tell
-        self._told: tuple[Request, np.ndarray] | None = None
+        self._agreement: tuple[Request, np.ndarray] | None = None
         self._pieces = pieces(steps, seats, transfers)
         self._calls = issued(self._pieces, self._origin)
         self._clocks, self._lead = Clocks([piece.stream for piece in self._pieces], self._origin), lead
@@ -107,7 +107,7 @@ class Issuer(Worker):
             with self._origin:
                 self._deliver()
         except Exception as error:
-            told_late(error, self._origin)
+            may_be_earlier(error, self._origin)
             raise
 
     def begin_ahead(self) -> None:
@@ -240,7 +240,7 @@ class Issuer(Worker):
         has failed too.
         """
         transfer = self._named.get(getattr(error, "which", None))
-        if told_late(error, self._origin):
+        if may_be_earlier(error, self._origin):
             self.late = True
         elif transfer is not None:
             self.position, self.late = self.program.tasks.index(transfer), getattr(error, "late", False)
@@ -259,8 +259,8 @@ class Issuer(Worker):
                 self._capture()
         if self._tell is None:
             return True
-        self._told = self._told or self._tell(self._graph is not None)
-        request, captured = self._told
+        self._agreement = self._agreement or self._tell(self._graph is not None)
+        request, captured = self._agreement
         if not request.poll():
             if self._check is not None:
                 self._check()

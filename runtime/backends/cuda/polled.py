@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from castile.runtime.backends.cuda.clocks import Clocks
-from castile.runtime.backends.cuda.faults import told_late
+from castile.runtime.backends.cuda.faults import may_be_earlier
 from castile.runtime.comm.looks import idle
 from castile.runtime.comm.staged import StagedEnd
 from castile.runtime.executor import Program
@@ -49,7 +49,7 @@ class Polled(Worker):
                 self._timed = tuple(kernels.get(n, action) for n, action in enumerate(self._plain))
                 self._clocks.start()
         except Exception as error:
-            told_late(error, self._compute)
+            may_be_earlier(error, self._compute)
             raise
         self.actions = self._timed if timed else self._plain
 
@@ -66,7 +66,7 @@ class Polled(Worker):
                 self._compute.synchronize()
             return moved or busy or self._is_busy()
         except Exception as error:
-            self.late = told_late(error, self._compute)
+            self.late = may_be_earlier(error, self._compute)
             if self.late:
                 self.position = self._executor.furthest
             raise

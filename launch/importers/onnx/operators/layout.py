@@ -74,35 +74,35 @@ def size(c: Call) -> Known:
 
 @handles("Reshape")
 def reshape(c: Call) -> Tensor:
-    x, told = c.tensor(0), listed(c, 1, "shape") or []
+    x, shape = c.tensor(0), listed(c, 1, "shape") or []
     if not c.get("allowzero", 0):
-        told = [x.shape[n] if length == 0 else length for n, length in enumerate(told)]
-    return shaping.reshaped(c.g, c.name, x, _meant(c, x, told))
+        shape = [x.shape[n] if length == 0 else length for n, length in enumerate(shape)]
+    return shaping.reshaped(c.g, c.name, x, _meant(c, x, shape))
 
 
-def _meant(c: Call, x: Tensor, told: list[int]) -> tuple[int, ...]:
+def _meant(c: Call, x: Tensor, shape: list[int]) -> tuple[int, ...]:
     """The shape that a file says, where the batch that the file was written for stands for the batch that there is."""
-    total, of_file, batch = prod(x.shape), c.net.told, c.net.batch
-    if of_file and told and told[0] == of_file and x.shape[:1] == (batch,):
-        told = [batch, *told[1:]]
-    elif of_file and -1 not in told and prod(told) * batch == total * of_file:
-        at = _samples(x, told, of_file, batch)
-        told = [length // of_file * batch if n == at else length for n, length in enumerate(told)]
-    if -1 in told:
-        rest = -prod(told)
-        told = [total // rest if length == -1 and rest else length for length in told]
-    if prod(told) != total:
-        raise Unsupported(f"from shape {x.shape} to {tuple(told)}, which has not as many elements")
-    return tuple(told)
+    total, of_file, batch = prod(x.shape), c.net.file_batch, c.net.batch
+    if of_file and shape and shape[0] == of_file and x.shape[:1] == (batch,):
+        shape = [batch, *shape[1:]]
+    elif of_file and -1 not in shape and prod(shape) * batch == total * of_file:
+        at = _samples(x, shape, of_file, batch)
+        shape = [length // of_file * batch if n == at else length for n, length in enumerate(shape)]
+    if -1 in shape:
+        rest = -prod(shape)
+        shape = [total // rest if length == -1 and rest else length for length in shape]
+    if prod(shape) != total:
+        raise Unsupported(f"from shape {x.shape} to {tuple(shape)}, which has not as many elements")
+    return tuple(shape)
 
 
-def _samples(x: Tensor, told: list[int], of_file: int, batch: int) -> int:
+def _samples(x: Tensor, shape: list[int], of_file: int, batch: int) -> int:
     """Which dim of a shape has the samples in it, with what stands before them still before; -1 for none."""
-    found = [n for n, length in enumerate(told) if length % of_file == 0]
+    found = [n for n, length in enumerate(shape) if length % of_file == 0]
     ahead = [prod(x.shape[:n]) for n, length in enumerate(x.shape) if length == batch]
     # features are joined with no samples, which a file for one sample does not tell
-    inside = [n for n in found if prod(told[:n]) in ahead and (n == 0 or n < len(told) - 1 or told[n] == of_file)]
-    own = [n for n in found if told[n] == of_file]
+    inside = [n for n in found if prod(shape[:n]) in ahead and (n == 0 or n < len(shape) - 1 or shape[n] == of_file)]
+    own = [n for n in found if shape[n] == of_file]
     return next((n for n in (*(n for n in inside if n in own), *inside, *own, *found)), -1)
 
 
@@ -154,7 +154,7 @@ def _of_each(c: Call, number: int, dim: int) -> Tensor:
     if not isinstance(x, Known) or x.follow is not None or not others or dim % len(x.shape) == 0:
         return c.tensor(number)
     lengths = x.shape[0], others[0][0]
-    if lengths != (c.net.told, c.net.batch) or c.net.told == c.net.batch or (x.array != x.array[:1]).any():
+    if lengths != (c.net.file_batch, c.net.batch) or c.net.file_batch == c.net.batch or (x.array != x.array[:1]).any():
         return c.tensor(number)
     one = c.net.operand(x if x.shape[0] == 1 else x.derived("", (1, *x.shape[1:]), lambda array: array[:1]))
     return stretched(c, c.inner(f"each{number}"), one, (c.net.batch, *x.shape[1:]))
@@ -190,14 +190,14 @@ def empty(name: str, x: Tensor, dim: int) -> Known:
 
 @handles("SplitToSequence")
 def split_to_sequence(c: Call) -> Several:
-    x, told, keep = c.value(0), c.known(1), c.get("keepdims", 1)
+    x, split, keep = c.value(0), c.known(1), c.get("keepdims", 1)
     dim = c.get("axis", 0) % len(x.shape)
-    if told is not None and told.ndim:
-        sizes = [int(n) for n in told]
+    if split is not None and split.ndim:
+        sizes = [int(n) for n in split]
     else:
-        each = 1 if told is None else int(told)
+        each = 1 if split is None else int(split)
         sizes = _each(x.shape[dim], each, -(-x.shape[dim] // each))
-    is_less, less = told is None and not keep, (*x.shape[:dim], *x.shape[dim + 1 :])
+    is_less, less = split is None and not keep, (*x.shape[:dim], *x.shape[dim + 1 :])
     if isinstance(x, Known) and not c.net.is_trained(x):
         known_pieces = [_part(x, n, dim, sizes) for n in range(len(sizes))]
         return Several(tuple(piece.reshaped(less) if is_less else piece for piece in known_pieces))
@@ -261,10 +261,10 @@ def picked(c: Call, name: str, x: Tensor, dim: int, places: Sequence[int]) -> Te
 
 @handles("Expand")
 def expand(c: Call) -> Tensor:
-    x, told = c.tensor(0), listed(c, 1, "") or []
-    if c.net.told and told[:1] == [c.net.told] and len(told) >= len(x.shape):
-        told = [c.net.batch, *told[1:]]
-    return stretched(c, c.name, x, tuple(np.broadcast_shapes(x.shape, tuple(told))))
+    x, shape = c.tensor(0), listed(c, 1, "") or []
+    if c.net.file_batch and shape[:1] == [c.net.file_batch] and len(shape) >= len(x.shape):
+        shape = [c.net.batch, *shape[1:]]
+    return stretched(c, c.name, x, tuple(np.broadcast_shapes(x.shape, tuple(shape))))
 
 
 def stretched(c: Call, name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -45,9 +45,9 @@ def layer_norm(c: Call) -> tuple[Tensor, ...]:
     rows = shaping.reshaped(c.g, c.inner("rows"), x, (*x.shape[:dim], width))
     name = c.name if rows is x else c.inner("normal")
     y = c.g.apply(find("layer_norm")(c.get("epsilon", 1e-5)), name, rows, gain, shift)
-    told = (*x.shape[:dim], *(1 for _ in x.shape[dim:]))
+    shape = (*x.shape[:dim], *(1 for _ in x.shape[dim:]))
     statistics = [
-        shaping.reshaped(c.g, c.inner(label), c.g.tensors[f"{name}:{label}"], told)
+        shaping.reshaped(c.g, c.inner(label), c.g.tensors[f"{name}:{label}"], shape)
         for label in ("mean", "rstd")[: c.results - 1]
     ]
     return (shaping.reshaped(c.g, c.name, y, x.shape), *statistics)

@@ -35,10 +35,10 @@ def resize(c: Call) -> Tensor:
         raise Unsupported("of a part of an image")
     if c.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
         raise Unsupported("that keeps the ratio of its sides")
-    scales, sizes = _told(c)
+    scales, sizes = _stated(c)
     for dim, length in enumerate(x.shape):
         scale, size = scales.get(dim, 1.0), sizes.get(dim)
-        is_batch = dim == 0 and size == c.net.told and length == c.net.batch
+        is_batch = dim == 0 and size == c.net.file_batch and length == c.net.batch
         if is_batch or size == length or (size is None and scale == 1):
             continue
         times = size // length if size is not None and size % length == 0 else int(scale)
@@ -50,7 +50,7 @@ def resize(c: Call) -> Tensor:
     return x
 
 
-def _told(c: Call) -> tuple[dict[int, float], dict[int, int]]:
+def _stated(c: Call) -> tuple[dict[int, float], dict[int, int]]:
     """How many times as long dims become, and how long, of those of which it is said."""
     sizes = listed(c, 3, "") if c.op == "Resize" else None
     scales = c.known(2 if c.op == "Resize" and c.version > 10 else 1, c.get("scales"))
@@ -78,14 +78,14 @@ def _repeated(c: Call, x: Tensor, dim: int, times: int) -> Tensor:
     )
 
 
-def _interpolated(c: Call, x: Tensor, dim: int, told: Mapping[str, float], how: Mapping[str, Any]) -> Tensor:
+def _interpolated(c: Call, x: Tensor, dim: int, stated: Mapping[str, float], how: Mapping[str, Any]) -> Tensor:
     """A dim as a product with a matrix of constants."""
-    return along(c, c.inner(f"dim{dim}"), x, dim, known(f"{c.name}.dim{dim}", _matrix(x.shape[dim], told, how)))
+    return along(c, c.inner(f"dim{dim}"), x, dim, known(f"{c.name}.dim{dim}", _matrix(x.shape[dim], stated, how)))
 
 
-def _matrix(length: int, told: Mapping[str, float], how: Mapping[str, Any]) -> np.ndarray:
+def _matrix(length: int, stated: Mapping[str, float], how: Mapping[str, Any]) -> np.ndarray:
     """What each element of a dim gives to each that is made of it [made, length]."""
-    (name, number), given = next(iter(told.items())), {"x": np.eye(length)}
+    (name, number), given = next(iter(stated.items())), {"x": np.eye(length)}
     given[name] = np.array([length, number], np.int64) if name == "sizes" else np.array([1, number], np.float32)
     inputs = ["x", "", "", "sizes"] if name == "sizes" else ["x", "", "scales"]
     node = package().helper.make_node("Resize", inputs, ["y"], **how)
