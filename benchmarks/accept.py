@@ -47,7 +47,7 @@ class Outcome:
     load: float
 
 
-def found() -> dict[str, Check]:
+def every_check() -> dict[str, Check]:
     """All checks by name, in the order in which they stand in their files."""
     result: dict[str, Check] = {}
     for info in pkgutil.iter_modules(checks.__path__):
@@ -61,7 +61,7 @@ def found() -> dict[str, Check]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    known = found()
+    known = every_check()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=sorted(known), metavar="NAME", help=", ".join(known))
     parser.add_argument("--with-tests", action="store_true", help="run `make test` too")

@@ -317,8 +317,8 @@ def _course(command: Plan, found: list[dict[str, Any]]) -> str:
 
 
 def _trace(path: str, evaluator: Evaluator, plan: Strategy) -> None:
-    seen = evaluator.see(plan)
-    trace.write(path, seen.folded.placed(seen.tasks), {"simulated": seen.simulated.timeline})
+    step = evaluator.step_of(plan)
+    trace.write(path, step.folded.placed(step.tasks), {"simulated": step.simulated.timeline})
 
 
 def _signed(desk: Desk, plan: Strategy) -> Strategy:

@@ -27,7 +27,7 @@ from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.fullest import Fullest, Owners
 from castile.planner.evaluation.moved import moved_bytes
-from castile.planner.evaluation.seen import Seen
+from castile.planner.evaluation.simulated_step import SimulatedStep
 from castile.planner.known.seeds import seeds
 from castile.planner.searching.settling import sized
 from castile.planner.strategy import Strategy
@@ -93,22 +93,22 @@ def run(command: Simulate) -> int:
     desk = desk.measured()
     if given is None:
         plan = sized(desk.evaluator, plan)
-    seen = desk.evaluator.see(plan)
+    step = desk.evaluator.step_of(plan)
     try:
-        facts = _facts(model, path or BASE, desk, seen)
+        facts = _facts(model, path or BASE, desk, step)
     except ValueError as error:
         # What is found for forward passes foretells no step.
         meant = given is not None and given.predicted is None and not command.forward
         raise UserError(f"{error}; --forward simulates its forward pass alone" if meant else str(error)) from error
     facts |= {"forward": command.forward, "buckets": report.buckets(desk.evaluator, plan)}
     facts |= {"order": report.order(desk.evaluator, plan), "ahead": report.ahead(desk.evaluator, plan)}
-    outputs, lanes = Outputs(), {"simulated": seen.simulated.timeline}
-    title = f"{_drawn(seen)}: {_of(facts)}"
-    outputs.write("trace", command.trace, lambda path: trace.write(path, seen.folded.placed(seen.tasks), lanes))
+    outputs, lanes = Outputs(), {"simulated": step.simulated.timeline}
+    title = f"{_drawn(step)}: {_of(facts)}"
+    outputs.write("trace", command.trace, lambda path: trace.write(path, step.folded.placed(step.tasks), lanes))
     outputs.write(
         "picture", command.picture,
         lambda path: files.write(
-            path, timelines.picture(title, seen.tasks, lanes, machine, seen.role, undrawn(seen)).encode()
+            path, timelines.picture(title, step.tasks, lanes, machine, step.role, undrawn(step)).encode()
         ),
     )  # fmt: skip
     facts["files"] = outputs.paths
@@ -135,25 +135,25 @@ def _given(command: Simulate) -> tuple[str, str, Strategy | None]:
     return command.what, plan.model, plan
 
 
-def _facts(model: str, plan: str, desk: Desk, seen: Seen) -> dict[str, Any]:
+def _facts(model: str, plan: str, desk: Desk, step: SimulatedStep) -> dict[str, Any]:
     """Every figure. Raises ValueError, naming the largest owners, where the plan does not fit into memory."""
-    peak_bytes, tasks, step = desk.evaluator.packed(seen), seen.tasks, seen.seconds
+    peak_bytes, tasks, seconds = desk.evaluator.packed(step), step.tasks, step.seconds
     capacity = desk.evaluator.capacity.tolist()
-    owners, working = looked_through(seen, desk.evaluator.cost)
+    owners, working = looked_through(step, desk.evaluator.cost)
     params = {param.name for param in desk.evaluator.lowering.graph.params}
     procs = [
         {
             "proc": p,
-            "busy_share": float(seen.busy_seconds[role] / step),
+            "busy_share": float(step.busy_seconds[role] / seconds),
             # what is sent, received, copied or summed while no kernel runs
-            "moving_share": float(max(0.0, working[role] - seen.busy_seconds[role]) / step),
-            "waiting_share": float(1 - working[role] / step),
+            "moving_share": float(max(0.0, working[role] - step.busy_seconds[role]) / seconds),
+            "waiting_share": float(1 - working[role] / seconds),
             "peak_bytes": peak_bytes[p],
             "capacity_bytes": capacity[p],
             "held": held(owners[role], params),
             "largest": [{"name": name, "size_bytes": nbytes} for name, nbytes in owners[role][:memory.MOST_TOLD]],
         }
-        for p, role in enumerate(seen.role.tolist())
+        for p, role in enumerate(step.role.tolist())
     ]
     return {
         "model": model,
@@ -161,12 +161,12 @@ def _facts(model: str, plan: str, desk: Desk, seen: Seen) -> dict[str, Any]:
         "machine": desk.machine.name,
         "num_procs": desk.machine.num_procs,
         "batch_samples": desk.evaluator.lowering.graph.batch,
-        "num_tasks": int(seen.count.sum()),
-        "step_seconds": step,
-        **throughput.facts(desk.evaluator.lowering, step),
-        "flops_per_second": flops(seen) / step / desk.machine.num_procs,
-        "moved_bytes": moved_bytes(tasks, seen.count),
-        "kinds": kinds(seen, working),
+        "num_tasks": int(step.count.sum()),
+        "step_seconds": seconds,
+        **throughput.facts(desk.evaluator.lowering, seconds),
+        "flops_per_second": flops(step) / seconds / desk.machine.num_procs,
+        "moved_bytes": moved_bytes(tasks, step.count),
+        "kinds": kinds(step, working),
         "procs": procs,
         "prices": desk.evaluator.cost.sources(tasks.cost_keys),
     }
@@ -187,34 +187,34 @@ def held(owners: Sequence[tuple[str, int]], params: Set[str]) -> dict[str, int]:
     return {f"{kind}_bytes": nbytes for kind, nbytes in found.items()}
 
 
-def flops(seen: Seen) -> float:
+def flops(step: SimulatedStep) -> float:
     """The floating-point operations of all kernels of the step, those of replicas and of what is computed again too."""
-    tasks = seen.tasks
+    tasks = step.tasks
     # as numbers with a point: those of a large step are more than 64 bits hold
     each = np.array([float(key.flops) for key in tasks.cost_keys])[tasks.cost]
-    return float((each * seen.count)[tasks.kind == Kind.COMPUTE].sum())
+    return float((each * step.count)[tasks.kind == Kind.COMPUTE].sum())
 
 
-def looked_through(seen: Seen, cost: CostModel) -> tuple[list[Owners], np.ndarray]:
-    """Of each processor of `seen.tasks` who owns what when most lives there, and float64[C], for how many seconds at
+def looked_through(step: SimulatedStep, cost: CostModel) -> tuple[list[Owners], np.ndarray]:
+    """Of each processor of `step.tasks` who owns what when most lives there, and float64[C], for how many seconds at
     least one of its lanes is at work.
     """
-    fullest, ledger = Fullest(seen), seen.ledger(np.zeros(seen.tasks.num_tasks, np.int64), 1)
-    seen.watched(cost, fullest.enter, ledger.enter)
+    fullest, ledger = Fullest(step), step.ledger(np.zeros(step.tasks.num_tasks, np.int64), 1)
+    step.watched(cost, fullest.enter, ledger.enter)
     return fullest.owners, ledger.spent[:, 0] / PICOSECONDS
 
 
-def kinds(seen: Seen, working: np.ndarray) -> list[dict[str, Any]]:
+def kinds(step: SimulatedStep, working: np.ndarray) -> list[dict[str, Any]]:
     """What the processors' time goes into: operators, local copies and sums, transfers by form and link, waiting.
 
-    working   for how long each processor of `seen.tasks` is at work, in seconds
+    working   for how long each processor of `step.tasks` is at work, in seconds
     """
-    tasks = seen.tasks
+    tasks = step.tasks
     owner = np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.lane_ptr))
     computes, num_keys = tasks.kind == Kind.COMPUTE, len(tasks.cost_keys)
     alike = tasks.cost + num_keys * computes
-    num_tasks = np.bincount(alike, seen.count, 2 * num_keys)
-    picoseconds = np.bincount(alike[owner], seen.lasts[owner] * seen.copies[tasks.lanes // NUM_LANES], 2 * num_keys)
+    num_tasks = np.bincount(alike, step.count, 2 * num_keys)
+    picoseconds = np.bincount(alike[owner], step.lasts[owner] * step.copies[tasks.lanes // NUM_LANES], 2 * num_keys)
     found: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     for number in np.flatnonzero(num_tasks).tolist():
         entry = found[_kind(tasks.cost_keys[number % num_keys], number >= num_keys)]
@@ -222,8 +222,8 @@ def kinds(seen: Seen, working: np.ndarray) -> list[dict[str, Any]]:
         entry[1] += picoseconds[number]
     rows = [(what, [count, lasts / PICOSECONDS]) for what, (count, lasts) in found.items()]
     rows.sort(key=lambda row: -row[1][1])
-    whole = len(seen.role) * seen.seconds
-    rows.append(("waiting", [0, whole - float(seen.copies @ working)]))
+    whole = len(step.role) * step.seconds
+    rows.append(("waiting", [0, whole - float(step.copies @ working)]))
     return [
         {"what": what, "num_tasks": int(count), "proc_seconds": float(total), "share": float(total / whole)}
         for what, (count, total) in rows
@@ -237,19 +237,19 @@ def _kind(key: CostKey, computes: bool) -> str:
     return name if computes else f"{name} (local)"
 
 
-def _drawn(seen: Seen) -> str:
+def _drawn(step: SimulatedStep) -> str:
     """What a step takes, and how much of it is drawn."""
-    count, few = seen.strategy.microbatches, seen.num_microbatches
+    count, few = step.strategy.microbatches, step.num_microbatches
     drawn = f", of {count} microbatches {few} drawn" if few < count else ""
-    return f"{report.duration(seen.seconds)} simulated{drawn}"
+    return f"{report.duration(step.seconds)} simulated{drawn}"
 
 
-def undrawn(seen: Seen) -> Undrawn | None:
+def undrawn(step: SimulatedStep) -> Undrawn | None:
     """What a picture leaves out: microbatches not written out, nor stood for by others; None where none is."""
-    if not seen.left:
+    if not step.left:
         return None
-    computes = (seen.busy_seconds / seen.seconds)[seen.role]
-    return Undrawn(*seen.timeline.longest_pause(), f"{seen.left} microbatches", computes)
+    computes = (step.busy_seconds / step.seconds)[step.role]
+    return Undrawn(*step.timeline.longest_pause(), f"{step.left} microbatches", computes)
 
 
 def _of(facts: Mapping[str, Any]) -> str:

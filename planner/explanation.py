@@ -16,7 +16,7 @@ import numpy as np
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.moved import key_moves
-from castile.planner.evaluation.seen import Seen
+from castile.planner.evaluation.simulated_step import SimulatedStep
 from castile.planner.lower import Lowering
 from castile.planner.lowering.rows import numbered, pointer
 from castile.planner.step.program import Program
@@ -132,20 +132,20 @@ def explain(evaluator: Evaluator, strategy: Strategy) -> Explanation:
     """Simulate a plan and account for its step. Raises ValueError where it is none for this graph and machine, or has
     too many transfers to look at.
     """
-    seen = evaluator.see(strategy)
-    return account(seen, label(seen, evaluator.cost), evaluator.cost)
+    step = evaluator.step_of(strategy)
+    return account(step, label(step, evaluator.cost), evaluator.cost)
 
 
-def label(seen: Seen, cost: CostModel) -> Labels:
+def label(step: SimulatedStep, cost: CostModel) -> Labels:
     """What the tasks of a simulated plan are for; one that stands for several is for what all of them are for."""
-    tasks, (causes, names, of_task) = seen.tasks, _named(seen)
+    tasks, (causes, names, of_task) = step.tasks, _named(step)
     # Tasks for the same at one price are looked at together.
     group, firsts = numbered(of_task * len(tasks.cost_keys) + tasks.cost)
-    between = edges(seen.lowering.program(seen.strategy))
+    between = edges(step.lowering.program(step.strategy))
     numbers: dict[Cause, int] = {}
     found: list[int] = []
     crossings: dict[int, dict[str, Crossing]] = {}
-    for first, count in zip(firsts.tolist(), np.bincount(group, seen.count).tolist(), strict=True):
+    for first, count in zip(firsts.tolist(), np.bincount(group, step.count).tolist(), strict=True):
         each, key = [causes[number] for number in names[of_task[first]]], tasks.cost_keys[tasks.cost[first]]
         cause, way = each[-1], cost.way(key) if key.link else None
         if len(each) > 1:
@@ -165,15 +165,15 @@ def label(seen: Seen, cost: CostModel) -> Labels:
     return Labels(tuple(numbers), np.array(found, np.int64)[group], between, by_cause)
 
 
-def _named(seen: Seen) -> tuple[list[Cause], list[tuple[int, ...]], np.ndarray]:
+def _named(step: SimulatedStep) -> tuple[list[Cause], list[tuple[int, ...]], np.ndarray]:
     """Causes, without how transfers go; the numbers of some at a time, as they first come; and for each task which of
     these it is for.
     """
-    into = seen.folded.into.astype(np.int64)
-    causes, cause = _each(seen.lowering, seen.strategy, seen.folded.plain)
+    into = step.folded.into.astype(np.int64)
+    causes, cause = _each(step.lowering, step.strategy, step.folded.plain)
     first = np.unique(into * len(causes) + cause, return_index=True)[1]
     first = first[np.lexsort((first, into[first]))]
-    begin, found = pointer(np.bincount(into[first], minlength=seen.tasks.num_tasks)), cause[first]
+    begin, found = pointer(np.bincount(into[first], minlength=step.tasks.num_tasks)), cause[first]
     names = {(number,): number for number in range(len(causes))}
     of_task, every = found[begin[:-1]], found.tolist()
     for task in np.flatnonzero(np.diff(begin) > 1).tolist():
@@ -225,9 +225,9 @@ def edges(program: Program) -> dict[str, Edge]:
     return found
 
 
-def account(seen: Seen, labels: Labels, cost: CostModel) -> Explanation:
+def account(step: SimulatedStep, labels: Labels, cost: CostModel) -> Explanation:
     """Account for a simulated step."""
-    of_task, tasks, num_causes = labels.of_task, seen.tasks, len(labels.causes)
+    of_task, tasks, num_causes = labels.of_task, step.tasks, len(labels.causes)
     moves = np.array([key_moves(key) for key in tasks.cost_keys], dtype=np.int64)
     owner, proc_of = np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.lane_ptr)), tasks.lanes // NUM_LANES
 
@@ -236,11 +236,11 @@ def account(seen: Seen, labels: Labels, cost: CostModel) -> Explanation:
         np.add.at(total, of_task[task], of)
         return total
 
-    every, found = np.arange(tasks.num_tasks), seen.ledger(of_task, num_causes)
-    seen.watched(cost, found.enter)
+    every, found = np.arange(tasks.num_tasks), step.ledger(of_task, num_causes)
+    step.watched(cost, found.enter)
     return Explanation(
-        labels, found.until, seen.role, per_cause(every, seen.count),
-        per_cause(every, moves[tasks.cost] * seen.count),
-        per_cause(owner, seen.lasts[owner] * seen.copies[proc_of]), found.spent, found.awaited,
+        labels, found.until, step.role, per_cause(every, step.count),
+        per_cause(every, moves[tasks.cost] * step.count),
+        per_cause(owner, step.lasts[owner] * step.copies[proc_of]), found.spent, found.awaited,
         found.until - found.done, found.chain,
     )  # fmt: skip

@@ -124,7 +124,7 @@ class _Group:
     copies: list[Wanted] = field(default_factory=list)
     into: _Group | None = None
 
-    def found(self) -> _Group:
+    def root(self) -> _Group:
         """The group that this one is a part of now: itself, or the one that it went into at last."""
         group = self
         while group.into is not None:
@@ -141,11 +141,11 @@ def components(wanted: Sequence[Wanted]) -> list[list[Wanted]]:
         group = of_members.get(id(copy.members)) if copy.members else None
         if group is None:
             keys = [(m.sources, m.proc) for m in copy.members]
-            joined = {id(g): g for key in keys if key in of_member for g in [of_member[key].found()]}
+            joined = {id(g): g for key in keys if key in of_member for g in [of_member[key].root()]}
             group = _joined(sorted(joined.values(), key=lambda g: g.last), groups)
             of_member.update(dict.fromkeys(keys, group))
             of_members[id(copy.members)] = group
-        group = group.found()
+        group = group.root()
         group.last = number
         group.copies.append(copy)
     return [g.copies for g in sorted(groups, key=lambda g: g.last) if g.into is None]

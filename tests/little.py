@@ -11,7 +11,7 @@ import numpy as np
 from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.folding import Folded
-from castile.planner.evaluation.seen import Seen, Written
+from castile.planner.evaluation.simulated_step import SimulatedStep, Written
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds
@@ -143,10 +143,10 @@ def proposed(name: str, same: Evaluator, budget: str) -> list[dict[str, Config]]
     return seen
 
 
-def all_seen(tasks: TaskGraph, simulated: Simulated, engines: Sequence[int] = tuple(Lane)) -> Seen:
+def all_seen(tasks: TaskGraph, simulated: Simulated, engines: Sequence[int] = tuple(Lane)) -> SimulatedStep:
     """A task graph of no plan that was simulated, all of it written out."""
     every, procs = np.arange(tasks.num_tasks), np.arange(tasks.num_procs)
     folded = Folded(tasks, procs, procs, every, every, np.ones_like(every), tuple)
     lowering = Lowering(Graph("none", "float64"), replace(machine(tasks.num_procs), engines=tuple(engines)))
     written = Written(lowering, folded, np.full(tasks.num_tasks, -1))
-    return Seen(Strategy({}), written, tasks, simulated, folded.count, simulated.peak_bytes)
+    return SimulatedStep(Strategy({}), written, tasks, simulated, folded.count, simulated.peak_bytes)

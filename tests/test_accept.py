@@ -110,7 +110,7 @@ def test_lanes_agree_with_counting_every_moment(spans):
 
 
 def test_every_check_is_found_by_its_name_and_says_what_it_checks():
-    found = accept.found()
+    found = accept.every_check()
     assert set(found) >= {"demo", "suite", "torch_free", "helps", "json", "starts", "validate_convnet", "validate_gpt"}
     for name, check in found.items():
         assert check.__name__ == name and inspect.getdoc(check)
@@ -118,7 +118,7 @@ def test_every_check_is_found_by_its_name_and_says_what_it_checks():
 
 
 def test_every_benchmark_is_run_by_a_check_of_its_name():
-    assert set(BENCHMARKS) - {"accept"} <= set(accept.found())
+    assert set(BENCHMARKS) - {"accept"} <= set(accept.every_check())
 
 
 def test_every_command_of_castile_is_checked():
@@ -167,7 +167,7 @@ def test_a_check_that_breaks_off_has_not_met_its_target(tmp_path):
 
 @pytest.mark.parametrize("checks", [{"good": _succeeds}, {"good": _succeeds, "broken": _fails}])
 def test_the_exit_status_tells_whether_all_targets_are_met(checks, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(accept, "found", lambda: checks)
+    monkeypatch.setattr(accept, "every_check", lambda: checks)
     monkeypatch.setattr(accept, "RESULTS", tmp_path / "build" / "accept.json")
     status = accept.main(["--json"])
     facts = json.loads(capsys.readouterr().out)

@@ -34,17 +34,17 @@ def test_what_stages_send_among_themselves_is_counted() -> None:
     cut = {name for name in sieve.plans if "megatron" in name and "interleaved" not in name}
     assert len(cut) > 2
     for name in cut:
-        one, seconds = sieve.seen[name], same.evaluate(sieve.plans[name]).seconds
+        one, seconds = sieve.estimates[name], same.evaluate(sieve.plans[name]).seconds
         assert one.seconds == pytest.approx(seconds, rel=0.12), name
-    assert min(sieve.seen[name].plain / same.evaluate(sieve.plans[name]).seconds for name in cut) < 0.85
+    assert min(sieve.estimates[name].plain / same.evaluate(sieve.plans[name]).seconds for name in cut) < 0.85
 
 
 def test_who_sends_little_within_a_stage_is_hardly_blocked() -> None:
     """Where samples of a stage are cut what comes from the stage before is no loss, nor is anything in one stage."""
     _, sieve = seen(GPT, "dgx-a100:nodes=1", 32, 4)
-    alone, cut = sieve.seen["pipeline_4"], sieve.seen["pipeline_2_megatron_4"]
+    alone, cut = sieve.estimates["pipeline_4"], sieve.estimates["pipeline_2_megatron_4"]
     assert 0 <= alone.blocked < 0.01 * alone.plain and cut.blocked > 0.05 * cut.plain
     assert sieve.energy["pipeline_2_megatron_4"] == cut.energy(cut.plain)
     same, _ = seen(GPT, "dgx-a100:nodes=1", 32, 16)
     flat = Sieve(same, seeds(same.lowering, ["megatron"]), Spaces(same.lowering, same.cost))
-    assert flat.seen["megatron"].blocked == 0
+    assert flat.estimates["megatron"].blocked == 0

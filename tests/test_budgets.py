@@ -37,7 +37,7 @@ class Watch:
         # What is compiled meanwhile takes none of this clock's time, so none is to be taken off.
         monkeypatch.setattr(budget, "compiling_seconds", lambda: 0.0)
         for owner, name, seconds in (
-            (Evaluator, "_seen_through", PLAN),
+            (Evaluator, "_simulated_through", PLAN),
             (Additive, "moves", PRICE),
             (Additive, "lasts", PRICE),
             (relaxed, "elements", PRICE),

@@ -228,8 +228,8 @@ def test_of_pipelines_that_hardly_settle_no_more_than_half_are_tried_before_all(
     monkeypatch.setattr(evaluators, "FILLING", 1)
     for order, ahead in ((READY, 0), (PATH, 0), (READY, 1)):
         known, first = evaluator(tower(4, batch=2 * count), machine(2), microbatches=count), list[int]()
-        plan, through = seeds(known.lowering)["pipeline_2"], known._seen_through
-        monkeypatch.setattr(known, "_seen_through", partial(_noted, first, through))
+        plan, through = seeds(known.lowering)["pipeline_2"], known._simulated_through
+        monkeypatch.setattr(known, "_simulated_through", partial(_noted, first, through))
         known.evaluate(msgspec.structs.replace(plan, order=order, ahead=ahead))
         assert first[0] == (3 if (order, ahead) == (READY, 0) else shown)
 
@@ -242,10 +242,10 @@ def test_of_a_pipeline_that_all_microbatches_told_all_are_written_out_with_more_
     monkeypatch.setattr(evaluators, "FILLING", 4)
     for is_told in (True, False):
         known, first = evaluator(tower(4, batch=2 * count), machine(2), microbatches=count), list[int]()
-        plan, through = seeds(known.lowering)["pipeline_2"], known._seen_through
+        plan, through = seeds(known.lowering)["pipeline_2"], known._simulated_through
         monkeypatch.setattr(repeats, "cycle", cycle if is_told else lambda *few: None)
         known.evaluate(plan)
-        monkeypatch.setattr(known, "_seen_through", partial(_noted, first, through))
+        monkeypatch.setattr(known, "_simulated_through", partial(_noted, first, through))
         of_all.append(known.evaluate(msgspec.structs.replace(plan, ahead=1)).peak_bytes[0])
         assert first[0] < count if is_told else first == [count]
     assert of_all[0] == of_all[1]

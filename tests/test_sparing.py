@@ -62,7 +62,7 @@ def test_known_plans_are_told_by_what_they_hold() -> None:
     """And those that hold several times as much as the smallest are not looked at."""
     same = evaluator("memory")
     known = sieve(same)
-    assert known.energy == {name: seen.nbytes for name, seen in known.seen.items()}
+    assert known.energy == {name: seen.nbytes for name, seen in known.estimates.items()}
     most = FAR * min(known.energy.values())
     assert known.within(FAR) == [name for name, nbytes in known.energy.items() if nbytes <= most]
     peaks = {name: max(same.evaluate(known.plans[name]).peak_bytes) for name in known.plans}

@@ -60,7 +60,7 @@ def plans(graph: Graph) -> dict[str, Strategy]:
     }  # fmt: skip
 
 
-def seen(graph: Graph, plan: Strategy, data: dict[str, np.ndarray], steps: int = 1) -> list[watching.Seen]:
+def seen(graph: Graph, plan: Strategy, data: dict[str, np.ndarray], steps: int = 1) -> list[watching.Report]:
     """What two ranks see in the last of some steps."""
     on = machine.parse("local:procs=2")
     prepared = prepare(Lowering(graph, on, SGD), plan, CostModel(on))
@@ -74,7 +74,7 @@ def seen(graph: Graph, plan: Strategy, data: dict[str, np.ndarray], steps: int =
             execution.feed(feed_from(data), 0.1, step)
         with np.errstate(all="ignore"):
             run_local([execution.runner for execution in executions])
-        found = [watch.seen() for watch in watches]
+        found = [watch.report() for watch in watches]
     return found
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from castile.launch.simulate import kinds, looked_through, undrawn
 from castile.planner.evaluation import evaluator as evaluators
-from castile.planner.evaluation import seen as seeing
+from castile.planner.evaluation import simulated_step as steps
 from castile.planner.explanation import account, label
 from castile.planner.known.seeds import seeds
 from castile.planner.simulate import flattened, simulate
@@ -147,11 +147,11 @@ def test_any_pipeline_is_told_of_through_a_window_as_where_all_of_it_is_written_
         if few.left:
             check_told_alike(known, few, whole)
 
-    def looked_at(known: evaluators.Evaluator, plan: Strategy, filling: int, most: int = 2**30) -> seeing.Seen:
+    def looked_at(known: evaluators.Evaluator, plan: Strategy, filling: int, most: int = 2**30) -> steps.SimulatedStep:
         monkeypatch.setattr(evaluators, "FILLING", filling)
         monkeypatch.setattr(evaluators, "MOST_TASKS", most)
         try:
-            return known.turned("time", lowering=known.lowering).see(plan)
+            return known.turned("time", lowering=known.lowering).step_of(plan)
         except TooManyTransfers:
             reject()
 
@@ -160,7 +160,7 @@ def test_any_pipeline_is_told_of_through_a_window_as_where_all_of_it_is_written_
     assert seen["in a window"] > FEWER // (20 if order == PATH else 10)
 
 
-def check_told_alike(known: evaluators.Evaluator, few: seeing.Seen, whole: seeing.Seen) -> None:
+def check_told_alike(known: evaluators.Evaluator, few: steps.SimulatedStep, whole: steps.SimulatedStep) -> None:
     (owners, working), (all_owners, all_working) = (looked_through(of, known.cost) for of in (few, whole))
     assert few.peak_bytes.tolist() == whole.peak_bytes.tolist()
     assert [*map(by_name, owners)] == [*map(by_name, all_owners)]
@@ -194,12 +194,12 @@ def test_what_cannot_be_written_out_is_evaluated_and_packed(monkeypatch: pytest.
     other, plan = drifting(100)
     assert other.evaluate(plan) == whole and other.pack(plan) == arenas
     monkeypatch.setattr(evaluators, "MOST_TASKS", whole.num_tasks // 2)
-    monkeypatch.setattr(seeing, "MOST_WRITTEN", whole.num_tasks // 2)
+    monkeypatch.setattr(steps, "MOST_WRITTEN", whole.num_tasks // 2)
     other, plan = drifting(100)
     assert other.evaluate(plan) == whole
     live = np.array(whole.peak_bytes)
     assert (np.array(other.pack(plan)) >= live).all() and (np.array(other.arenas(plan)) < 2 * live).all()
-    drawn = other.see(plan)
+    drawn = other.step_of(plan)
     assert drawn.seconds == whole.seconds and drawn.left == 100 - drawn.num_microbatches > 50
     # the first and the last are called what they are
     shown = {int(of) for task in drawn.tasks.tasks for of in re.findall(r"@(\d+)", task.name)}

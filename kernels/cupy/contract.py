@@ -62,11 +62,11 @@ class Products(NamedTuple):
 
 
 def _settings(out: Any, spec: str, *xs: Any, scratch: Any, accumulate: bool) -> list[str]:
-    return [""] if _seen(out, spec, xs) else []
+    return [""] if _as_products(out, spec, xs) else []
 
 
 def _leads(out: Any, spec: str, *xs: Any, scratch: Any, accumulate: bool) -> bool:
-    found = _seen(out, spec, xs)
+    found = _as_products(out, spec, xs)
     if found is None or found.loops or min(found.a.rows, found.a.cols, found.b.cols) < _LEAST:
         return False
     return all(one.lead % _VECTOR == 0 for one in (found.a, found.b, found.c))
@@ -77,11 +77,11 @@ def _leads(out: Any, spec: str, *xs: Any, scratch: Any, accumulate: bool) -> boo
 @leads(_leads)
 def contract(out: Any, spec: str, *xs: Any, scratch: Any, accumulate: bool) -> Callable[[], Any] | None:
     """See the definition. Follows CuPy's current device and stream at the time when it is bound."""
-    found = None if isinstance(out, np.ndarray) else _seen(out, spec, xs)
+    found = None if isinstance(out, np.ndarray) else _as_products(out, spec, xs)
     return found and _calls(found, out, xs, accumulate)
 
 
-def _seen(out: Any, spec: str, xs: tuple[Any, ...]) -> Products | None:
+def _as_products(out: Any, spec: str, xs: tuple[Any, ...]) -> Products | None:
     """The products of a contraction; None where they are not for cuBLAS."""
     if len(xs) != 2 or xs[0].dtype != xs[1].dtype or xs[0].dtype.name not in _TYPES:
         return None

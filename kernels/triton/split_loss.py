@@ -71,7 +71,7 @@ def entropies(outs: list[View], logits: Any, labels: Any, blocks: Blocks) -> Pla
     if _is_wide(labels, blocks):
         return None
     columns = by_columns(view(logits))
-    bare = [_seen(one, columns) for one in (*outs, _repeated(view(labels), blocks))]
+    bare = [_blocks_first(one, columns) for one in (*outs, _repeated(view(labels), blocks))]
     numbers, own = _counts(labels, blocks, columns)
     return by_rows(_block_entropy, [_apart(logits, blocks, columns)], bare, numbers=numbers, flops=4, own=own)
 
@@ -85,7 +85,7 @@ def slopes(
     if _is_wide(labels, blocks):
         return None
     columns = all(by_columns(view(x)) for x in (out, logits))
-    bare = [_seen(one, columns) for one in (*parts, _repeated(view(labels), blocks))]
+    bare = [_blocks_first(one, columns) for one in (*parts, _repeated(view(labels), blocks))]
     numbers, own = _counts(labels, blocks, columns)
     arrays = [_apart(x, blocks, columns) for x in (out, logits)]
     return by_rows(_block_entropy_grad, arrays, bare, numbers=(*numbers, *times), flops=4, again=False, own=own)
@@ -118,11 +118,11 @@ def _apart(logits: Any, blocks: Blocks, columns: bool) -> View:
     shortest = blocks.classes // blocks.of
     *lead, step = view(logits).steps
     rows = View(logits, (*logits.shape[:-1], blocks.num), (*lead, shortest * step))
-    seen = _seen(rows, columns)
+    seen = _blocks_first(rows, columns)
     return View(logits, (*seen.shape, shortest), (*seen.steps, step))
 
 
-def _seen(one: View, columns: bool) -> View:
+def _blocks_first(one: View, columns: bool) -> View:
     """What has a number for each block [...,blocks], with the blocks outermost by columns."""
     last = len(one.shape) - 1
     return permuted(one, (last, *range(last))) if columns else one

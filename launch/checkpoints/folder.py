@@ -34,7 +34,7 @@ class _Note(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Found:
+class Latest:
     """The latest checkpoint that is whole, and a sentence for each later one that is not, told to the user."""
 
     path: Path
@@ -64,7 +64,7 @@ def is_checkpoint(path: Path) -> bool:
     return _NAME.fullmatch(path.absolute().name) is not None or (path / manifest.NAME).exists()
 
 
-def latest(folder: str | Path) -> Found | None:
+def latest(folder: str | Path) -> Latest | None:
     """The highest step whose manifest is whole and whose hashes hold, all of it read; None in a folder without any.
 
     Raises UserError where there are checkpoints and not one of them is whole, or another castile wrote the latest.
@@ -88,7 +88,7 @@ def whole(folder: Path) -> Path | None:
     return None if found is None else found.path
 
 
-def _latest(folder: str | Path) -> tuple[Found | None, list[Damaged]]:
+def _latest(folder: str | Path) -> tuple[Latest | None, list[Damaged]]:
     """The latest that is whole, and what is wrong with later ones."""
     failures: list[Damaged] = []
     for step, path in reversed(checkpoints(folder).items()):
@@ -98,7 +98,7 @@ def _latest(folder: str | Path) -> tuple[Found | None, list[Damaged]]:
             failures.append(error)
         else:
             warnings = tuple(f"{error}; {path.name} before it is whole" for error in failures)
-            return Found(path, step, warnings), failures
+            return Latest(path, step, warnings), failures
     return None, failures
 
 

@@ -115,11 +115,11 @@ def _added(
     Raises ValueError where none has all that is used, and for a class that no row had before.
     """
     label, target = wanted[-1]
-    known = len(target.seen) if isinstance(target, Texts) else 0
+    known = len(target.codes) if isinstance(target, Texts) else 0
     rows, num_dropped = _read(path, wanted if label in tables.header(path) else wanted[:-1], fill)
     if not len(rows):
         raise _too_few(str(path), 0, num_dropped, f"leave out the column {label!r} where it is not known")
-    if classes and isinstance(target, Texts) and (strange := list(target.seen)[known:]):
+    if classes and isinstance(target, Texts) and (strange := list(target.codes)[known:]):
         raise ValueError(f"data set csv: {path}: column {label!r} has {strange[0]!r}, a class that `file` lacks")
     return rows, num_dropped
 
@@ -149,46 +149,46 @@ def _names(joined: str, setting: str) -> list[str]:
 class Texts:
     """A column of texts, each as a number of its value in the order of first appearance."""
 
-    seen: dict[str, int] = field(default_factory=dict)
+    codes: dict[str, int] = field(default_factory=dict)
     parts: list[np.ndarray] = field(default_factory=list)
 
     def add(self, cells: Sequence[str]) -> None:
         """Take in the cells of some more rows."""
-        codes = (self.seen.setdefault(cell, len(self.seen)) for cell in cells)
+        codes = (self.codes.setdefault(cell, len(self.codes)) for cell in cells)
         self.parts.append(np.fromiter(codes, np.int32, len(cells)))
 
     def numbered(self, train: np.ndarray, rare: int) -> tuple[np.ndarray, int]:
         """Each row's number by rank of frequency among the rows `train`, rare and unseen ones 0; how many there are."""
         codes = np.concatenate(self.parts)
-        counts = np.bincount(codes[train], minlength=len(self.seen))
+        counts = np.bincount(codes[train], minlength=len(self.codes))
         # what is missing is no value
-        counts[[code for cell, code in self.seen.items() if cell in MISSING]] = -1
+        counts[[code for cell, code in self.codes.items() if cell in MISSING]] = -1
         # a stable order: of equally frequent values the one that appears first in the file
         order = np.argsort(-counts, kind="stable")
         kept = int((counts >= rare).sum())
-        ranks = np.zeros(len(self.seen), np.int32)
+        ranks = np.zeros(len(self.codes), np.int32)
         ranks[order[:kept]] = np.arange(1, kept + 1)
         return ranks[codes], kept + 1
 
     def in_order(self) -> np.ndarray:
         """Each row's number of its value among all values, in order: of numbers if all are, else of texts; int32."""
         try:
-            ordered = sorted(self.seen, key=lambda text: (float(text), text))
+            ordered = sorted(self.codes, key=lambda text: (float(text), text))
         except ValueError:
-            ordered = sorted(self.seen)
+            ordered = sorted(self.codes)
         ranks = {text: rank for rank, text in enumerate(ordered)}
-        return np.array([ranks[text] for text in self.seen], np.int32)[np.concatenate(self.parts)]
+        return np.array([ranks[text] for text in self.codes], np.int32)[np.concatenate(self.parts)]
 
     def equal(self, text: str) -> np.ndarray:
         """Where the cell is this very text."""
-        return np.concatenate(self.parts) == self.seen.get(text, -1)
+        return np.concatenate(self.parts) == self.codes.get(text, -1)
 
     def lack(self, text: str) -> str:
         """That no cell is this very text, and what cells there are; "" where one is."""
-        if text in self.seen:
+        if text in self.codes:
             return ""
-        some = ", ".join(map(repr, islice(self.seen, MOST_TOLD))) + (", ..." if len(self.seen) > MOST_TOLD else "")
-        near = suggestion(text, list(islice(self.seen, MOST_LIKE)))
+        some = ", ".join(map(repr, islice(self.codes, MOST_TOLD))) + (", ..." if len(self.codes) > MOST_TOLD else "")
+        near = suggestion(text, list(islice(self.codes, MOST_LIKE)))
         return f"no cell is {text!r}{near or f': there are {some}'}"
 
 

@@ -55,9 +55,9 @@ class Trial:
         evaluator = self.desk.evaluator
         self.graph = evaluator.lowering.graph
         prepared = prepare(evaluator.lowering, self.plan, evaluator.cost)
-        self._seen = _Arrays(self.graph, prepared.tasks)
+        self._arrays = _Arrays(self.graph, prepared.tasks)
         comm, procs = LocalWorld(1).communicators[0], range(self.desk.machine.num_procs)
-        backend = watched(self._seen.look)
+        backend = watched(self._arrays.look)
         self._execution = Execution(self.graph, prepared, comm, procs, seed=self.seed, backend=backend)
         self._execution.initialise(self.seed, self.values)
 
@@ -70,13 +70,13 @@ class Trial:
         given = {name: np.asarray(array) for name, array in inputs.items()}
         _check(self.graph, given)
         arrays = {name: as_input(name, array, not self.graph.tensors[name].floating) for name, array in given.items()}
-        self._seen.begin()
+        self._arrays.begin()
         self._execution.feed(feed_from(arrays), rate, self.num_steps)
         self._execution.run()
         self.num_steps += 1
         loss = self._execution.output(self.graph.loss)
         assert loss is not None
-        return Step(float(loss), *self._seen.in_order())
+        return Step(float(loss), *self._arrays.in_order())
 
     @property
     def parameters(self) -> Arrays:

@@ -123,7 +123,7 @@ def names(table: Table, graph: TaskGraph, tasks: Iterable[int]) -> Iterator[str]
     known: dict[tuple[Any, ...], tuple[Body, list[str]]] = {}
     for number in tasks:
         task = graph.tasks[int(number)]
-        views = tuple(_seen(graph, view) for view in task.views)
+        views = tuple(_array_of(graph, view) for view in task.views)
         which = (id(task.body), views)
         if which not in known:
             known[which] = task.body, [*called(table, task.body, views)]
@@ -142,7 +142,7 @@ def called(table: Table, body: Body, views: Sequence[tuning.Array]) -> Iterator[
         yield tuning.named(table, call.kernel, outs, list(map(operand, call.args)), dict(call.params), call.accumulate)
 
 
-def _seen(graph: TaskGraph, view: View) -> tuning.Array:
+def _array_of(graph: TaskGraph, view: View) -> tuning.Array:
     """Shape, strides and dtype of the array that a backend makes of a view."""
     buffer = graph.buffers[view.buffer]
     if view.shape is not None:

@@ -253,7 +253,7 @@ def parse(text: str) -> Model:
     elif rewrite is not None:
         rewriters.read(rewrite)
         rewrites.check(rewrite)
-    module = found(name)
+    module = module_of(name)
     own = inspect.signature(module.build).parameters
     frozen = tuple(filter(None, given.pop("frozen", "").split("+"))) if "frozen" not in own else ()
     values = settings.typed(module.build, given, f"model {name}", reserved=("batch", "dtype", "training"))
@@ -262,7 +262,7 @@ def parse(text: str) -> Model:
     return Model(name, module.build, recipe, values, rewrite, text, frozen, telling, storing)
 
 
-def found(name: str) -> ModuleType | Imported:
+def module_of(name: str) -> ModuleType | Imported:
     """The module of a model by its name or its file. Raises ValueError as `parse` does."""
     if name.endswith(".py"):
         return _from_file(name)

@@ -50,7 +50,7 @@ def _models() -> Iterator[Entry]:
 
 
 def _model(name: str) -> Entry:
-    module = models.found(name)
+    module = models.module_of(name)
     settings = _defaults(module.build, ("batch", "dtype", "training"))
     return Entry(name, clause(docstring(module)), settings, notes_of(module.build), docstring(module.build))
 

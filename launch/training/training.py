@@ -34,7 +34,7 @@ from castile.launch.training.judging import HeldOut
 from castile.launch.training.metrics import Metrics
 from castile.launch.training.saving import SMALLER, Saves
 from castile.launch.training.telling import Progress
-from castile.launch.training.watching import Seen, Watch
+from castile.launch.training.watching import Report, Watch
 from castile.planner.step.beside import NORM, is_scaled
 from castile.planner.strategy import Strategy
 from castile.runtime import debug
@@ -185,28 +185,28 @@ class Training:
         loss = execution.output(self.job.graph.loss)
         lost, pace = feeder.waited_seconds - waited, self.job.graph.batch / (done - begun)
         progress.add(float(loss) if loss is not None else math.nan, done - ready, lost, pace)
-        seen, before = self._seen(), progress.gradients
-        progress.gradients = watching.norms(seen)
+        reports, before = self._reports(), progress.gradients
+        progress.gradients = watching.norms(reports)
         self._record(step + 1, rate)
-        spoilt = next((each.spoilt for each in seen if each.spoilt), "")
+        spoilt = next((each.spoilt for each in reports if each.spoilt), "")
         is_lost = loss is not None and not math.isfinite(progress.losses[-1])
         if is_lost or spoilt:
             what = "the loss is not a finite number" if is_lost else f"{spoilt!r} holds numbers that are not finite"
             self.log.record("end", step=step + 1, reason=what)
-            raise UserError(f"step {step + 1}: {what}: {self._to_blame(step, feeder, seen, before)}")
-        self._look_for_skipped(step + 1, seen)
+            raise UserError(f"step {step + 1}: {what}: {self._to_blame(step, feeder, reports, before)}")
+        self._look_for_skipped(step + 1, reports)
         if timeline is not None:
             self._sample(step + 1, timeline)
 
-    def _seen(self) -> list[Seen]:
+    def _reports(self) -> list[Report]:
         """What all ranks have seen in a step, on rank 0; nothing where nobody looks."""
         if self.course.watch is None:
             return []
         with self.course.execution.runner.prompt():
-            parts = self.job.comm.gather_bytes(msgspec.msgpack.encode(self.course.watch.seen()))
-        return [msgspec.msgpack.decode(part, type=Seen) for part in parts or ()]
+            parts = self.job.comm.gather_bytes(msgspec.msgpack.encode(self.course.watch.report()))
+        return [msgspec.msgpack.decode(part, type=Report) for part in parts or ()]
 
-    def _look_for_skipped(self, step: int, seen: Sequence[Seen]) -> None:
+    def _look_for_skipped(self, step: int, reports: Sequence[Report]) -> None:
         """Count a step that was skipped, where the loss is scaled. Raises UserError where all are from now on."""
         norm, graph = self.course.execution.output(NORM), self.job.graph
         if norm is None or not is_scaled(graph, self.job.lowering.updates):
@@ -218,7 +218,7 @@ class Training:
         self._num_skipped += 1
         if self._num_skipped == MOST_SKIPPED:
             self.log.record("end", step=step, reason=f"gradients are too large for {graph.dtype}")
-            trouble = watching.first(seen)
+            trouble = watching.first(reports)
             where = f"{trouble.words}: " if trouble is not None else ""
             raise UserError(
                 f"step {step}: {MOST_SKIPPED} steps in a row were skipped, since gradients are too large for "
@@ -249,7 +249,7 @@ class Training:
     def _is_judged(self, step: int) -> bool:
         return self.course.evaluate_every is not None and step % self.course.evaluate_every == 0
 
-    def _to_blame(self, step: int, feeder: Feeder, seen: Sequence[Seen], before: dict[str, float]) -> str:
+    def _to_blame(self, step: int, feeder: Feeder, reports: Sequence[Report], before: dict[str, float]) -> str:
         """What may have made the loss of a step no finite number, and what to do: samples of it or of the one before,
         of which an update may have been, what ranks have seen, or the rate; `before` are gradients before that step."""
         dataset, batch = self.course.dataset, self.job.graph.batch
@@ -264,7 +264,7 @@ class Training:
                 return f"{place}, counted from 0, has {found.words}: {numbers.MEND}{instead}"
         if self.course.watch is None:
             return f"{mend}, or with --watch, which tells where they begin" if self.job.backend == "numpy" else mend
-        trouble = watching.first(seen)
+        trouble = watching.first(reports)
         words = [trouble.words] if trouble is not None else []
         if trouble is not None and trouble.sample is not None:
             words.append(f"for {dataset.place(int(dataset.indices(step, batch)[trouble.sample]))}, counted from 0")

@@ -41,7 +41,7 @@ class Trouble(msgspec.Struct, frozen=True):
     is_nan: bool = False
 
 
-class Seen(msgspec.Struct):
+class Report(msgspec.Struct):
     """What a rank has seen in a step.
 
     squares   sums of squares of gradients: of a parameter, from and to which place of it
@@ -90,12 +90,12 @@ class Watch:
         if odd:
             self._judge(task, views, arrays, odd, before)
 
-    def seen(self) -> Seen:
+    def report(self) -> Report:
         """What there was in the step that has ended."""
         spoilt = next(iter(self._spoilt), "")
         nans = [trouble for trouble in self._troubles if trouble.is_nan]
         origin = self._spoilt.get(spoilt) or next(iter([*nans, *self._troubles]), None)
-        found = Seen([(*key, value) for key, value in self._squares.items()], spoilt, origin)
+        found = Report([(*key, value) for key, value in self._squares.items()], spoilt, origin)
         self._squares, self._troubles, self._spoilt = {}, [], {}
         return found
 
@@ -185,18 +185,18 @@ class Watch:
         return number * self.graph.batch // count + int(at[order.index(0) if order else 0])
 
 
-def norms(seen: Sequence[Seen]) -> dict[str, float]:
+def norms(reports: Sequence[Report]) -> dict[str, float]:
     """The norm of each parameter's gradient as its update took it, from what all ranks have seen; longest first."""
-    squares = {(name, lo, hi): value for each in seen for name, lo, hi, value in each.squares}
+    squares = {(name, lo, hi): value for each in reports for name, lo, hi, value in each.squares}
     total: dict[str, float] = {}
     for (name, _, _), value in squares.items():
         total[name] = total.get(name, 0.0) + value
     return {name: float(np.sqrt(value)) for name, value in sorted(total.items(), key=lambda item: -item[1])}
 
 
-def first(seen: Sequence[Seen]) -> Trouble | None:
+def first(reports: Sequence[Report]) -> Trouble | None:
     """The first trouble that any rank has seen; where something is no number any more the first that made that."""
-    found = [each.origin for each in seen if each.origin is not None]
+    found = [each.origin for each in reports if each.origin is not None]
     return min(found, key=lambda trouble: (not trouble.is_nan, trouble.begun), default=None)
 
 

@@ -23,7 +23,7 @@ from castile.planner.evaluation.evaluated import Evaluated
 from castile.planner.evaluation.few import FEW
 from castile.planner.evaluation.folding import Folded, Folding
 from castile.planner.evaluation.moved import moved_bytes
-from castile.planner.evaluation.seen import Seen, Written, simulated, simulated_in_window
+from castile.planner.evaluation.simulated_step import SimulatedStep, Written, simulated, simulated_in_window
 from castile.planner.evaluation.unrolled import Unrolled, unrolled
 from castile.planner.lower import Lowering
 from castile.planner.lowering.stages import num_stages
@@ -95,7 +95,7 @@ class Evaluator:
         self._short: dict[int, tuple[Lowering, Folding]] = {}
         self._enough: dict[Key, int] = {}
         self._slower: dict[Key, float] = {}
-        self._best: tuple[float, Key, Seen] | None = None
+        self._best: tuple[float, Key, SimulatedStep] | None = None
         self._unrolled: tuple[Strategy, int, Unrolled | None] | None = None
 
     def turned(self, objective: str, most_bytes: int | None = None, lowering: Lowering | None = None) -> Evaluator:
@@ -120,8 +120,8 @@ class Evaluator:
 
     def simulate(self, strategy: Strategy) -> tuple[TaskGraph, Simulated]:
         """All tasks of a plan and when they would run, each kernel on its own kind of processor."""
-        seen = self._seen_all(strategy)
-        return seen.tasks, seen.simulated
+        step = self._simulated_whole(strategy)
+        return step.tasks, step.simulated
 
     def _count(self, strategy: Strategy) -> int:
         """The number of microbatches in which a plan is evaluated: 1 for a forward pass."""
@@ -154,15 +154,15 @@ class Evaluator:
 
     def tasks(self, strategy: Strategy) -> tuple[TaskGraph, np.ndarray]:
         """The tasks that are simulated for a plan, and int64[T], how many of the whole graph each one stands for."""
-        seen = self._see(strategy, self._key(strategy))
-        return seen.tasks, seen.count
+        step = self._simulated(strategy, self._key(strategy))
+        return step.tasks, step.count
 
-    def see(self, strategy: Strategy) -> Seen:
+    def step_of(self, strategy: Strategy) -> SimulatedStep:
         """A plan's step to be shown: all of it; on a large machine, or in too many microbatches, the part of it that is
         simulated for the plan. Raises as `evaluate` does.
         """
-        seen = self._written_out(strategy)
-        return seen if seen.is_all or seen.is_long or len(seen.role) >= LARGE else self._seen_all(strategy)
+        step = self._written_out(strategy)
+        return step if step.is_all or step.is_long or len(step.role) >= LARGE else self._simulated_whole(strategy)
 
     def evaluate(self, strategy: Strategy) -> Evaluated:
         """Simulate a plan. Raises ValueError where it is none for this graph and machine, or too large to simulate."""
@@ -181,18 +181,18 @@ class Evaluator:
         if key in self._refused:
             raise self._refused[key]
         try:
-            seen = self._see(strategy, key, most)
+            step = self._simulated(strategy, key, most)
         except TooManyTransfers as error:
             self._refused[key] = error.with_traceback(None)
             raise
         except Slower:
             self._slower[key] = most
             return None
-        counts = int(seen.count.sum()), int(seen.count[seen.tasks.kind == Kind.COLLECTIVE].sum())
-        self._known[key] = _Known(seen.seconds, seen.peak_bytes, moved_bytes(seen.tasks, seen.count), *counts)
+        counts = int(step.count.sum()), int(step.count[step.tasks.kind == Kind.COLLECTIVE].sum())
+        self._known[key] = _Known(step.seconds, step.peak_bytes, moved_bytes(step.tasks, step.count), *counts)
         found = self._evaluated(strategy, key)
         if self._best is None or found.energy < (1 - WORTH) * self._best[0]:
-            self._best = found.energy, key, seen
+            self._best = found.energy, key, step
         return found
 
     def _evaluated(self, strategy: Strategy, key: Key) -> Evaluated:
@@ -203,7 +203,7 @@ class Evaluator:
             known.num_tasks, known.num_collectives,
         )  # fmt: skip
 
-    def _see(self, strategy: Strategy, key: Key, most: float = inf) -> Seen:
+    def _simulated(self, strategy: Strategy, key: Key, most: float = inf) -> SimulatedStep:
         """Simulate a plan. The best one so far is kept, or one that was asked for a second time, as it will be again.
 
         Raises Slower as `ordering.simulated` does.
@@ -216,17 +216,17 @@ class Evaluator:
         alike, *plainer = ((count, 0, o, n, again, configs) for o, n in ((order, ahead), (READY, ahead), (READY, 0)))
         least = self._enough.get(alike) or max(self._least(strategy), *(self._enough.get(one, 0) for one in plainer))
         for shown in repeats.shown(count, least, lambda: self._can_be(self._window(strategy), strategy)):
-            seen, more = self._seen_through(shown, strategy, most)
+            step, more = self._simulated_through(shown, strategy, most)
             if more:
                 shown += more
-                seen, _ = self._seen_through(shown, strategy, most)
-            if seen is not None:
+                step, _ = self._simulated_through(shown, strategy, most)
+            if step is not None:
                 break
-        assert seen is not None, "all microbatches say what all take"
+        assert step is not None, "all microbatches say what all take"
         self._enough[alike] = shown
         if self._best is not None and key in self._known:
-            self._best = self._best[0], key, seen
-        return seen
+            self._best = self._best[0], key, step
+        return step
 
     def _num_tasks(self, shown: int, strategy: Strategy) -> int:
         """About how many tasks there are with so many microbatches."""
@@ -247,36 +247,36 @@ class Evaluator:
         # More than half of all microbatches were not seen to be enough either.
         return least if 2 * least <= count else count
 
-    def _seen_through(self, shown: int, strategy: Strategy, most: float) -> tuple[Seen | None, int]:
+    def _simulated_through(self, shown: int, strategy: Strategy, most: float) -> tuple[SimulatedStep | None, int]:
         """The plan simulated with so many microbatches written out, None if these do not show what all take; and with
         how many more they would, 0 if that is not known.
         """
         count = self._count(strategy)
         if shown == count:
             return self._in_window(strategy, most) or self._whole(strategy, most), 0
-        seen = simulated(self._written(shown, strategy), strategy, self.cost, most)
-        cycle = repeats.cycle(seen.folded.graph, seen.number, seen.simulated)
+        step = simulated(self._written(shown, strategy), strategy, self.cost, most)
+        cycle = repeats.cycle(step.folded.graph, step.number, step.simulated)
         if cycle is None:
             return None, 0
         times, rest = divmod(count - shown, cycle.microbatches)
         if rest:
             return None, rest
-        each = seen.count * repeats.times(count, shown)[seen.number]
-        return replace(seen, count=each, cycle=cycle, times=times).with_lasting, 0
+        each = step.count * repeats.times(count, shown)[step.number]
+        return replace(step, count=each, cycle=cycle, times=times).with_lasting, 0
 
     def _window(self, strategy: Strategy) -> int:
         """How many microbatches are written out where all are simulated: all, or a window of at most half of them."""
         window = 2 * (num_stages(strategy, self.lowering.graph.nodes) + strategy.ahead) + FILLING
         return window if 2 * window <= self._count(strategy) else self._count(strategy)
 
-    def _in_window(self, strategy: Strategy, most: float) -> Seen | None:
+    def _in_window(self, strategy: Strategy, most: float) -> SimulatedStep | None:
         """The plan with all its microbatches simulated through a window of them; None where that is not possible."""
         left = self._count(strategy) - self._window(strategy)
         written = self._written(self._window(strategy), strategy) if left else None
-        seen = written and simulated_in_window(written, strategy, self.cost, left, most)
-        return seen and seen.with_lasting
+        step = written and simulated_in_window(written, strategy, self.cost, left, most)
+        return step and step.with_lasting
 
-    def _whole(self, strategy: Strategy, most: float = inf) -> Seen:
+    def _whole(self, strategy: Strategy, most: float = inf) -> SimulatedStep:
         """The same with all of them written out."""
         return simulated(self._written(self._count(strategy), strategy), strategy, self.cost, most)
 
@@ -310,12 +310,12 @@ class Evaluator:
             self._small.setdefault(self._key(plain), folded.graph.num_tasks <= MOST_SMALL)
         return folded
 
-    def _written_out(self, strategy: Strategy) -> Seen:
+    def _written_out(self, strategy: Strategy) -> SimulatedStep:
         """The plan simulated; if through a window, with all its microbatches written out where they are few enough."""
-        seen = self._see(strategy, self._key(strategy))
-        return self._whole(strategy) if seen.left and self._can_be(self._count(strategy), strategy) else seen
+        step = self._simulated(strategy, self._key(strategy))
+        return self._whole(strategy) if step.left and self._can_be(self._count(strategy), strategy) else step
 
-    def _seen_all(self, strategy: Strategy) -> Seen:
+    def _simulated_whole(self, strategy: Strategy) -> SimulatedStep:
         """The plan with all tasks of all processors written out."""
         folded = Folding(self.lowering).whole(_unordered(strategy))
         number = repeats.numbers(self.lowering.program(strategy), folded.graph)
@@ -328,33 +328,33 @@ class Evaluator:
             self._packed[key] = self.packed(self._packable(strategy))
         return self._packed[key]
 
-    def packed(self, seen: Seen) -> tuple[int, ...]:
-        """The same of a plan that was seen."""
+    def packed(self, step: SimulatedStep) -> tuple[int, ...]:
+        """The same of a step that was simulated."""
         # Processors of one role are of one kind, so they have as much memory as the one that stands for them.
-        reps = seen.folded.representative
-        room, lengths = self.capacity[reps], seen.peak_bytes[reps]
+        reps = step.folded.representative
+        room, lengths = self.capacity[reps], step.peak_bytes[reps]
         # Where more is alive at one time than there is memory, no packing helps.
-        lengths = lengths if (lengths > room).any() else self._packing(seen, room).peak_bytes
-        memory.refuse(seen.tasks, seen.simulated.timeline, lengths, room, reps.tolist())
-        return tuple(lengths[seen.role].tolist())
+        lengths = lengths if (lengths > room).any() else self._packing(step, room).peak_bytes
+        memory.refuse(step.tasks, step.simulated.timeline, lengths, room, reps.tolist())
+        return tuple(lengths[step.role].tolist())
 
     def arenas(self, strategy: Strategy) -> tuple[int, ...]:
         """The bytes of each processor's arena, whether they fit or not."""
-        seen = self._packable(strategy)
-        return tuple(self._packing(seen).peak_bytes[seen.role].tolist())
+        step = self._packable(strategy)
+        return tuple(self._packing(step).peak_bytes[step.role].tolist())
 
-    def _packable(self, strategy: Strategy) -> Seen:
+    def _packable(self, strategy: Strategy) -> SimulatedStep:
         """The plan simulated with all its microbatches; on a large machine, or where they are too many, with a few."""
-        seen = self._written_out(strategy)
-        return seen if not seen.is_short or seen.is_long or len(seen.role) >= LARGE else self._seen_all(strategy)
+        step = self._written_out(strategy)
+        return step if not step.is_short or step.is_long or len(step.role) >= LARGE else self._simulated_whole(strategy)
 
-    def _packing(self, seen: Seen, capacities: np.ndarray | float = np.inf) -> Packing:
+    def _packing(self, step: SimulatedStep, capacities: np.ndarray | float = np.inf) -> Packing:
         """The packing of the arenas of the processors that were simulated, as far as these have room."""
-        reps = seen.folded.representative
-        more = sum(seen.lasting(memory.ALIGNMENT).values(), np.zeros(len(seen.role), np.int64))[reps]
-        packing = memory.arenas(seen.tasks, seen.simulated.timeline, capacities - more)
+        reps = step.folded.representative
+        more = sum(step.lasting(memory.ALIGNMENT).values(), np.zeros(len(step.role), np.int64))[reps]
+        packing = memory.arenas(step.tasks, step.simulated.timeline, capacities - more)
         # The peak may lie between the microbatches of a window that are written out.
-        return replace(packing, peak_bytes=np.maximum(packing.peak_bytes + more, seen.peak_bytes[reps]))
+        return replace(packing, peak_bytes=np.maximum(packing.peak_bytes + more, step.peak_bytes[reps]))
 
     def work(self, name: str, config: Config) -> np.ndarray:
         """int64[P]: picoseconds for which a node's kernels keep each processor busy; transfers are not counted."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from castile.planner.evaluation.seen import Seen
+from castile.planner.evaluation.simulated_step import SimulatedStep
 from castile.planner.simulation.agenda import NEVER
 from castile.planner.simulation.window import Stretch
 from castile.runtime import memory
@@ -19,9 +19,9 @@ Owners = list[tuple[str, int]]
 class Fullest:
     """The owners of what is alive at the peak of each of the C simulated processors."""
 
-    def __init__(self, seen: Seen) -> None:
-        self._seen = seen
-        self._owners: list[Owners] = [[] for _ in range(seen.tasks.num_procs)]
+    def __init__(self, step: SimulatedStep) -> None:
+        self._step = step
+        self._owners: list[Owners] = [[] for _ in range(step.tasks.num_procs)]
         self._most = np.full(len(self._owners), -1)
 
     @property
@@ -29,8 +29,8 @@ class Fullest:
         """By processor, the owners with their bytes, largest first, as `memory.largest` gives them; the inputs of
         microbatches that are not written out are one owner.
         """
-        lasting, reps = self._seen.lasting(memory.ALIGNMENT), self._seen.folded.representative.tolist()
-        others = f"of {self._seen.num_left} more microbatches"
+        lasting, reps = self._step.lasting(memory.ALIGNMENT), self._step.folded.representative.tolist()
+        others = f"of {self._step.num_left} more microbatches"
         more = {f"{region.partition('@')[0]} {others}": held for region, held in lasting.items()}
         return [
             sorted([*owners, *((name, int(held[rep])) for name, held in more.items() if held[rep])], key=_largest_first)
@@ -47,7 +47,7 @@ class Fullest:
         late = int(stretch.end[has_begun].max(initial=0)) + 1
         start, end = (np.where(has_begun, each, late) for each in (stretch.start, stretch.end))
         timeline = Timeline(np.arange(len(start)), start, end)
-        found = memory.largest(self._seen.written.later(stretch.later), timeline, fuller.tolist())
+        found = memory.largest(self._step.written.later(stretch.later), timeline, fuller.tolist())
         for proc, owners in zip(fuller.tolist(), found, strict=True):
             nbytes = sum(size for _, size in owners)
             if nbytes > self._most[proc]:

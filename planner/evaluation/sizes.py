@@ -61,7 +61,7 @@ def variants(
     def tried(sizes: Iterable[int], orders: Iterable[str]) -> Iterator[Evaluated]:
         plans = (msgspec.structs.replace(plan, bucket_bytes=s, order=o) for s, o in product(sizes, orders))
         left = (one for one in plans if (is_base and one.order == READY) or not is_over())
-        return seen(evaluator, filter(evaluator.is_small, left), longest)
+        return evaluated(evaluator, filter(evaluator.is_small, left), longest)
 
     def longest(one: Strategy) -> float:
         """Seconds beyond which a plan is not evaluated: in PATH none is of use that is worse than in READY."""
@@ -110,7 +110,7 @@ def _begun_ahead(
         best.setdefault(one.strategy.order, one)
     path = min(most, best[READY].energy)
     near = [one.strategy for order, one in best.items() if one.energy <= (path if order == PATH else most)]
-    plain = seen(evaluator, (_with(one, 0, ahead) for one in near))
+    plain = evaluated(evaluator, (_with(one, 0, ahead) for one in near))
     climbing = {one.strategy.order: one for one in plain}
     reached, better = dict.fromkeys(climbing, ahead), list[Evaluated]()
     lacks = 0.0
@@ -127,15 +127,15 @@ def _begun_ahead(
                 del climbing[order]
     rows = ((best[order].strategy, ahead) for order, ahead in reached.items())
     sized = (_with(one, one.bucket_bytes, ahead) for one, ahead in rows if ahead > one.ahead)
-    return [*better, *seen(evaluator, sized)]
+    return [*better, *evaluated(evaluator, sized)]
 
 
 def _further(evaluator: Evaluator, one: Evaluated, ahead: int) -> Evaluated:
     """The plan with so many microbatches begun ahead; `one` itself if that is not better by a thousandth."""
-    return next(seen(evaluator, [_with(one.strategy, 0, ahead)], lambda plan: (1 - WORTH) * one.energy), one)
+    return next(evaluated(evaluator, [_with(one.strategy, 0, ahead)], lambda plan: (1 - WORTH) * one.energy), one)
 
 
-def seen(
+def evaluated(
     evaluator: Evaluator, plans: Iterable[Strategy], longest: Callable[[Strategy], float] = lambda plan: inf
 ) -> Iterator[Evaluated]:
     """These plans, evaluated; without those that are too large to simulate, and without some of those that take longer

@@ -40,7 +40,7 @@ class TensorCuts:
             if pairs.refused < width <= pairs.taken:
                 return cuts
         pairs = _Pairs(self.graph, width)
-        self._known.append((pairs, pairs.found()))
+        self._known.append((pairs, pairs.cuts()))
         return self._known[-1][1]
 
 
@@ -59,7 +59,7 @@ class _Pairs:
             for tensor in dict.fromkeys(node.inputs):
                 self.users.setdefault(tensor, []).append(node)
 
-    def found(self) -> dict[str, str]:
+    def cuts(self) -> dict[str, str]:
         """Nodes in the order of the graph, each by what flows into it: a first, a second, or one between."""
         cuts: dict[str, str] = {}
         cut_dims: dict[str, int] = {}

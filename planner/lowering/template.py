@@ -357,7 +357,7 @@ class _Common:
         the same.
         """
         recording = self._recorder.recorded(part, tuple(map(Spec, given, self.dtypes)))
-        looked = isinstance(part.ranges, Watched) and part.ranges.seen
+        looked = isinstance(part.ranges, Watched) and part.ranges.looked_at
         return self._alike.setdefault((given, recording.identity), (recording, {})) if looked else (recording, {})
 
     def _made(

@@ -17,10 +17,10 @@ class Watched(Mapping[str, tuple[int, int]]):
     """The ranges of a part, and which of them were looked at."""
 
     def __init__(self, ranges: Mapping[str, tuple[int, int]]) -> None:
-        self.ranges, self.seen = ranges, dict[str, tuple[int, int]]()
+        self.ranges, self.looked_at = ranges, dict[str, tuple[int, int]]()
 
     def __getitem__(self, axis: str) -> tuple[int, int]:
-        found = self.seen[axis] = self.ranges[axis]
+        found = self.looked_at[axis] = self.ranges[axis]
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -48,6 +48,6 @@ class Shared(Generic[Result]):
                 return known[ranges]
         watched = Watched(part.ranges)
         result = find(Part(part.op, part.alignment, watched))
-        self._known.setdefault(tuple(watched.seen), {})[tuple(watched.seen.values())] = result
-        self.axes.update(watched.seen)
+        self._known.setdefault(tuple(watched.looked_at), {})[tuple(watched.looked_at.values())] = result
+        self.axes.update(watched.looked_at)
         return result

@@ -49,7 +49,7 @@ class Attention(Op):
         """How many scores a part makes, without those that are masked."""
         (b0, b1), (s0, s1), (h0, h1) = (part.range(axis) for axis in "bsh")
         keys = part.extent("t")
-        pairs = _seen(s1, keys) - _seen(s0, keys) if self.causal else (s1 - s0) * keys
+        pairs = _num_pairs(s1, keys) - _num_pairs(s0, keys) if self.causal else (s1 - s0) * keys
         return (b1 - b0) * (h1 - h0) * self.r * pairs
 
     def _local(self, at: Part) -> dict[str, object]:
@@ -82,7 +82,7 @@ class Attention(Op):
         return g.apply(Attention(groups, causal, heads // groups), name, q, keys, values)
 
 
-def _seen(queries: int, keys: int) -> int:
+def _num_pairs(queries: int, keys: int) -> int:
     """How many keys so many queries see together, each those up to its own position."""
     early = min(queries, keys)
     return early * (early + 1) // 2 + (queries - early) * keys

@@ -230,13 +230,13 @@ def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins
     lowering, cost = evaluator.lowering, evaluator.cost
     known = seeds(lowering, names, cost, pins)
     sieve = Sieve(evaluator, known, Spaces(lowering, cost, pins))
-    found = [(seen.seconds, seen.share, known[name]) for name, seen in sieve.seen.items() if seen.share <= 1]
+    found = [(one.seconds, one.share, known[name]) for name, one in sieve.estimates.items() if one.share <= 1]
     found.sort(key=lambda one: (one[1], one[0]) if sieve.is_sparing else one[:2])
     # A sketch of a small vit had half of its true memory: where the best do not fit, the smallest may.
     last = sorted(found[MOST_TRIED:], key=lambda one: one[1])[:1]
     fitting = tuple((seconds, plan) for seconds, _, plan in (*found[:MOST_TRIED], *last))
-    every = sieve.seen.values()
-    return Foreseen(min(seen.share for seen in every), fitting, min(seen.seconds for seen in every))
+    every = sieve.estimates.values()
+    return Foreseen(min(one.share for one in every), fitting, min(one.seconds for one in every))
 
 
 def may_need(shares: Mapping[int, float], number: int, most: float) -> bool:

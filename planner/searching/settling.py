@@ -17,7 +17,7 @@ import msgspec
 from castile.planner.choices.pins import Pins, pinned
 from castile.planner.evaluation.evaluated import Evaluated
 from castile.planner.evaluation.evaluator import Evaluator
-from castile.planner.evaluation.sizes import SIZES, seen, variants
+from castile.planner.evaluation.sizes import SIZES, evaluated, variants
 from castile.planner.known.pieces import in_pieces
 from castile.planner.known.seeds import seeds
 from castile.planner.lowering.stages import num_stages
@@ -191,9 +191,9 @@ def pieced(evaluator: Evaluator, best: Evaluated, sizes: Sequence[int], pins: Pi
     """The plan with its updates in pieces, in its order, with its buckets and, where that is better, with others."""
     configs = pinned(in_pieces(evaluator.lowering, best.strategy.configs), pins)
     plan = msgspec.structs.replace(best.strategy, configs=configs)
-    for one in seen(evaluator, [plan] if plan.configs != best.strategy.configs else []):
+    for one in evaluated(evaluator, [plan] if plan.configs != best.strategy.configs else []):
         yield one
         if one.rank < best.rank:
             others = {0, *sizes} - {plan.bucket_bytes}
             joined = (msgspec.structs.replace(plan, bucket_bytes=size) for size in sorted(others))
-            yield from seen(evaluator, filter(evaluator.is_small, joined))
+            yield from evaluated(evaluator, filter(evaluator.is_small, joined))

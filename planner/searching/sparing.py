@@ -46,7 +46,7 @@ class Sparing:
         the best by the measure of its own walk first.
         """
         starts = self.starts()
-        longer = min(one.seconds for one in self.sieve.seen.values())
+        longer = min(one.seconds for one in self.sieve.estimates.values())
         ends: dict[Key, tuple[float, Configs]] = {}
         for number in range(ROUND):
             if self.run.spent >= until:

@@ -262,7 +262,7 @@ class Log(NamedTuple):
     num_reads[0]                of reads whose tolls are not known any more
     read[E], toll[E], shared[E] these, and what was known
     turn[0]                     the number of the proposal
-    turned[N], seen[F]          the last proposal that changed a node, or had to do with a flow
+    turned[N], visited[F]       the last proposal that changed a node, or had to do with a flow
     """
 
     work: np.ndarray
@@ -275,7 +275,7 @@ class Log(NamedTuple):
     shared: np.ndarray
     turn: np.ndarray
     turned: np.ndarray
-    seen: np.ndarray
+    visited: np.ndarray
 
 
 class Choices(NamedTuple):

@@ -18,7 +18,7 @@ import numpy as np
 from castile.planner.graph import Node
 from castile.planner.lowering.many import Cut, asked
 from castile.planner.op import Op, Part
-from castile.planner.sketch.layouts import seen
+from castile.planner.sketch.layouts import reads_of
 
 
 class Largest:
@@ -136,7 +136,7 @@ class Largest:
             return tuple(map(self._of_each, zip(*[one.shape(True, index) for one in self._each], strict=True)))
         degrees = {axis: tuple(sorted({*degree.tolist()} - {1})) for axis, degree in self.cut.items()}
         cuts = tuple([(axis, of) for axis, of in degrees.items() if of])
-        whole, by_axis = seen(self.node, index, cuts)
+        whole, by_axis = reads_of(self.node, index, cuts)
         shape: list[Any] = list(whole.shape)
         for (axis, of), blocks in zip(cuts, by_axis, strict=True):
             firsts = np.cumsum([1, *of[:-1]])

@@ -27,7 +27,7 @@ Cuts = tuple[tuple[str, tuple[int, ...]], ...]
 Blocks = dict[int, Pairs]
 
 
-class Seen(NamedTuple):
+class Reads(NamedTuple):
     """What parts see of an operand: the whole of it, and for each axis that is cut what blocks of that see of each dim
     that it cuts."""
 
@@ -123,7 +123,7 @@ class LayoutTable:
 
     def _as_read(self, node: Node, space: int, index: int, begin: tuple[int, ...]) -> tuple[list[int], list[bool]]:
         """The same of an operand that is not read as the axis line says."""
-        whole, by_axis = seen(node, index, self._cuts[space])
+        whole, by_axis = reads_of(node, index, self._cuts[space])
         rows = []
         for d, (lo, hi, first) in enumerate(zip(*whole, begin or (0,) * len(whole.lo), strict=True)):
             number = max((n for n, of in enumerate(by_axis) if d in of), default=-1)
@@ -141,11 +141,11 @@ class LayoutTable:
         return number
 
 
-def seen(node: Node, index: int, cuts: Cuts) -> Seen:
+def reads_of(node: Node, index: int, cuts: Cuts) -> Reads:
     """What blocks of each of these axes see of an operand where all others are whole."""
     a, num_dims = node.alignment, len(node.alignment.operands[index].dims)
     if not num_dims or not cuts:
-        return Seen(node.whole().reads(index), [{} for _ in cuts])
+        return Reads(node.whole().reads(index), [{} for _ in cuts])
     lo, hi, ends = in_turn(tuple([(a.extents[axis], (1, *degrees)) for axis, degrees in cuts]))
     ranges: dict[str, Any] = {axis: (first, last) for (axis, _), first, last in zip(cuts, lo, hi, strict=True)}
     part = Part(node.op, a, {**node.whole().ranges, **ranges})
@@ -166,7 +166,7 @@ def seen(node: Node, index: int, cuts: Cuts) -> Seen:
         {d: (found[0, d, place], found[1, d, place]) for d, differs in enumerate(of) if differs}
         for of, place in zip(differ.T.tolist(), places, strict=True)
     ]
-    return Seen(Box(*map(tuple, whole.tolist())), by_axis)
+    return Reads(Box(*map(tuple, whole.tolist())), by_axis)
 
 
 def _one_by_one(node: Node, index: int, axis: str, degrees: tuple[int, ...]) -> Box:

@@ -31,7 +31,7 @@ CLOSE = 1.02
 WORTH = 0.01
 
 
-class Seen(NamedTuple):
+class Estimate(NamedTuple):
     """What a sketch says of a plan.
 
     plain     seconds of a step, as walks see them
@@ -64,7 +64,7 @@ class Sieve:
     configs   by plan, those of the graph's nodes
     unseen    the plans that also have Configs of updates or fetches, so may differ from what the sketch says
     in_pieces those of them whose updates are in pieces, the memory of which a sketch knows
-    seen      what it says of each plan
+    estimates   what it says of each plan
     is_sparing whether plans are ranked by memory
     is_joined whether the sketch joins sums in buckets, as it does where that pays
     """
@@ -83,30 +83,30 @@ class Sieve:
         bucket = max(sizes, default=0)
         self.sketch = Sketch(evaluator.lowering, evaluator.cost, spaces, list(self.configs.values()), bucket)
         self._capacity, self.is_sparing = evaluator.capacity, evaluator.objective == "memory"
-        self.seen, self.is_joined = self._seen(), False
+        self.estimates, self.is_joined = self._estimates(), False
         if bucket:
             self.sketch.join(True)
-            joined = self._seen()
-            least, before = (min(one.energy(one.plain) for one in seen.values()) for seen in (joined, self.seen))
+            joined = self._estimates()
+            least, before = (min(one.energy(one.plain) for one in seen.values()) for seen in (joined, self.estimates))
             self.is_joined = least < (1 - WORTH) * before
             self.sketch.join(self.is_joined)
-            self.seen = joined if self.is_joined else self.seen
+            self.estimates = joined if self.is_joined else self.estimates
 
-    def _seen(self) -> dict[str, Seen]:
+    def _estimates(self) -> dict[str, Estimate]:
         """What the sketch says of each plan now."""
-        found: dict[str, Seen] = {}
+        found: dict[str, Estimate] = {}
         for name, configs in self.configs.items():
             self.sketch.update(name in self.in_pieces)
             seconds = self.sketch.seconds(configs)
             held = self.sketch.held
             share = float((held / self._capacity).max())
-            found[name] = Seen(seconds, blocked(self.sketch, configs), float(held.max()), share)
+            found[name] = Estimate(seconds, blocked(self.sketch, configs), float(held.max()), share)
         return found
 
     @property
     def energy(self) -> dict[str, float]:
         """The energy of each plan, as walks see it."""
-        return {name: one.energy(one.nbytes if self.is_sparing else one.plain) for name, one in self.seen.items()}
+        return {name: one.energy(one.nbytes if self.is_sparing else one.plain) for name, one in self.estimates.items()}
 
     def within(self, times: float) -> list[str]:
         """The plans that take at most `times` as long as the best, plus the latency of a message for each flow: the
@@ -115,7 +115,7 @@ class Sieve:
         if self.is_sparing:
             return [name for name, worth in self.energy.items() if worth <= times * min(self.energy.values())]
         latency = float(self.sketch.links.latency.max(initial=0.0)) * len(self.sketch.program.itemsize)
-        energy = {name: one.energy(one.seconds) for name, one in self.seen.items()}
+        energy = {name: one.energy(one.seconds) for name, one in self.estimates.items()}
         most = times * min(energy.values()) + latency
         return [name for name, worth in energy.items() if worth <= most]
 

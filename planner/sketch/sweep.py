@@ -326,9 +326,9 @@ def doubt(begin, nodes, count, program, uses, room, log):  # type: ignore[no-unt
     for k in range(count):
         for at in range(uses.flow_ptr[nodes[k]], uses.flow_ptr[nodes[k] + 1]):
             flow, is_made = index(uses.flow[at]), False
-            if log.seen[flow] == turn:
+            if log.visited[flow] == turn:
                 continue
-            log.seen[flow], room.num_ends[flow] = turn, UNKNOWN
+            log.visited[flow], room.num_ends[flow] = turn, UNKNOWN
             for m in range(index(program.made_ptr[flow]), index(program.made_ptr[flow + 1])):
                 is_made = is_made or log.turned[index(program.owner[m])] == turn
             for r in range(index(uses.read_ptr[flow]), index(uses.read_ptr[flow + 1])):

@@ -1,4 +1,4 @@
-"""Seen: what is told of a step through few processors and few microbatches is what writing out all of it says."""
+"""Simulated steps: a step through few processors and few microbatches says what writing out all of it says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
 from castile.planner.evaluation import evaluator as evaluators
 from castile.planner.evaluation.evaluator import Evaluator
-from castile.planner.evaluation.seen import Seen
+from castile.planner.evaluation.simulated_step import SimulatedStep
 from castile.planner.explanation import Explanation, account, label
 from castile.planner.known.seeds import seeds, stamped
 from castile.planner.lower import Lowering
@@ -68,9 +68,9 @@ def test_few_processors_and_microbatches_tell_what_all_would(
         seen["microbatches of stages"] += few.is_short and num_stages(plan, graph.nodes) > 1
         check_alike(known, few, whole)
 
-    def looked_at(known: Evaluator, plan: Strategy, large: int) -> Seen:
+    def looked_at(known: Evaluator, plan: Strategy, large: int) -> SimulatedStep:
         monkeypatch.setattr(evaluators, "LARGE", large)
-        return known.see(plan)
+        return known.step_of(plan)
 
     check()
     tell(f"seen {kind}: fewer {', '.join(f'{what} in {n}' for what, n in seen.most_common())} plans")
@@ -78,7 +78,7 @@ def test_few_processors_and_microbatches_tell_what_all_would(
     assert seen["processors"] > EXAMPLES // 20 or kind != "alike"
 
 
-def check_alike(known: Evaluator, few: Seen, whole: Seen) -> None:
+def check_alike(known: Evaluator, few: SimulatedStep, whole: SimulatedStep) -> None:
     """All that is told of a step, but which of several things that end at one time something waits for."""
     assert few.seconds == whole.seconds and few.peak_bytes.tolist() == whole.peak_bytes.tolist()
     assert few.busy_seconds[few.role].tolist() == whole.busy_seconds.tolist()
@@ -158,4 +158,4 @@ def test_too_many_microbatches_are_neither_packed_nor_looked_at_one_by_one() -> 
     graph = models.parse("mlp:layers=1,width=8").graph(2 * count)
     known = evaluator(graph, machine(1, memory=2**50), SGD, microbatches=count)
     plan = known.lowering.plan({name: Config() for name in graph.nodes})
-    assert known.see(plan).is_long and max(known.pack(plan)) >= max(known.evaluate(plan).peak_bytes)
+    assert known.step_of(plan).is_long and max(known.pack(plan)) >= max(known.evaluate(plan).peak_bytes)

@@ -1,4 +1,4 @@
-"""Seen: a plan's step as it was simulated, from which follows what all processors do in all microbatches.
+"""A plan's step as it was simulated, from which follows what all processors do in all microbatches.
 
 It does not know how plans are lowered or folded, nor who asks.
 """
@@ -55,7 +55,7 @@ class Written(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class SimulatedStep:
     """A plan that was simulated: T tasks of C processors, and when they would run.
 
     written     what they were made of
@@ -135,7 +135,7 @@ class Seen:
         return repeats.lasting(program, flows, num_procs, self.num_left, alignment)
 
     @property
-    def with_lasting(self) -> Seen:
+    def with_lasting(self) -> SimulatedStep:
         """The same with that on each processor."""
         return replace(self, peak_bytes=sum(self.lasting().values(), self.peak_bytes))
 
@@ -180,8 +180,8 @@ class Seen:
         buffers, private = aligned(graph.buffer_bytes), aligned(graph.private_bytes)
         graph = replace(graph, buffer_bytes=buffers, private_bytes=private)
         written = self.written._replace(folded=replace(self.folded, graph=graph))
-        seen = simulated_in_window(written, self.strategy, cost, self.left, watch=shown)
-        assert seen is not None and seen.seconds == self.seconds
+        step = simulated_in_window(written, self.strategy, cost, self.left, watch=shown)
+        assert step is not None and step.seconds == self.seconds
         return None
 
     def ledger(self, cause: np.ndarray, num_causes: int) -> Ledger:
@@ -190,16 +190,16 @@ class Seen:
         return Ledger(self.folded.graph, engines, cause, num_causes, alike)
 
 
-def simulated(written: Written, strategy: Strategy, cost: CostModel, most: float = inf) -> Seen:
+def simulated(written: Written, strategy: Strategy, cost: CostModel, most: float = inf) -> SimulatedStep:
     """A plan with its tasks in order, as far as they are written out. Raises Slower as `ordering.simulated` does."""
     folded, engines = written.folded, written.lowering.machine.engines
     tasks, found = ordering.simulated(written.number, folded.graph, timed(folded, cost), engines, strategy.order, most)
-    return Seen(strategy, written, tasks, found, folded.count, expand(folded, found).peak_bytes)
+    return SimulatedStep(strategy, written, tasks, found, folded.count, expand(folded, found).peak_bytes)
 
 
 def simulated_in_window(
     written: Written, strategy: Strategy, cost: CostModel, more: int, most: float = inf, watch: Watch | None = None
-) -> Seen | None:
+) -> SimulatedStep | None:
     """The same with so many more microbatches, but for what these hold all step long; None where those that are written
     out cannot stand for them.
     """
@@ -212,4 +212,4 @@ def simulated_in_window(
         return None
     (tasks, made), named = found, written.later(more)
     tasks, peak = replace(tasks, tasks=named.tasks, buffers=named.buffers), expand(folded, made).peak_bytes
-    return Seen(strategy, written, tasks, made, folded.count * alike.times(more), peak, left=more)
+    return SimulatedStep(strategy, written, tasks, made, folded.count * alike.times(more), peak, left=more)
