@@ -252,6 +252,7 @@ def search(
     evaluator: Evaluator,
     budget: str | Budget = "",
     seed: int = 0,
+    *,
     progress: Progress | None = None,
     start: Mapping[str, Strategy] | None = None,
     frontier: Frontier[Evaluated] | None = None,

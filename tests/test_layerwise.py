@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from castile.planner import searches
 from castile.planner.bounds.additive import Additive
 from castile.planner.bounds.tables import WORK, Tables
 from castile.planner.choices.pins import Pins, parse
@@ -16,7 +17,7 @@ from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.searching.fewer import within
-from castile.planner.searching.layerwise import LEAST, NAME, WALKS, choices, is_worth, layer_wise
+from castile.planner.searching.layerwise import LEAST, NAME, choices, is_worth, layer_wise
 from castile.planner.strategy import Names
 from tests.answers import answer
 from tests.effort import examples
@@ -71,14 +72,17 @@ def test_there_is_none_without_time_or_room():
 
 
 def test_who_begins_there():
-    """Searches that walk, for long enough, for time."""
+    """Searches that say that they walk, also a user's own, for long enough, for time."""
     same = evaluator(GRAPHS["two"], machine(2))
     long = parse_budget(f"{LEAST}")
-    assert all(is_worth(same, name, long) for name in WALKS) and is_worth(same, WALKS[0], parse_budget("1s"))
-    assert not is_worth(same, WALKS[0], parse_budget(f"{LEAST - 1}"))
-    assert not any(is_worth(same, name, long) for name in ("dynamic", "random", "exhaustive", "data_parallel"))
+    walking = {name for name in (*searches.available(), "data_parallel") if is_worth(same, name, long)}
+    assert walking == {"mcmc", "tempering"} and is_worth(same, "mcmc", parse_budget("1s"))
+    assert not is_worth(same, "mcmc", parse_budget(f"{LEAST - 1}"))
+    for name, does_walk in (("walks.py", True), ("jumps.py", False)):
+        searches.bring(name, searches.Brought(len, "10", does_walk))
+        assert is_worth(same, name, long) == does_walk
     small = Evaluator(same.lowering, same.cost, objective="memory")
-    assert not is_worth(small, WALKS[0], long)
+    assert not is_worth(small, "mcmc", long)
 
 
 def test_a_command_tells_of_it_where_its_search_begins_there(capsys):

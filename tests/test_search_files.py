@@ -82,6 +82,7 @@ def test_training_and_predictions_look_by_it_too(folder: Path, capsys: Caught) -
             "mine.py",
             "search file mine.py: BUDGET: budget 'long': give a number",
         ),
+        ("WALKS = 1\ndef search(run): pass", "mine.py", "search file mine.py: WALKS: 1 should be True or False"),
         ("def search(run, n: int = 2): pass", "mine.py:n=two", "search mine.py: setting 'n' should be a whole number"),
         ("def search(run, n: int = 2): pass", "mine.py:m=2", "search mine.py has no setting 'm'"),
         ("def search(run:", "mine.py", "search file mine.py: SyntaxError"),

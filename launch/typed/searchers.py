@@ -36,8 +36,12 @@ def read(text: str) -> None:
         parse_budget(budget)
     except ValueError as error:
         raise ValueError(f"search file {path}: BUDGET: {error}") from error
+    does_walk = getattr(found, "WALKS", False)
+    if not isinstance(does_walk, bool):
+        raise ValueError(f"search file {path}: WALKS: {does_walk!r} should be True or False")
     values = settings.typed(found.search, settings.split(text)[1], f"search {path}", reserved=("run",))
-    searches.bring(text, searches.Brought(partial(_run, path, partial(found.search, **values)), budget))
+    run = partial(_run, path, partial(found.search, **values))
+    searches.bring(text, searches.Brought(run, budget, does_walk))
 
 
 def _run(path: str, function: Any, run: Any) -> None:

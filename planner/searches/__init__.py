@@ -1,5 +1,8 @@
 """Searches, a file each: `search(run)` proposes plans until its budget is spent, by default its `BUDGET`.
 
+One that says `WALKS = True` changes plans step by step from those that it is given, and so is given a layer-wise plan
+to begin from too (`searching/layerwise`).
+
 The name of a known plan is a search too, which looks at that plan alone, and what a program brings is one by the name
 that it gives it.
 """
@@ -32,6 +35,7 @@ class KnownPlan:
 
     name: str
     BUDGET: ClassVar[str] = "1"
+    WALKS: ClassVar[bool] = False
 
     def search(self, run: Insistent[T]) -> T:
         """Insist on the plan of that name."""
@@ -40,10 +44,11 @@ class KnownPlan:
 
 @dataclass(frozen=True)
 class Brought:
-    """A search that is no file here: what proposes plans to a `Run`, and its own budget. No plan is insisted on."""
+    """A search that is no file here: what proposes plans to a `Run`, and its constants. No plan is insisted on."""
 
     propose: Callable[[Any], object]
     BUDGET: str
+    WALKS: bool
 
     def search(self, run: Any) -> None:
         """Propose plans."""
@@ -82,3 +87,8 @@ def find(name: str, lowering: Lowering) -> ModuleType | Brought | KnownPlan:
             among += f"; pipelines have at most as many stages as --accumulate makes pieces, here {pieces}"
         raise ValueError(f"no search {name!r}{hint}; {among}; or name a Python file with search()")
     return KnownPlan(name)
+
+
+def walks(name: str, lowering: Lowering) -> bool:
+    """Whether a search says that it walks from plan to plan. Raises ValueError as `find` does."""
+    return bool(getattr(find(name, lowering), "WALKS", False))

@@ -26,7 +26,7 @@ from castile.planner.sketch.chains import TEMPERATURE, Chain, Chains
 from castile.planner.sketch.sieve import Sieve, num_parts
 from castile.planner.strategy import Config, Strategy
 
-BUDGET = "20000"
+BUDGET, WALKS = "20000", True
 # The temperature, as TEMPERATURE, of the last walk, whose plans are good already.
 REFINING = 0.002
 # Chains begin at so many of the best seeds in turn: with more, each would get too few proposals.

@@ -15,7 +15,7 @@ from itertools import pairwise
 from castile.planner.search import Evaluated, Run
 from castile.planner.searching.walkers import Leg, Walked, Walkers
 
-BUDGET = "4000"
+BUDGET, WALKS = "4000", True
 # Of the best plan's own time: what a walk's plans may take longer and still be kept with probability 1/e.
 LADDER = (0.002, 0.006, 0.02, 0.06)
 # Walks go on in at most so many processes.

@@ -22,23 +22,25 @@ from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.families.windows import Sliding
 from castile.planner.known.heads import SAMPLES
 from castile.planner.known.seeds import stamped
+from castile.planner.searches import walks
 from castile.planner.searching.settling import QUICK_PARTS
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.transfer import TooManyTransfers
 
 NAME = "layer_wise"
-# The searches that begin from it: others make plans of this kind themselves, or look at none but their own.
-WALKS = ("mcmc", "tempering")
 # It takes as long as thousands of proposals, so a search of fewer than LEAST does without; of a time it may take SHARE.
 LEAST, SHARE = 5000, 0.2
 
 
 def is_worth(evaluator: Evaluator, search: str, budget: Budget) -> bool:
-    """Whether a search of that name and budget begins from a layer-wise plan too."""
+    """Whether a search of that name and budget begins from a layer-wise plan too: one that walks, for long enough.
+
+    Others make plans of this kind themselves, or look at none but their own.
+    """
     is_long = budget.proposals is None or budget.proposals >= LEAST
     is_fast = evaluator.objective != "memory" and num_parts(evaluator) <= QUICK_PARTS
-    return search in WALKS and is_long and is_fast
+    return is_long and is_fast and walks(search, evaluator.lowering)
 
 
 def layer_wise(
