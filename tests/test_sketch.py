@@ -142,8 +142,8 @@ def test_what_a_long_walk_keeps_is_what_its_last_plan_gives(model: str, heat: fl
 def kept_by(sketch: Sketch) -> list[np.ndarray]:
     """What the next proposal begins with: times, tolls, and what is told apart."""
     room, classes = sketch.room, sketch.classes
-    times = (room.done, np.where(room.toll > 0, room.since, 0), room.marks, room.longest, room.turn[0])
-    found = (*times, room.toll, room.shared < 0, room.lag, classes.sign, classes.first[classes.side[0]])
+    times = (room.done, np.where(room.transfer > 0, room.arrival, 0), room.kept_state, room.kept_longest, room.micro[0])
+    found = (*times, room.transfer, room.brought_by < 0, room.lag, classes.sign, classes.first[classes.side[0]])
     return [a.copy() for a in found]
 
 
@@ -199,7 +199,7 @@ def test_plain_and_compiled_walks_are_the_same(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_a_change_only_delays_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    met = {"passed": 0, "worked": 0}
+    met = {"skip_block": 0, "work_block": 0}
 
     def counted(name: str) -> Callable[..., object]:
         body = getattr(sweep, name)
@@ -217,7 +217,7 @@ def test_what_a_change_only_delays_is_passed_over(monkeypatch: pytest.MonkeyPatc
     sketch, start = sketched("gpt:layers=2,width=1024,heads=16,seq=256,vocab=8192")
     walked(sketch, start, 100, 0.01)
     sketches._bodies.cache_clear()
-    assert met["passed"] > met["worked"] / 10, met
+    assert met["skip_block"] > met["work_block"] / 10, met
 
 
 @pytest.mark.parametrize("model", LARGE)

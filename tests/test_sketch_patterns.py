@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from castile.planner.evaluation.evaluator import Evaluator
-from castile.planner.sketch import prices
+from castile.planner.sketch import contents, prices
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.task import Kind
@@ -28,7 +28,7 @@ def lying(sketch: Sketch, rng: random.Random, count: int) -> list[Lies]:
     for layout, node in rng.choices(every, k=count):
         space = p.space[node]
         c = rng.randrange(sketch.spaces.first[space], sketch.spaces.first[space + 1])
-        prices.contents(layout, c, sketch.axes_of[space], sketch.spaces, sketch.layouts, sketch.prices, sketch.room)
+        contents.contents(layout, c, sketch.axes_of[space], sketch.spaces, sketch.layouts, sketch.prices, sketch.room)
         found.append((layout, c, int(sketch.axes_of[space])))
     return found
 
@@ -105,7 +105,7 @@ def test_numbers_that_ask_arrays_lie_within_them(model: str) -> None:
     for layout, space in set(ends):
         for c in range(sketch.spaces.first[space], sketch.spaces.first[space + 1]):
             args = sketch.axes_of[space], sketch.spaces, sketch.layouts, sketch.prices, sketch.room
-            assert 0 < prices.contents(layout, c, *args) < len(sketch.room.met)
+            assert 0 < contents.contents(layout, c, *args) < len(sketch.room.last_read)
     found = sketch.prices.content.nonzero()[0]
     assert found[-1] == len(sketch.prices.content) - 1, "the last number of all was not among them"
 
@@ -121,8 +121,8 @@ def test_of_reads_that_lie_alike_the_nearest_before_has_fetched_for_the_next(mod
         made = sketch.prices.content[sketch.layouts.base[p.made] + numbers[p.owner]].tolist()
         last: dict[tuple[int, int], int] = {}
         for e, key in enumerate(zip(p.flow.tolist(), contents.tolist(), strict=True)):
-            assert max(-1, room.shared[e]) == last.get(key, -1)
-            assert room.shared[e] < 0 or room.toll[e] == 0
+            assert max(-1, room.brought_by[e]) == last.get(key, -1)
+            assert room.brought_by[e] < 0 or room.transfer[e] == 0
             last[key], num_shared = e, num_shared + (key in last)
         for flow in set(p.flow.tolist()):
             begin, end = p.made_ptr[flow], p.made_ptr[flow + 1]

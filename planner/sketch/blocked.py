@@ -1,8 +1,8 @@
-"""Blocked: for how long stages of a pipeline compute nothing because they send among themselves.
+"""Blocked: the seconds for which stages of a pipeline compute nothing because their own processors exchange data.
 
-What comes next reads what is sent, and other microbatches' kernels seldom fill the time: matrices cut eight ways in
-pairs send for a quarter as long as they compute. Walks leave it out, as they change one node at a time and seldom how a
-whole stage is cut. It does not know what else a step takes.
+Within a stage that is cut tensor-parallel the next pass reads what is sent, and kernels of other microbatches seldom
+fill that time: matrices cut eight ways in pairs send for a quarter as long as they compute. Walks leave this out, as
+they change one node at a time, and seldom how a whole stage is cut. It does not know what else a step takes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from castile.planner.strategy import Config
 
 
 def blocked(sketch: Sketch, configs: Mapping[str, Config]) -> float:
-    """How many seconds more a plan takes than the sketch has just said of it; 0 where there is one stage."""
-    room, (begin, end, more) = sketch.room, sketch.program.turns.tolist()
-    turn, num_stages = float(room.turn[0, 1]), int(room.num_stages[0])
+    """Seconds that a plan takes beyond what the sketch has just said of it; 0 where there is one stage."""
+    room, (begin, end, more) = sketch.room, sketch.program.micro_steps.tolist()
+    turn, num_stages = float(room.micro[0, 1]), int(room.num_stages[0])
     if num_stages == 1:
         return 0.0
     stage = np.array(stages(configs[name].procs for name in sketch.names))
@@ -35,7 +35,10 @@ def blocked(sketch: Sketch, configs: Mapping[str, Config]) -> float:
 
 
 def _sent_within(sketch: Sketch, stage: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """float64[stages]: seconds for which each sends what it makes, and reads, in these steps; stage: of each node."""
+    """float64[stages]: the seconds for which each stage sends what it makes to itself, in steps `begin` to `end`.
+
+    stage   of each node
+    """
     program, uses = sketch.program, sketch.uses
     of_step, (first, last) = stage[program.node], program.read_ptr[[begin, end]].tolist()
     reader = np.repeat(np.arange(begin, end), np.diff(program.read_ptr[begin : end + 1]))
@@ -45,5 +48,5 @@ def _sent_within(sketch: Sketch, stage: np.ndarray, begin: int, end: int) -> np.
     is_own = np.bincount(read, is_within, last - first) == np.maximum(1, np.diff(sources))
     # What is only sent on its way is waited for where it is read.
     is_own &= program.row[reader] >= 0
-    tolls = np.where(is_own, sketch.room.toll[first:last].clip(0), 0.0)
-    return np.bincount(of_step[reader], tolls, 1 + int(stage.max()))
+    seconds = np.where(is_own, sketch.room.transfer[first:last].clip(0), 0.0)
+    return np.bincount(of_step[reader], seconds, 1 + int(stage.max()))

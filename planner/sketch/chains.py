@@ -1,7 +1,8 @@
-"""Chains: walks through a sketch, the first of which may go on beside other work and each other.
+"""Chains: walks through one sketch, each with its own random numbers, some of which are begun before they are asked
+for.
 
-What a chain meets does not depend on when it was walked: each has numbers of its own. It does not know what its starts
-are good for, nor what is done with what it finds.
+What a chain finds does not depend on when it was walked, so idle cores can walk the next ones in threads. It does not
+know what its starts are good for, nor what is done with what it finds.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class Chain(NamedTuple):
 
 
 class _Foreseen(NamedTuple):
-    """A chain that is being walked, or waits for that; state: of the draws before its own."""
+    """A chain that is being walked, or waits for a thread.
+
+    state   of the random numbers before its own, to which they are set back where it is not asked for
+    """
 
     chain: Chain
     state: Mapping[str, Any]
@@ -72,9 +76,10 @@ class Chains:
         self._patience = sys.getswitchinterval()
 
     def foresee(self, chains: Sequence[Chain]) -> None:
-        """Begin with chains that are likely to be asked for, in this order, on all cores but one, the caller's.
+        """Begin with chains that are likely to be asked for, in this order, on all cores but one, which is the
+        caller's.
 
-        Only where a walk takes nothing that others change: where loops are compiled and all is priced at once.
+        Only where a walk takes nothing that others change: where loops are compiled and all prices are found at once.
         """
         if not self._sketch.is_apart or not chains:
             return
@@ -90,7 +95,7 @@ class Chains:
             self._foreseen.append(_Foreseen(chain, state, plan, draws, trail))
 
     def walk(self, chain: Chain) -> Walked:
-        """What the next chain finds."""
+        """What the next chain finds; at once where it was foreseen and is done."""
         if self._foreseen and self._foreseen[0].chain == chain:
             trail = self._found(self._foreseen.popleft().trail)
         else:
@@ -105,7 +110,7 @@ class Chains:
         return self._sketch.configs(self._sketch.trimmed(first, best, each, every, self._capacity, chain.longer)[1])
 
     def stop(self) -> None:
-        """Forget the chains that were not asked for, as if they had not been begun."""
+        """Drop the chains that were not asked for, as if they had not been begun."""
         if self._aside is not None:
             self._aside.shutdown(cancel_futures=True)
             self._aside = None
@@ -124,7 +129,7 @@ class Chains:
         return self._numbers[id(configs)][1].copy()
 
     def _found(self, trail: Future[Trail]) -> Trail:
-        """What a chain finds; until it has, those that wait are walked here."""
+        """What a foreseen chain finds; until it has, chains that wait for a thread are walked here."""
         for number, (chain, _, plan, draws, other) in enumerate(self._foreseen):
             if trail.done():
                 break

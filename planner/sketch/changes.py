@@ -1,6 +1,7 @@
-"""The moves of a walk through sketches: random changes to a plan, of one node or of several that belong together.
+"""The moves of a walk: random changes to a plan, of one node or of several that belong together.
 
-Compiled where it can be. It does not know what a plan takes.
+Each takes a row of uniform numbers and notes which nodes it changed, and from what. Begin with `changed`. Compiled
+where it can be. It does not know what a plan takes.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ SINGLE = 0.4
 
 
 def coarsened(draws: np.ndarray) -> np.ndarray:
-    """Draws of a walk as they are of a coarse one: it moves groups, and a node of any kind now and then.
+    """The draws of a walk, turned into those of a coarse one: it moves groups of nodes, and now and then a node of any
+    kind.
 
-    To Configs that are drawn, most often to the first of their spaces, which are on all processors.
+    Configs are drawn mostly from the beginning of a space, where those on all processors are.
     """
     found, is_one = draws.copy(), draws[:, 0] < SINGLE
     found[:, 0] = np.where(is_one, 0.0, 2.5 / REGIONS)
@@ -35,7 +37,7 @@ def coarsened(draws: np.ndarray) -> np.ndarray:
 
 
 def likened(c, other, b, program, spaces, choices):  # type: ignore[no-untyped-def]
-    """What `likeness` says, found once."""
+    """`likeness`, looked for once for each way to a neighbour and each Config."""
     at = choices.like_ptr[b] + c
     if choices.like[at] == 0:
         choices.like[at] = 2 + likeness(c, other, b, program, spaces, choices)
@@ -43,7 +45,10 @@ def likened(c, other, b, program, spaces, choices):  # type: ignore[no-untyped-d
 
 
 def likeness(c, other, b, program, spaces, choices):  # type: ignore[no-untyped-def]
-    """The Config of `other`, a neighbour, that cuts what they share as c does, on the same processors; -1 for none."""
+    """The Config of `other`, a neighbour, that cuts the shared axes as c does, on the same processors; -1 for none.
+
+    b   the way to the neighbour, in `Choices.beside`
+    """
     kind = program.space[other]
     size = spaces.proc_ptr[c + 1] - spaces.proc_ptr[c]
     for d in range(spaces.first[kind], spaces.first[kind + 1]):
@@ -65,7 +70,7 @@ def likeness(c, other, b, program, spaces, choices):  # type: ignore[no-untyped-
 
 
 def turned(c, turn, kind, spaces, choices):  # type: ignore[no-untyped-def]
-    """What `turning` says, found once."""
+    """`turning`, looked for once for each Config."""
     at = turn * len(spaces.split) + c
     if choices.turned[at] == 0:
         choices.turned[at] = 2 + turning(c, turn // NUM_WAYS, turn % NUM_WAYS, kind, spaces)
@@ -73,7 +78,11 @@ def turned(c, turn, kind, spaces, choices):  # type: ignore[no-untyped-def]
 
 
 def turning(c, where, way, kind, spaces):  # type: ignore[no-untyped-def]
-    """The Config of a node of that kind that goes elsewhere from c, and is cut alike but for one axis; -1 for none."""
+    """The Config of a node of this kind that lies elsewhere and is cut as c is but for one axis; -1 for none.
+
+    where   LOWER or UPPER half of its processors, OTHERS (as many beside them), or TWICE as many
+    way     which axis is cut more or less, or how far the others are
+    """
     size, low, width = (
         spaces.proc_ptr[c + 1] - spaces.proc_ptr[c],
         spaces.procs[spaces.proc_ptr[c]],
@@ -105,7 +114,7 @@ def turning(c, where, way, kind, spaces):  # type: ignore[no-untyped-def]
 
 
 def chosen(c, way, less, spaces):  # type: ignore[no-untyped-def]
-    """Of the axes that a Config cuts, and its replicas as one more, one whose degree `less` divides; -1 for none."""
+    """An axis that Config c cuts, its replicas counted as one more, whose degree `less` divides; -1 for none."""
     width, found = len(spaces.degree[c]), -1
     for a in range(width + 1):
         degree = spaces.degree[c, a] if a < width else spaces.replicas[c]
@@ -118,13 +127,15 @@ def chosen(c, way, less, spaces):  # type: ignore[no-untyped-def]
 
 
 def drawn(n, u, program, spaces):  # type: ignore[no-untyped-def]
-    """Any Config of a node."""
+    """Any Config of node n, by a uniform number."""
     first, last = spaces.first[program.space[n]], spaces.first[program.space[n] + 1]
     return first + min(int(u * (last - first)), last - first - 1)
 
 
 def rare(u, v, choices):  # type: ignore[no-untyped-def]
-    """A node of any kind: one that is alone of its kind comes as often as one of many that are alike."""
+    """A node of any kind, by two uniform numbers: one that is alone of its kind comes as often as one of many that are
+    alike.
+    """
     num_kinds = len(choices.kind_ptr) - 1
     k = min(int(u * num_kinds), num_kinds - 1)
     begin, size = choices.kind_ptr[k], choices.kind_ptr[k + 1] - choices.kind_ptr[k]
@@ -132,7 +143,7 @@ def rare(u, v, choices):  # type: ignore[no-untyped-def]
 
 
 def put(n, c, count, plan, nodes, old):  # type: ignore[no-untyped-def]
-    """Give node n Config c; how many have changed then."""
+    """Give node n Config c: how many nodes have changed then."""
     if plan[n] == c:
         return count
     nodes[count], old[count], plan[n] = n, plan[n], c
@@ -140,9 +151,10 @@ def put(n, c, count, plan, nodes, old):  # type: ignore[no-untyped-def]
 
 
 def changed(i, draws, plan, program, spaces, choices, nodes, old):  # type: ignore[no-untyped-def]
-    """Make a move: of one node, a group, a region, or from a node to its neighbours.
+    """Make move number i: of one node, a group, a region, or from a node to its neighbours. How many nodes have
+    changed.
 
-    nodes, old   which nodes changed, and what they had; gives how many
+    nodes, old   are given which nodes changed, and the Configs that they had
     """
     num_nodes, num_groups = len(choices.beside_ptr) - 1, len(choices.group_ptr) - 1
     n = min(int(draws[i, 1] * num_nodes), num_nodes - 1)
@@ -163,7 +175,7 @@ def changed(i, draws, plan, program, spaces, choices, nodes, old):  # type: igno
 
 
 def group(g, i, draws, plan, program, spaces, choices, nodes, old):  # type: ignore[no-untyped-def]
-    """All nodes of a group get one Config: any, or that of one of them."""
+    """Give all nodes of group g one Config: any, or that of one of them."""
     begin, end, count = choices.group_ptr[g], choices.group_ptr[g + 1], 0
     some = choices.group[begin + min(int(draws[i, 2] * (end - begin)), end - begin - 1)]
     c = plan[some] if draws[i, 3] < 0.5 else drawn(some, draws[i, 4], program, spaces)
@@ -173,11 +185,11 @@ def group(g, i, draws, plan, program, spaces, choices, nodes, old):  # type: ign
 
 
 def region(n, i, draws, plan, program, spaces, choices, nodes, old):  # type: ignore[no-untyped-def]
-    """Nodes that follow a node in the program's order, as far as they are on its processors, go elsewhere with it."""
-    num_nodes, crew, count = len(choices.beside_ptr) - 1, spaces.crew[plan[n]], 0
+    """Take the nodes that follow node n in the program, as far as they are on its processors, elsewhere together."""
+    num_nodes, bag, count = len(choices.beside_ptr) - 1, spaces.proc_bag[plan[n]], 0
     turn = min(int(draws[i, 2] * NUM_TURNS), NUM_TURNS - 1)
     for other in range(n, min(n + int(num_nodes ** draws[i, 3]), num_nodes)):
-        if spaces.crew[plan[other]] == crew:
+        if spaces.proc_bag[plan[other]] == bag:
             c = turned(plan[other], turn, program.space[other], spaces, choices)
             if c >= 0:
                 count = put(other, c, count, plan, nodes, old)
@@ -185,7 +197,7 @@ def region(n, i, draws, plan, program, spaces, choices, nodes, old):  # type: ig
 
 
 def spread(n, i, draws, plan, program, spaces, choices, nodes, old):  # type: ignore[no-untyped-def]
-    """A node's layout goes over to a neighbour, from there perhaps to the next, and so on."""
+    """Give a node's layout to a neighbour, from there perhaps to the next, and so on."""
     count = 0
     for hop in range(draws.shape[1] - 4):
         size = choices.beside_ptr[n + 1] - choices.beside_ptr[n]

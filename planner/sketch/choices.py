@@ -1,4 +1,4 @@
-"""What a walk may change: as `planner/choices/moves` does, in groups whose nodes have one space.
+"""What a walk may change: the groups and neighbours of `planner/choices/moves`, as arrays, in groups of one space.
 
 It does not know what changes are made, nor what they cost.
 """
@@ -17,7 +17,7 @@ from castile.planner.sketch.spaces import SpaceTable
 
 
 def choices_of(lowering: Lowering, kinds: np.ndarray, spaces: np.ndarray, table: SpaceTable) -> Choices:
-    """The groups and neighbours of nodes that are of these kinds and spaces."""
+    """The groups and neighbours of nodes of these kinds and spaces."""
     graph = lowering.piece
     number, space_of = {name: n for n, name in enumerate(graph.nodes)}, spaces.tolist()
     groups: list[list[int]] = []

@@ -1,13 +1,15 @@
-"""Which processors of a plan fare alike, so that one of each class is looked at, and which work together in stages.
+"""Classes of processors, and pipeline stages.
 
-Compiled where it can be. It does not know what they do.
+Two processors that every Config of a plan names alike do the same at the same time, so a sketch looks at one of each
+class: under data parallelism on 64 processors at one of the 64. Compiled where it can be. It does not know what they
+do.
 """
 
 from __future__ import annotations
 
 
 def classed(side, classes):  # type: ignore[no-untyped-def]
-    """Find the classes: processors that the Configs of the plan name alike fare alike."""
+    """Find the classes: processors of equal sign, which is the sum of random numbers of the bags that name them."""
     count = 0
     for p in range(len(classes.sign)):
         classes.first[side, p] = p
@@ -23,13 +25,14 @@ def classed(side, classes):  # type: ignore[no-untyped-def]
 
 
 def staged(side, plan, program, spaces, classes, room):  # type: ignore[no-untyped-def]
-    """Find how many stages a plan has (`planner/lowering/stages`), and in how many rounds they take turns; one where
-    the batch is not cut into microbatches.
+    """Find how many stages a plan has, as `planner/lowering/stages` defines them, and in how many rounds they take
+    turns (interleaved pipelines); 1 where the batch is not cut into microbatches.
 
-    As many rounds as there would be stretches of each, if all had as much to do: short ones hardly count.
+    Stages are sets of processors that no node spans, found by union-find over the bags. Rounds are counted as if all
+    stretches of nodes on one stage had as much to do: a short stretch hardly counts.
     """
     room.num_stages[1], room.rounds[1], num_first = 1, 1.0, classes.num_first[side]
-    if program.turns[1] == len(program.node) or num_first == 1:
+    if program.micro_steps[1] == len(program.node) or num_first == 1:
         return
     for k in range(num_first):
         room.leader[classes.each[side, k]] = -1
@@ -37,10 +40,10 @@ def staged(side, plan, program, spaces, classes, room):  # type: ignore[no-untyp
     for n in range(len(plan)):
         if program.own_ptr[n] == program.own_ptr[n + 1]:
             continue
-        crew, first = spaces.crew[plan[n]], -1
-        if classes.listed_in[side, crew] != classes.state[side]:
-            enlist(crew, plan[n], side, spaces, classes)
-        for k in range(spaces.crew_ptr[crew], spaces.crew_ptr[crew] + classes.size[side, crew]):
+        bag, first = spaces.proc_bag[plan[n]], -1
+        if classes.listed_in[side, bag] != classes.state[side]:
+            enlist(bag, plan[n], side, spaces, classes)
+        for k in range(spaces.bag_ptr[bag], spaces.bag_ptr[bag] + classes.size[side, bag]):
             p = classes.listed[side, k]
             if room.leader[p] < 0:
                 room.leader[p], found, met = p, found + 1, met + 1
@@ -69,16 +72,16 @@ def staged(side, plan, program, spaces, classes, room):  # type: ignore[no-untyp
         room.rounds[1] = max(1.0, every * every / (squares * found))
 
 
-def enlist(crew, c, side, spaces, classes):  # type: ignore[no-untyped-def]
-    """Find the first of each class among the processors of Config c."""
-    at = spaces.crew_ptr[crew]
+def enlist(bag, c, side, spaces, classes):  # type: ignore[no-untyped-def]
+    """List the first processor of each class among those of Config c, whose bag has this number."""
+    at = spaces.bag_ptr[bag]
     for k in range(spaces.proc_ptr[c], spaces.proc_ptr[c + 1]):
         p = spaces.procs[k]
         if classes.first[side, p] == p:
             classes.listed[side, at] = p
             at += 1
-    classes.size[side, crew] = at - spaces.crew_ptr[crew]
-    classes.listed_in[side, crew] = classes.state[side]
+    classes.size[side, bag] = at - spaces.bag_ptr[bag]
+    classes.listed_in[side, bag] = classes.state[side]
 
 
 PARTS = (classed, staged, enlist)

@@ -1,7 +1,7 @@
-"""A program as a sketch sees it: the passes that nodes decide, and which layouts their flows go between.
+"""The program of a sketch: which passes it keeps, which node decides each, and the layouts that its flows go between.
 
-Arrays over all ports of all steps: what ports have is found once for steps that are alike. It does not know Configs or
-prices.
+A node of the graph decides its own passes and those that update, cast or clip its parameters, as these lie as the
+parameter does. Ports are looked at once for passes that are alike. It does not know Configs or prices.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ NONE = -1
 
 
 class _Asker(NamedTuple):
-    """Who has ports: a step, None for where a parameter is at home; the node that decides it, and which operand of this
-    the parameter is that is updated or at home, NONE for a pass of the node itself."""
+    """Who has ports: a pass, or None for a parameter that lies somewhere before the step (its home); the node that
+    decides it; and which operand of that node is the parameter that is updated or at home, NONE for a pass of the node
+    itself.
+    """
 
     step: Step | None
     owner: int
@@ -39,7 +41,8 @@ class _Asker(NamedTuple):
 
 
 class _Met(NamedTuple):
-    """Where flows are met: by whom, the slot of the step, NONE for a home, the node that decides it, and the layout.
+    """Where flows are made, or read: entries of the slot of the pass (NONE for a home), the node that decides it, and
+    the layout there.
 
     flow   the number of the flow
     """
@@ -55,9 +58,9 @@ class _Met(NamedTuple):
 
 
 class Draft:
-    """The steps that are kept, in the order in which a sketch takes them, and the flows between them.
+    """The passes that are kept, in the order in which a sketch takes them, and the flows between them.
 
-    spaces[N]   the space of each node; where the host reads outputs that of the host too, which comes behind all nodes
+    spaces[N]   the space of each node; where the host reads outputs, behind all nodes also the space of the host
     """
 
     def __init__(
@@ -94,7 +97,12 @@ class Draft:
         self._alike: dict[Hashable, int] = {}
 
     def program(self, kinds: np.ndarray, known_first: np.ndarray, num_splits: np.ndarray) -> tuple[Program, int]:
-        """Flat arrays, and how many rows of seconds there are; kinds[N] as `spaces`, num_splits of each space."""
+        """(the flat arrays, how many rows of seconds there are).
+
+        kinds[N]     as `spaces`, the kind of each node
+        known_first  where the splits of each kind begin
+        num_splits   of each space
+        """
         owner, mine = self._owner[self._agenda.slot], np.flatnonzero(~self._agenda.is_ahead)
         place, ahead = (self._agenda.places(len(self._owner), is_ahead) for is_ahead in (False, True))
         ends, reads = self._met()
@@ -118,7 +126,7 @@ class Draft:
         return program, num_rows
 
     def _met(self) -> tuple[_Met, _Met]:
-        """Where pieces of flows are before they are read, and who reads flows of which there are any."""
+        """(where flows lie before they are read, who reads flows of which there is something)"""
         steps, made, read, home = self._program.steps, self._made, self._read, self._homes()
         asker, num_inputs = self._askers_of_steps(), np.array([len(step.inputs) for step in steps], np.int64)
         flow = np.concatenate([made.flow, home[0], read.flow])
@@ -140,7 +148,9 @@ class Draft:
         return found.of(~is_read[met]), found.of(is_read[met])
 
     def _homes(self) -> np.ndarray:
-        """Of parameters the number of the flow, the node that decides where it is at home, and who has its layout."""
+        """int64[3, n]: of parameters the number of the flow, the node that decides where it is at home, and who has its
+        layout.
+        """
         rows, params = [], self._params
         for number, flow in [(n, flow) for n, flow in enumerate(self._program.flows) if flow.region in params]:
             owner = self._decider.get(flow.home.node.name, NONE) if flow.home is not None else NONE
@@ -149,7 +159,7 @@ class Draft:
         return np.array(rows, np.int64).reshape(-1, 3).T
 
     def _askers_of_steps(self) -> np.ndarray:
-        """By slot the number of who has its ports, NONE where it is not kept."""
+        """By slot the number of who has its ports, NONE for passes that are not kept."""
         rows = zip(self._program.steps, self._owner.tolist(), strict=True)
         every = [
             NONE if owner < 0 else self._asker_of(step, owner, self._of.get(step.node.name, "")) for step, owner in rows
@@ -157,7 +167,7 @@ class Draft:
         return np.array(every, np.int64)
 
     def _asker_of(self, step: Step | None, owner: int, param: str) -> int:
-        """Who has the ports of a step or a home: the same number for those that have the same layouts."""
+        """The number of who has the ports of a pass or a home: the same for those that have the same layouts."""
         key: Hashable = step and self._step_kinds[step.slot], self._space[owner]
         operand = NONE
         if param:
@@ -170,7 +180,9 @@ class Draft:
         return number
 
     def _is_there(self, asker: int, port: int) -> bool:
-        """Whether a port has a layout: of what updates and clips a parameter those of its shape."""
+        """Whether a port has a layout: of passes that update or clip a parameter only ports of the parameter's shape
+        do.
+        """
         step, owner, operand = self._askers[asker]
         if step is None or operand == NONE:
             return True
@@ -179,7 +191,7 @@ class Draft:
         return shape == self._params[self._nodes[owner].inputs[operand]]
 
     def _layout(self, asker: int, port: int) -> int:
-        """The layout of a port: what updates and clips a parameter lies as the parameter does where it is used."""
+        """The layout of a port: of what updates or clips a parameter that of the parameter where it is used."""
         step, owner, operand = self._askers[asker]
         space = self._space[owner]
         if operand != NONE:
@@ -191,7 +203,9 @@ class Draft:
         return self._layouts.number(node, space, of.of_operand, of.index, of.begin)
 
     def _bears_all(self, layout: np.ndarray) -> np.ndarray:
-        """Of layouts whether every axis that may be cut cuts the array: else parts may lie alike, and are summed."""
+        """Of layouts whether every axis that may be cut cuts the array; where not, parts may lie alike, and are
+        summands.
+        """
         each, which = np.unique(layout, return_inverse=True)
         return np.array([self._layouts.bears_all(number) for number in each.tolist()], np.bool_)[which]
 
@@ -242,7 +256,7 @@ def _read_by_host(program: Passes) -> Passes:
 
 
 def _is_needed(ends: _Met, partial: np.ndarray, reads: _Met, is_ahead: np.ndarray) -> np.ndarray:
-    """Which reads bring something: what a node holds, or has fetched for an earlier pass, is there.
+    """Of each read whether it brings something: what a node has made, or has read for an earlier pass, it has.
 
     is_ahead   of each read, whether what it brings is sent ahead: nobody else finds it there
     """
@@ -262,9 +276,10 @@ def _is_needed(ends: _Met, partial: np.ndarray, reads: _Met, is_ahead: np.ndarra
 
 
 def _rows(owner: np.ndarray, mine: np.ndarray, kinds: np.ndarray, num_splits: np.ndarray) -> tuple[np.ndarray, int]:
-    """Where the seconds of each step begin, and how many there are: the passes of nodes of a kind have the same rows.
+    """(where the seconds of each step begin, how many there are in all): passes of nodes of one kind have the same
+    rows.
 
-    mine   the steps that are more than what they send ahead
+    mine   the steps that compute, and do not only send
     """
     rows, node = np.full(len(owner), NONE), owner[mine]
     order = np.argsort(node, kind="stable")

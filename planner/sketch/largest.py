@@ -1,6 +1,8 @@
-"""The largest part of a node under each of many splits: what it touches, and how much it has to do.
+"""The largest part of a node under each of many splits: what it touches, and how much it computes.
 
-It does not know steps of a program, nor prices.
+Many splits are asked about at once: degrees, and so lengths, operations and bytes, are arrays with an entry for each
+split wherever the operator's hooks take arrays; where they do not, they are asked split by split. It does not know
+passes of a program, nor prices.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from castile.planner.sketch.layouts import reads_of
 
 
 class Largest:
-    """The largest part of a node under each of many splits, or under one; what its passes have in common.
+    """The largest part of a node under each of many splits, or under one.
 
-    Of several nodes that differ in extents only, one after the other.
-    count   how many splits
+    It may stand for several nodes that differ in extents only: the splits of the first, then those of the second, ...
+    cut     by axis its degree, a number or an array with an entry for each split
+    count   how many splits there are in all
     """
 
     def __init__(self, nodes: Sequence[Node], cut: Cut, counts: Sequence[int]) -> None:
@@ -37,7 +40,7 @@ class Largest:
 
     @classmethod
     def joined(cls, every: Sequence[Largest]) -> Largest:
-        """Those of nodes that differ in extents only."""
+        """One for several nodes that differ in extents only."""
         axes = dict.fromkeys(axis for one in every for axis in one.cut)
         each = {axis: [np.broadcast_to(one.cut.get(axis, 1), one.count) for one in every] for axis in axes}
         cut = {axis: np.concatenate(of) for axis, of in each.items()}
@@ -45,13 +48,15 @@ class Largest:
 
     @cached_property
     def part(self) -> Part:
-        """It, or one for all of them."""
+        """The part itself, whose ranges are numbers, or arrays with an entry for each split."""
         part = _largest(self.node if len(self._nodes) == 1 else _joined(self._nodes, self._counts), self.cut)
         return _at_end(part) if self._is_last else part
 
     @cached_property
     def _is_last(self) -> bool:
-        """Whether a part at the end has more to do than one as long at the beginning: of causal scores the last has."""
+        """Whether a part at the end of an axis has more to do than one as long at the beginning, as the last rows of
+        causal attention do.
+        """
         if type(self.node.op).flops is Op.flops:
             return False
         if len(self._nodes) > 1:
@@ -68,20 +73,22 @@ class Largest:
         return [Largest([node], cut, [count]) for node, cut, count in rows]
 
     def _of_each(self, found: Sequence[Any]) -> np.ndarray:
-        """What is found for each node, for all of its splits or for each, as an entry for each split of all."""
+        """What was found for each node, for all of its splits or for each, as one array with an entry for each split of
+        all.
+        """
         return np.concatenate([np.broadcast_to(one, count) for one, count in zip(found, self._counts, strict=True)])
 
     def like(self, nodes: Sequence[Node], cut: Cut) -> Largest:
-        """As many of other nodes."""
+        """The same splits of other nodes, as many of each."""
         return Largest(nodes, cut, self._counts)
 
     def shape(self, is_operand: bool, index: int) -> tuple[Any, ...]:
-        """The lengths of what it touches of an operand or result, or an array of each."""
+        """The shape of what it touches of an operand or result: numbers, or arrays with an entry for each split."""
         box = asked(lambda: self.part.reads(index) if is_operand else self.part.writes(index))
         return self._by_axis(index) if box is None else box.shape
 
     def size(self, is_operand: bool, index: int) -> Any:
-        """How many elements these are."""
+        """The elements of that shape."""
         key: object = (is_operand, index)
         if not is_operand or self.node.op.follows(index):
             # Many ports of a node have the same dims, as all of an update.
@@ -92,7 +99,7 @@ class Largest:
         return self._sizes[key]
 
     def touches(self, index: int) -> Any:
-        """How many of an operand's elements passes read, of which they need not read all."""
+        """How many of an operand's elements a pass reads, where it need not read all: rows that are looked up."""
         return self.part.touches(index)
 
     def flops(self, which: str) -> Any:
@@ -103,14 +110,14 @@ class Largest:
         return self._flops[which]
 
     def looks(self, which: str) -> Any:
-        """The numbers that a pass finds by looking at short rows again and again."""
+        """The numbers that a pass finds by looking at short rows again and again (`Op.looks`)."""
         if which not in self._looks:
             self._looks[which] = self._counted("looks", which, self.part) if self.node.op.has_looks else 0
         return self._looks[which]
 
     @cached_property
     def rows(self) -> Any:
-        """The rows of images that a pass of it brings to where windows slide over them."""
+        """The rows of images over which windows slide (`Op.rows`)."""
         if not self.node.op.has_rows:
             return 0
         if len(self._nodes) > 1:
@@ -118,7 +125,7 @@ class Largest:
         return self.node.op.rows(self.shape(True, 0), self.shape(False, 0), self.node.alignment.extents)
 
     def _counted(self, what: str, which: str, part: Part) -> Any:
-        """The "flops" or "looks" of a pass of a part of each split."""
+        """The "flops" or "looks" of a pass, of each split's part."""
         op, ranges = self.node.op, part.ranges
         count = getattr(op, what)
         found = asked(lambda: count(which, part))
@@ -131,7 +138,7 @@ class Largest:
         return np.array([count(which, Part(op, self.node.alignment, of)) for of in parts])
 
     def _by_axis(self, index: int) -> tuple[Any, ...]:
-        """The shape of an operand, where each axis cuts it by itself."""
+        """The shape of an operand whose hook takes no arrays: asked axis by axis, each cut while others are whole."""
         if len(self._nodes) > 1:
             return tuple(map(self._of_each, zip(*[one.shape(True, index) for one in self._each], strict=True)))
         degrees = {axis: tuple(sorted({*degree.tolist()} - {1})) for axis, degree in self.cut.items()}
@@ -148,19 +155,19 @@ class Largest:
 
 
 def _joined(nodes: Sequence[Node], counts: Sequence[int]) -> Node:
-    """A node whose extents are those of others, for so many splits of each."""
+    """A node whose extents are arrays: those of these nodes, for so many splits of each."""
     a = nodes[0].alignment
     extents: Any = {axis: np.repeat([node.alignment.extents[axis] for node in nodes], counts) for axis in a.axes}
     return msgspec.structs.replace(nodes[0], alignment=replace(a, extents=extents))
 
 
 def _largest(node: Node, cut: Cut) -> Part:
-    """The first part of a node under a split, or under each of many, which is as long as any."""
+    """The first part of a node under each split, which is as long as any."""
     a = node.alignment
     return Part(node.op, a, {axis: (0, -(-n // cut.get(axis, 1))) for axis, n in a.extents.items()})
 
 
 def _at_end(part: Part) -> Part:
-    """One as long, or as many, at the end of every axis."""
+    """A part as long at the end of every axis."""
     extents = part.alignment.extents
     return Part(part.op, part.alignment, {x: (extents[x] - hi, extents[x]) for x, (_, hi) in part.ranges.items()})

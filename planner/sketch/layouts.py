@@ -1,7 +1,7 @@
-"""Where the parts of a port lie in its array: for each dim the axis that cuts it, and its blocks by degree.
+"""Where the parts of a port lie in its array: for each dim the axis that cuts it, and where its blocks begin and end.
 
-Operators may read more than their axis line says (halos, offsets): such blocks are asked for, where one axis is cut and
-all others are whole. It does not know processors.
+Most ports lie as the operator's axis line says. Operators may read more than that (halos of windows, offsets): their
+hook is asked for each axis, cut while all others are whole. It does not know processors.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ Blocks = dict[int, Pairs]
 
 
 class Reads(NamedTuple):
-    """What parts see of an operand: the whole of it, and for each axis that is cut what blocks of that see of each dim
-    that it cuts."""
+    """What parts read of an operand: the box that the whole node reads, and for each axis that is cut the dims that it
+    cuts, with what each of its blocks reads of them.
+    """
 
     whole: Box
     by_axis: list[Blocks]
 
 
 class Dim(NamedTuple):
-    """The axis that cuts a dim, -1 for none, into how many, and where its blocks begin and end: uncut, then degree
-    after degree."""
+    """The axis that cuts a dim, -1 for none, its degrees above 1, and where its blocks begin and end in the array:
+    first uncut, then the blocks of one degree after those of another.
+    """
 
     axis: int
     degrees: tuple[int, ...]
@@ -46,7 +48,8 @@ class Dim(NamedTuple):
 
 
 class LayoutTable:
-    """The layouts asked for so far, numbered.
+    """The layouts asked for so far, numbered. A layout belongs to a space: it says where parts lie for all of its
+    splits.
 
     kind   equal for nodes whose parts lie alike
     """
@@ -61,7 +64,9 @@ class LayoutTable:
         self._rows: list[tuple[int, list[int], list[bool]]] = []
 
     def number(self, node: Node, space: int, is_operand: bool, index: int, begin: tuple[int, ...] = ()) -> int:
-        """The layout of a node's operand or result, in an array where it begins at `begin`, () where they are one."""
+        """The number of the layout of a node's operand or result, in an array in which it begins at `begin`, () where
+        the two are one.
+        """
         asker = (self.kind(node), space, is_operand, index, begin)
         if asker not in self._numbers:
             if is_operand and not node.op.follows(index):
@@ -82,7 +87,9 @@ class LayoutTable:
         return all(self._rows[number][2])
 
     def arrays(self, first: np.ndarray) -> tuple[Layouts, int]:
-        """All of it, flat, and how many contents there may be; first: where the Configs of each space begin."""
+        """(flat arrays of all layouts, how many pairs of a layout and a Config there are); first: where the Configs of
+        each space begin.
+        """
         degrees, count = self._table.degrees, len(self._rows)
         axis, table = np.full((count, MOST_DIMS), -1), np.zeros((count, MOST_DIMS, len(degrees)), np.int64)
         begin, blocks = 0, np.zeros((len(self._dims), len(degrees)), np.int64)
@@ -104,7 +111,9 @@ class LayoutTable:
         return Layouts(ends - first[space + 1], dims, axis, table, bears, lo, hi), int(ends[-1]) if count else 0
 
     def _by_law(self, node: Node, space: int, operand: Operand, begin: tuple[int, ...]) -> tuple[list[int], list[bool]]:
-        """The dims of what is cut as the axis line says, and which axes cut any."""
+        """(the numbers of its dims, by axis whether it cuts any) of an operand or result that lies as the axis line
+        says.
+        """
         axes, cuts, a = self._table.axes[space], self._table.cuts[space], node.alignment
         rows = []
         for n, dim in enumerate(operand.dims):
@@ -122,7 +131,7 @@ class LayoutTable:
         return rows, [axis in cut for axis in axes]
 
     def _as_read(self, node: Node, space: int, index: int, begin: tuple[int, ...]) -> tuple[list[int], list[bool]]:
-        """The same of an operand that is not read as the axis line says."""
+        """The same of an operand whose reads the operator's hook decides."""
         whole, by_axis = reads_of(node, index, self._cuts[space])
         rows = []
         for d, (lo, hi, first) in enumerate(zip(*whole, begin or (0,) * len(whole.lo), strict=True)):
@@ -142,7 +151,7 @@ class LayoutTable:
 
 
 def reads_of(node: Node, index: int, cuts: Cuts) -> Reads:
-    """What blocks of each of these axes see of an operand where all others are whole."""
+    """What parts read of an operand, asked for each of these axes while all others are whole."""
     a, num_dims = node.alignment, len(node.alignment.operands[index].dims)
     if not num_dims or not cuts:
         return Reads(node.whole().reads(index), [{} for _ in cuts])
@@ -170,7 +179,7 @@ def reads_of(node: Node, index: int, cuts: Cuts) -> Reads:
 
 
 def _one_by_one(node: Node, index: int, axis: str, degrees: tuple[int, ...]) -> Box:
-    """The boxes of an operand that blocks of an axis read, dim by dim, where each is asked for by itself."""
+    """The boxes, dim by dim, that blocks of an axis read of an operand whose hook takes no arrays."""
     a, ranges = node.alignment, node.whole().ranges
     operand, extent = a.operands[index], a.extents[axis]
 
@@ -195,5 +204,5 @@ def _are_same(one: Box, other: Box) -> bool:
 
 
 def _where(node: Node, axis: str, blocks: Pairs) -> Part:
-    """The parts that have only this of an axis."""
+    """Parts that have only these blocks of an axis, and all of every other."""
     return Part(node.op, node.alignment, {**node.whole().ranges, axis: blocks})  # type: ignore[dict-item]

@@ -1,7 +1,8 @@
-"""The walk of a sketch through plans: of changes to a plan those are kept after which it takes little more, or less.
+"""The Metropolis walk of a sketch through plans: a change is accepted if the plan then takes little more, or less.
 
-Compiled where it can be, without the interpreter's lock. Which nodes and operators these are is not told, nor how a
-plan's step is worked out.
+Compiled where it can be, without the interpreter's lock, so that walks go on side by side in threads. Read `walk`, then
+`tried`. Energy is what a walk makes small: the seconds of a step, with a penalty for a plan that does not fit into
+memory (`arrays.Worth`). It does not know which nodes and operators these are, nor how a step is worked out.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ import numpy as np
 
 from castile.planner.sketch.changes import changed
 from castile.planner.sketch.classes import classed, staged
-from castile.planner.sketch.sweep import NEVER, STRIDE, doubt, forget, keep, step_seconds
+from castile.planner.sketch.sweep import NEVER, STRIDE, commit, invalidate, roll_back, step_seconds
 
 # What a walk is told by: done, a split is not known yet, the table of transfers is full.
 DONE, UNKNOWN, FULL = 0, 1, 2
 
 
 def load(n, c, sign, type_of, program, spaces, prices, classes, room):  # type: ignore[no-untyped-def]
-    """Add (or take away) what node n under Config c has its processors do and hold."""
-    number, crew = program.known[n] + spaces.split[c], spaces.crew[c]
-    salt, nbytes, kept = sign * spaces.salt[crew], sign * prices.nbytes[number], sign * prices.kept[number]
+    """Add to its processors what node n does and holds under Config c: seconds of kernels and bytes; sign -1 takes it
+    away.
+    """
+    number, bag = program.known[n] + spaces.split[c], spaces.proc_bag[c]
+    salt, nbytes, kept = sign * spaces.salt[bag], sign * prices.nbytes[number], sign * prices.kept[number]
     for at in range(spaces.proc_ptr[c], spaces.proc_ptr[c + 1]):
         p = spaces.procs[at]
         room.held[p] += nbytes
@@ -29,18 +32,18 @@ def load(n, c, sign, type_of, program, spaces, prices, classes, room):  # type: 
 
 
 def load_all(plan, type_of, program, spaces, prices, classes, room):  # type: ignore[no-untyped-def]
-    """What all nodes of a plan have their processors do and hold."""
+    """Set what all nodes of a plan have their processors do and hold."""
     for p in range(len(room.work)):
-        # Processors of different types fare differently on the same crew.
+        # Processors of different types fare differently on the same bag.
         room.work[p], room.held[p], room.kept[p], classes.sign[p] = 0.0, 0.0, 0.0, type_of[p]
     for n in range(len(plan)):
         load(n, plan[n], 1, type_of, program, spaces, prices, classes, room)
 
 
 def shortage(capacity, num_stages, room):  # type: ignore[no-untyped-def]
-    """By what share of its memory a processor lacks memory, the one that lacks most of it.
+    """The share of its memory that the fullest processor lacks, 0 where the plan fits.
 
-    The first of several stages holds the activations of as many microbatches.
+    In a pipeline the first stage holds the activations of as many microbatches as there are stages.
     """
     found = 0.0
     for p in range(len(capacity)):
@@ -49,17 +52,17 @@ def shortage(capacity, num_stages, room):  # type: ignore[no-untyped-def]
 
 
 def energy_of(seconds, overflow, worth):  # type: ignore[no-untyped-def]
-    """What a walk makes small, of a plan that takes so long and lacks such a share of its memory."""
+    """The energy of a plan that takes so many seconds and lacks such a share of its memory."""
     return (worth.base + worth.rate * seconds) * (1 + worth.penalty * overflow)
 
 
 def longest(energy, overflow, worth):  # type: ignore[no-untyped-def]
-    """How long a plan that lacks such a share of its memory may take to be of at most that energy."""
+    """The seconds that a plan which lacks such a share of its memory may take to be of at most that energy."""
     return (energy / (1 + worth.penalty * overflow) - worth.base) / worth.rate
 
 
 def carry(count, nodes, old, plan, type_of, program, spaces, prices, classes, room, log):  # type: ignore[no-untyped-def]
-    """Note what processors do and hold, then have changed nodes go over from their old Configs to the plan's."""
+    """Note in the log what processors do and hold, then take changed nodes from their old Configs to the plan's."""
     for p in range(len(room.work)):
         log.work[p], log.held[p], log.kept[p], log.sign[p] = room.work[p], room.held[p], room.kept[p], classes.sign[p]
     for k in range(count):
@@ -71,8 +74,10 @@ def tried(  # type: ignore[no-untyped-def]
     count, most, nodes, old, plan, capacity, worth, axes_of, type_of, program, uses, spaces, layouts, links, prices,
     classes, room, log,
 ):  # fmt: skip
-    """Go over to a plan of which `count` nodes have changed, if its energy is at most `most`: that energy; NEVER, and
-    all is as it was, where it is more. Where none has changed the plan is worked out from the beginning.
+    """Try a plan in which `count` nodes have changed, and accept it if its energy is at most `most`: that energy;
+    NEVER, with all as it was, if it is more. With no node changed the plan is worked out from the beginning.
+
+    Cheap bounds come first: a step lasts at least as long as its busiest processor computes.
     """
     carry(count, nodes, old, plan, type_of, program, spaces, prices, classes, room, log)
     busiest, side = 0.0, classes.side[0]
@@ -95,15 +100,15 @@ def tried(  # type: ignore[no-untyped-def]
     is_whole = count == 0 or room.num_stages[1] != room.num_stages[0]
     first = 0 if is_whole else first // STRIDE
     if busiest <= limit:
-        doubt(first, nodes, count, program, uses, room, log)
+        invalidate(first, nodes, count, program, uses, room, log)
         seconds, stop = step_seconds(
             first, side, is_whole, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room,
             log, limit,
         )  # fmt: skip
     if seconds <= limit:
-        keep(first, side, program, classes, room, log)
+        commit(first, side, program, classes, room, log)
         return energy_of(seconds, overflow, worth)
-    forget(first, stop, program, room, log)
+    roll_back(first, stop, program, room, log)
     for p in range(len(capacity)):
         room.work[p], room.held[p], room.kept[p], classes.sign[p] = log.work[p], log.held[p], log.kept[p], log.sign[p]
     restored(count, nodes, old, plan)
@@ -111,18 +116,18 @@ def tried(  # type: ignore[no-untyped-def]
 
 
 def decided(count, nodes, old, plan, program, spaces):  # type: ignore[no-untyped-def]
-    """The first step whose time changed nodes decide, and whether one of them changed its processors."""
+    """(the first step that changed nodes decide, whether one of them changed its processors)"""
     first, is_turned = len(program.node), False
     for k in range(count):
         # A node without passes decides no step.
         if program.own_ptr[nodes[k]] < program.own_ptr[nodes[k] + 1]:
             first = min(first, program.own[program.own_ptr[nodes[k]]])
-        is_turned = is_turned or spaces.crew[old[k]] != spaces.crew[plan[nodes[k]]]
+        is_turned = is_turned or spaces.proc_bag[old[k]] != spaces.proc_bag[plan[nodes[k]]]
     return first, is_turned
 
 
 def restored(count, nodes, old, plan):  # type: ignore[no-untyped-def]
-    """Give changed nodes the Configs that they had; the last change first, as a node may have changed twice."""
+    """Give changed nodes back the Configs that they had; the last change first, as a node may have changed twice."""
     for k in range(count - 1, -1, -1):
         plan[nodes[k]] = old[k]
 
@@ -131,16 +136,19 @@ def walk(  # type: ignore[no-untyped-def]
     begin, draws, first, rises, limit, plan, energy, best, best_energy, capacity, worth, axes_of, type_of,
     program, uses, spaces, layouts, links, prices, choices, classes, room, log, nodes, old, outcome,
 ):  # fmt: skip
-    """A walk from proposal number `begin`: (why it ends, the number reached, energy, least energy).
+    """A walk from proposal number `begin`: (DONE, UNKNOWN or FULL: why it returns; the number reached, the energy
+    there, the least energy). UNKNOWN and FULL are no ends: the caller prices a split, or widens the table, and calls
+    again.
 
-    draws[I, D]  what proposals change, where `first` is empty
-    first[N]     the Configs to which proposals go back: of nodes alike those together that changed alike, then each
-    rises[I]     by what share of its energy a plan that follows may take more
-    limit        the most that it may become
-    plan         the Configs of the present plan
+    draws[I, D]  uniform numbers that say what each proposal changes, where `first` is empty
+    first[N]     the Configs to which proposals go back, one after the other: of nodes alike first those together that
+                 changed alike, then each by itself
+    rises[I]     by what share of its energy a plan that is accepted may be worse
+    limit        the energy above which no plan is accepted
+    plan[N]      the Configs of the present plan
     energy       its energy, not a number where it is to be worked out
-    best[N]      the best plan
-    outcome      the proposal that led to it, and the split that is not known
+    best[N]      the best plan so far
+    outcome[2]   the proposal that led to it, and the split that is not known (UNKNOWN)
     """
     if np.isnan(energy):
         load_all(plan, type_of, program, spaces, prices, classes, room)
@@ -184,9 +192,11 @@ def walk(  # type: ignore[no-untyped-def]
 
 
 def taken_back(n, together, first, plan, program, nodes, old):  # type: ignore[no-untyped-def]
-    """Give node n back its first Config, or to it and those alike that changed as it did: how many these are.
+    """Give node n back its first Config, together with those alike that changed as it did if `together`: how many these
+    are.
 
-    None, and all is as it was, if it has it; and of several together, unless they are several and it is their first.
+    0, with all as it was, where it has its first Config; and together, unless they are several and n is the first of
+    them.
     """
     count, c, d = 0, plan[n], first[n]
     if c == d:

@@ -1,6 +1,7 @@
-"""In which order a sketch takes the steps of a program, whose nodes are numbered and whose flows are flat arrays.
+"""The order in which a sketch takes the passes of a program.
 
-It does not know operators, layouts or Configs.
+Passes are given by their slots (numbers in the program), flows as flat arrays. It does not know operators, layouts or
+Configs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ Slots = Sequence[tuple[int, int]]
 
 
 class Joined(NamedTuple):
-    """What flows join, in the order of flows: the number of the flow, the slot of the step, and its port."""
+    """The ports that flows join, flow by flow: the number of the flow, the slot of the pass, and the number of its
+    port.
+    """
 
     flow: np.ndarray
     slot: np.ndarray
@@ -28,33 +31,34 @@ class Joined(NamedTuple):
 
 
 def joined(flows: Sequence[Slots]) -> Joined:
-    """Flat what each flow has in a row."""
+    """Flat arrays of what each flow has in a row."""
     count = [len(slots) for slots in flows]
     pairs = np.fromiter(chain.from_iterable(chain.from_iterable(flows)), np.int64, 2 * sum(count)).reshape(-1, 2)
     return Joined(np.repeat(np.arange(len(count)), count), *pairs.T)
 
 
 class Agenda(NamedTuple):
-    """Steps in order: their slots, and which of them only send what they read on its way."""
+    """Passes in the order in which a sketch takes them: their slots, and which entries only send for later ones."""
 
     slot: np.ndarray
     is_ahead: np.ndarray
 
     def places(self, num_slots: int, is_ahead: bool) -> np.ndarray:
-        """Of each slot where in the order its step is, itself or what it sends ahead; -1 where it is not."""
+        """By slot the place in the order of its pass, or of its entry that only sends; -1 where there is none."""
         found, here = np.full(num_slots, -1), np.flatnonzero(self.is_ahead == is_ahead)
         found[self.slot[here]] = here
         return found
 
 
 def ordered(is_kept: np.ndarray, is_late: np.ndarray, micro: np.ndarray, made: Joined, read: Joined) -> Agenda:
-    """The steps that are kept in order, and those that are late once more, ahead, where what they read is made: there
-    they only have it sent on its way, as else all sums would wait for the last gradient.
+    """The order of the passes that are kept; those that update parameters come twice. The first entry (`is_ahead`)
+    stands where their gradient is made and only sends it; the second, at the end, updates. Otherwise the gradient sums
+    of all layers would wait for the last gradient.
 
-    Steps that could begin together come together, as processors take what is ready first: while one waits for what is
-    sent, others go on. What the next ones read is sent before sums that were made together with it.
+    Passes that could begin together stand together, as processors take what is ready first: while one waits for data,
+    others go on. What the next passes read is sent before sums that were made at the same time.
 
-    is_late   of each slot, whether it updates a parameter; made, read: of flows, by those that are kept
+    is_late   of each slot, whether it updates a parameter; made, read: the ports of flows, by those that are kept
     micro     of each slot the number of its microbatch, -1 where it is of the whole batch
     """
     slots, is_made = np.flatnonzero(is_kept), np.bincount(made.flow, minlength=int(read.flow.max(initial=-1)) + 1) > 0
@@ -87,7 +91,7 @@ def ordered(is_kept: np.ndarray, is_late: np.ndarray, micro: np.ndarray, made: J
 
 
 def _turns(slots: np.ndarray, made: Joined, read: Joined) -> np.ndarray:
-    """By slot, how many steps come one after the other before each at least."""
+    """By slot the length of the longest chain of passes that must come before it."""
     found = np.zeros(int(slots.max(initial=-1)) + 1, np.int64)
     # By flow, the turn of who reads what is made of it so far.
     ready = [0] * (1 + int(made.flow.max(initial=-1)))
@@ -107,7 +111,7 @@ def _by_slot(slots: np.ndarray, joined: Joined) -> list[list[int]]:
 
 
 def _due(late: np.ndarray, sooner: np.ndarray, rank: np.ndarray, made: Joined, read: Joined) -> np.ndarray:
-    """For each late step the rank of that after which its gradient is there; its own where nothing is made for it."""
+    """For each late pass the rank of the pass that makes its gradient; its own where nothing is made for it."""
     last = np.full(1 + int(made.flow.max(initial=-1)), -1)
     np.maximum.at(last, made.flow, rank[made.slot])
     of_flow = last[read.flow]
@@ -118,6 +122,8 @@ def _due(late: np.ndarray, sooner: np.ndarray, rank: np.ndarray, made: Joined, r
 
 
 def _numbered(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """The number of the run in which each entry is: of those that follow each other and are alike in all columns."""
+    """The number of the run that each entry is in: runs are entries that follow each other and are equal in all
+    columns.
+    """
     changes = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return np.append(0, np.cumsum(changes))

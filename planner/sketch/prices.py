@@ -1,85 +1,30 @@
-"""What a sketch's transfers take: from where the parts of one layout lie to where those of another are needed.
+"""The seconds of a sketch's transfers: from where the parts of one layout lie to where those of another are needed.
 
-Compiled where it can be. It does not know tasks, nor which collective a transfer would be: it counts what crosses each
-level of links on the way to some of the readers, as if sums and copies went through the nearest groups first.
+For some of the readers it counts how many bytes cross each level of links, as if copies and sums went through the
+nearest groups first: the 8 GPUs of a node before the network. Each level costs its bytes over its bandwidth, and a
+latency for each hop. Compiled where it can be. It knows neither tasks nor which collective a transfer would be. The
+words and arrays are those of `arrays`; begin with `price`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from castile.planner.sketch.contents import index, slot_of
+
 # Readers that are looked at; layouts are regular, so that others fare like them.
 MOST_READERS = 8
 MOST_DIMS = 8
-MASK = (1 << 42) - 1
 FETCHED, SUMMED, JOINED, ADDED, MIXED = 0, 1, 2, 3, 4
 NUM_HOWS = 5
-# Keys of the table: hashes above one of these; for transfers two numbers of so many bits, a way and an item size.
-PATTERN, CONTENT = 1 << 61, 1 << 62
+# A transfer's key in the table: two numbers of so many bits, a way (as above) and an item size.
 NUMBER_BITS = 26
 
 
-def index(number):  # type: ignore[no-untyped-def]
-    """A number that is not negative; an unsigned one in what is compiled.
-
-    Arrays that are asked with signed numbers look each time whether they count from the end: a third of a sweep.
+def parts_alike(layout, c, kind_axes, spaces, layouts, out):  # type: ignore[no-untyped-def]
+    """How many parts hold each box (copies, or summands); out: their distances from the first of them, in numbers of
+    parts.
     """
-    return number
-
-
-def hashed(state, value):  # type: ignore[no-untyped-def]
-    """A hash, of 42 bits, of a number below 2**42 after others."""
-    state = ((state ^ value) * 1000003 + 7) & MASK
-    return state ^ (state >> 19)
-
-
-def content(layout, c, kind_axes, spaces, layouts, coords):  # type: ignore[no-untyped-def]
-    """A hash of which processor holds which box."""
-    found, replicas, begin = 1, spaces.replicas[c], spaces.proc_ptr[c]
-    for a in range(kind_axes):
-        coords[a] = 0
-    for part in range(spaces.parts[c]):
-        box = 17
-        for d in range(layouts.dims[layout]):
-            a = layouts.axis[layout, d]
-            at = layouts.table[layout, d, spaces.rank[c, a] if a >= 0 else 0] + (coords[a] if a >= 0 else 0)
-            box = hashed(hashed(box, layouts.lo[at]), layouts.hi[at])
-        for at in range(begin + part * replicas, begin + (part + 1) * replicas):
-            # A sum: the order of parts does not matter.
-            found = (found + hashed(box, spaces.procs[at] + 1)) & MASK
-        a = kind_axes - 1
-        while a >= 0 and coords[a] == spaces.degree[c, a] - 1:
-            coords[a] = 0
-            a -= 1
-        if a >= 0:
-            coords[a] += 1
-    return found
-
-
-def pattern(layout, c, kind_axes, spaces, layouts):  # type: ignore[no-untyped-def]
-    """A hash of all that `price` looks at of a layout under a Config: blocks and parts in their order, and holders."""
-    found = hashed(spaces.replicas[c], layouts.dims[layout])
-    for d in range(layouts.dims[layout]):
-        a = layouts.axis[layout, d]
-        degree = spaces.degree[c, a] if a >= 0 else 1
-        first = layouts.table[layout, d, spaces.rank[c, a] if a >= 0 else 0]
-        found = hashed(found, degree)
-        for at in range(first, first + degree):
-            found = hashed(hashed(found, layouts.lo[at]), layouts.hi[at])
-    for a in range(kind_axes):
-        degree = spaces.degree[c, a]
-        if degree > 1:
-            traits = 2 * degree + layouts.bears[layout, a]
-            for d in range(layouts.dims[layout]):
-                traits = 2 * traits + (layouts.axis[layout, d] == a)
-            found = hashed(found, traits)
-    for at in range(spaces.proc_ptr[c], spaces.proc_ptr[c + 1]):
-        found = hashed(found, spaces.procs[at])
-    return found
-
-
-def alike(layout, c, kind_axes, spaces, layouts, out):  # type: ignore[no-untyped-def]
-    """How many parts hold each box; out: how far on they are, in numbers of parts."""
     count, stride = 1, 1
     out[0] = 0
     for a in range(kind_axes - 1, -1, -1):
@@ -93,8 +38,8 @@ def alike(layout, c, kind_axes, spaces, layouts, out):  # type: ignore[no-untype
     return count
 
 
-def apart(p, q, links):  # type: ignore[no-untyped-def]
-    """0 on one processor, else 1 + the level that joins them."""
+def distance(p, q, links):  # type: ignore[no-untyped-def]
+    """0 on one processor, else 1 + the nearest level of links that joins the two."""
     if p == q:
         return 0
     for level in range(len(links.group)):
@@ -103,17 +48,17 @@ def apart(p, q, links):  # type: ignore[no-untyped-def]
     return len(links.group)
 
 
-def nearest(p, c, part, spaces, links):  # type: ignore[no-untyped-def]
-    """How far the nearest replica of a part is."""
+def distance_to_part(p, c, part, spaces, links):  # type: ignore[no-untyped-def]
+    """The distance from processor p to the nearest replica of a part."""
     begin = spaces.proc_ptr[c] + part * spaces.replicas[c]
     found = len(links.group) + 1
     for at in range(begin, begin + spaces.replicas[c]):
-        found = min(found, apart(p, spaces.procs[at], links))
+        found = min(found, distance(p, spaces.procs[at], links))
     return found
 
 
-def reach(layout, c, lo, hi, spaces, layouts, first, last):  # type: ignore[no-untyped-def]
-    """first, last: of each dim the blocks that meet lo to hi."""
+def blocks_meeting(layout, c, lo, hi, spaces, layouts, first, last):  # type: ignore[no-untyped-def]
+    """Find the blocks of a layout that meet the box lo to hi: in each dim those from `first` to `last`."""
     for d in range(layouts.dims[layout]):
         a = layouts.axis[layout, d]
         degree, first[d], last[d] = spaces.degree[c, a] if a >= 0 else 1, 0, 0
@@ -132,8 +77,8 @@ def reach(layout, c, lo, hi, spaces, layouts, first, last):  # type: ignore[no-u
         last[d] = n
 
 
-def spot(part, layout, c, num_axes, spaces, layouts, coords, lo, hi):  # type: ignore[no-untyped-def]
-    """Where a part lies, lo to hi: its volume, and the first part that lies alike."""
+def box_of_part(part, layout, c, num_axes, spaces, layouts, coords, lo, hi):  # type: ignore[no-untyped-def]
+    """Find the box of a part, lo to hi: (its volume in elements, the number of the first part that lies alike)."""
     volume, rest, base, turn = 1.0, part, part, 1
     for a in range(num_axes - 1, -1, -1):
         degree, coords[a] = spaces.degree[c, a], 0
@@ -150,11 +95,15 @@ def spot(part, layout, c, num_axes, spaces, layouts, coords, lo, hi):  # type: i
     return volume, base
 
 
-def meet(p, made, c, partial, copies, spaces, layouts, links, room):  # type: ignore[no-untyped-def]
-    """met, hops: of what processor p reads, how much lies how far away, in how many pieces; of copies the nearest."""
+def sources_by_level(p, made, c, partial, copies, spaces, layouts, links, room):  # type: ignore[no-untyped-def]
+    """Find from how far away processor p gets the box lo to hi, which it reads: by distance, met[d] elements in hops[d]
+    pieces.
+
+    Of copies the nearest is taken; of summands (`partial`) each.
+    """
     lo, hi, first, last, index, stride, met, hops = room.scratch
     dims, far = layouts.dims[made], len(links.group) + 1
-    reach(made, c, lo, hi, spaces, layouts, first, last)
+    blocks_meeting(made, c, lo, hi, spaces, layouts, first, last)
     for level in range(far + 1):
         met[level], hops[level] = 0.0, 0.0
     for d in range(dims):
@@ -167,7 +116,7 @@ def meet(p, made, c, partial, copies, spaces, layouts, links, room):  # type: ig
             common *= max(0, min(hi[d], layouts.hi[at]) - max(lo[d], layouts.lo[at]))
             part += index[d] * stride[d] if a >= 0 else 0
         for n in range(copies):
-            there = nearest(p, c, part + room.offsets[n], spaces, links)
+            there = distance_to_part(p, c, part + room.offsets[n], spaces, links)
             if partial:
                 met[there] += common
                 hops[there] += 1
@@ -188,18 +137,23 @@ def meet(p, made, c, partial, copies, spaces, layouts, links, room):  # type: ig
 
 
 def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room):  # type: ignore[no-untyped-def]
-    """Seconds of the transfer from layout `made` under Config c to layout `read` under Config r.
+    """Seconds of the transfer from layout `made` under Config c to layout `read` under Config r; negative, by as much,
+    where the senders have to pack it first.
 
-    how    FETCHED, SUMMED where parts that lie alike are to be summed, JOINED where sums may go together with others,
-           ADDED where others elsewhere are added to these too, MIXED where some of all these are copies
+    how    FETCHED; SUMMED where parts that lie alike are summands; JOINED where such sums may share a bucket with
+           others; ADDED where summands of other passes, elsewhere, are added to these; MIXED where some of all these
+           are copies
     axes   how many axes the spaces of the two have
-    A collective goes over one group of processors; else pieces go from each holder to each reader by themselves. Less
-    than nothing, by as much, where those who send have to pack it.
+
+    It is a collective over one group of processors where all hold and all need alike (`special`), one broadcast where
+    one holds what all read (`is_cast`), or pieces that go from each holder to each reader. The slowest reader counts,
+    or, where few holders serve many readers, what a holder sends to all of them.
     """
-    partial, special = how > FETCHED, how < MIXED and spaces.crowd[c] == spaces.crowd[r] and spaces.replicas[c] == 1
+    partial = how > FETCHED
+    special = how < MIXED and spaces.proc_set[c] == spaces.proc_set[r] and spaces.replicas[c] == 1
     lo, hi, _, _, index, stride, met, hops = room.scratch
-    copies = alike(made, c, axes[0], spaces, layouts, room.offsets)
-    twins = alike(read, r, axes[1], spaces, layouts, room.others)
+    copies = parts_alike(made, c, axes[0], spaces, layouts, room.offsets)
+    twins = parts_alike(read, r, axes[1], spaces, layouts, room.others)
     for d in range(layouts.dims[made]):
         a = layouts.axis[made, d]
         stride[d] = 1
@@ -214,26 +168,27 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
     for s in range(num_seen):
         task = s * (num_readers - 1) // max(num_seen - 1, 1)
         p = spaces.procs[spaces.proc_ptr[r] + task]
-        volume, base = spot(task // spaces.replicas[r], read, r, axes[1], spaces, layouts, index, lo, hi)
+        volume, base = box_of_part(task // spaces.replicas[r], read, r, axes[1], spaces, layouts, index, lo, hi)
         if volume <= 0:
             continue
-        meet(p, made, c, partial, copies, spaces, layouts, links, room)
+        sources_by_level(p, made, c, partial, copies, spaces, layouts, links, room)
         pieces = hops[: len(links.group) + 2].sum()
         # No collective sums boxes beside each other into one; what several read those gather who made it, all of it.
         is_alone = is_cast or twins * spaces.replicas[r] == 1
-        special = special and (pieces <= copies if partial else is_alone or is_all(made, c, spaces, layouts, room))
+        special = special and (pieces <= copies if partial else is_alone or takes_all(made, c, spaces, layouts, room))
         is_cast = is_cast and pieces <= 1
         is_reduced = is_reduced and pieces <= copies and (met[0] > 0 or how == ADDED)
         if is_reduced:
-            seconds = links.task * errands(made, c, pieces, partial, True, spaces, layouts, room)[0]
-            reduced = max(reduced, seconds + summed(volume * itemsize, met, volume, copies, copies, 0.0, links))
+            seconds = links.task * packing_kernels(made, c, pieces, partial, True, spaces, layouts, room)[0]
+            reduced = max(reduced, seconds + reduce_seconds(volume * itemsize, met, volume, copies, copies, 0.0, links))
         if partial and special:
             bucket = links.bucket if how == JOINED else 0.0
-            seconds = summed(volume * itemsize, met, volume, copies, twins * spaces.replicas[r], bucket, links)
+            seconds = reduce_seconds(volume * itemsize, met, volume, copies, twins * spaces.replicas[r], bucket, links)
         else:
-            seconds = fetched(p, r, base, twins if special or is_cast else 0, met, hops, itemsize, spaces, links, room)
+            alike = twins if special or is_cast else 0
+            seconds = fetch_seconds(p, r, base, alike, met, hops, itemsize, spaces, links, room)
         if seconds > 0:
-            tasks, packs = errands(made, c, pieces, partial, special, spaces, layouts, room)
+            tasks, packs = packing_kernels(made, c, pieces, partial, special, spaces, layouts, room)
             seconds, is_packed = seconds + links.task * tasks, is_packed or packs > 0
         worst, arrived = max(worst, seconds), arrived + seconds / num_seen
     # What few hold and many need leaves those few one after the other, as far as it is not the same for all. The pieces
@@ -244,8 +199,10 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
     return -worst if is_packed else worst
 
 
-def is_all(made, c, spaces, layouts, room):  # type: ignore[no-untyped-def]
-    """Whether a reader takes all of each box of which `meet` found something, and has made one of them."""
+def takes_all(made, c, spaces, layouts, room):  # type: ignore[no-untyped-def]
+    """Whether a reader takes all of each box of which `sources_by_level` found something, and has made one of them
+    itself.
+    """
     lo, hi, first, last, _, _, met, _ = room.scratch
     for d in range(layouts.dims[made]):
         a = layouts.axis[made, d]
@@ -255,9 +212,9 @@ def is_all(made, c, spaces, layouts, room):  # type: ignore[no-untyped-def]
     return met[0] > 0
 
 
-def errands(made, c, pieces, partial, special, spaces, layouts, room):  # type: ignore[no-untyped-def]
-    """How many kernels pack what a reader is sent, and unpack or add up the pieces that it gets, as far as these are no
-    run of elements, and no collective puts them where they belong; and how many of them pack.
+def packing_kernels(made, c, pieces, partial, special, spaces, layouts, room):  # type: ignore[no-untyped-def]
+    """(kernels beside the transfer itself, how many of these pack): what is no run of elements in memory is packed
+    before it is sent, and unpacked or added up where it arrives, unless a collective puts it where it belongs.
     """
     lo, hi, first, _, _, _, _, _ = room.scratch
     is_whole, inner_made, inner_read, packed, unpacked = True, True, True, 0, 0
@@ -276,12 +233,12 @@ def errands(made, c, pieces, partial, special, spaces, layouts, room):  # type: 
     return packed + (unpacked if special and not partial else 1), packed
 
 
-def summed(nbytes, met, volume, copies, readers, bucket, links):  # type: ignore[no-untyped-def]
-    """Seconds in which a reader of a sum gets it: pieces of it are summed, and gathered where several read the same.
+def reduce_seconds(nbytes, met, volume, copies, readers, bucket, links):  # type: ignore[no-untyped-def]
+    """Seconds until a reader has its sum: pieces of it are summed, and gathered where several read the same.
 
-    Level by level, where the sum of a group crosses the next level once, spread over the group's members; or round a
-    ring through all of them, which is at work on all levels at once. Sums that all read share the latency of a bucket
-    of so many bytes, of which each has its part.
+    Either level by level, where a group's sum crosses the next level once, spread over the group's members; or round a
+    ring through all processors, which uses all levels at once: what is faster. A sum that all its summands read, of
+    fewer bytes than a bucket, has its part of the bucket's latency.
     """
     share = min(readers, copies)
     part = nbytes / bucket if share == copies and nbytes < bucket else 1.0
@@ -304,8 +261,10 @@ def summed(nbytes, met, volume, copies, readers, bucket, links):  # type: ignore
     return min(apart_seconds, ring_steps + ring_seconds)
 
 
-def fetched(p, r, base, twins, met, hops, itemsize, spaces, links, room):  # type: ignore[no-untyped-def]
-    """Seconds in which a reader gets what others hold; so many `twins` of a group fetch it once for all of them."""
+def fetch_seconds(p, r, base, twins, met, hops, itemsize, spaces, links, room):  # type: ignore[no-untyped-def]
+    """Seconds in which a reader gets what others hold. So many `twins`, readers of the same box, fetch it once for each
+    group of processors, and pass it on within.
+    """
     seconds, replicas = 0.0, spaces.replicas[r]
     for level in range(len(links.group)):
         nbytes = met[level + 1] * itemsize
@@ -329,45 +288,10 @@ def fetched(p, r, base, twins, met, hops, itemsize, spaces, links, room):  # typ
     return seconds
 
 
-def slot_of(key, keys):  # type: ignore[no-untyped-def]
-    """Where a key is in the table, or is to be put."""
-    slot = index(hashed(hashed(1, key & MASK), key >> 42) & (len(keys) - 1))
-    while keys[slot] != 0 and keys[slot] != key:
-        slot = index((slot + 1) & (len(keys) - 1))
-    return slot
-
-
-def first_of(key, number, prices, room):  # type: ignore[no-untyped-def]
-    """The number under which a key was met first: this one, where it is new."""
-    slot = slot_of(key, prices.keys)
-    if prices.keys[slot] == 0:
-        prices.keys[slot], prices.values[slot] = key, number
-        room.entries[0] += 1
-    return int(prices.values[slot])
-
-
-def placed(layout, c, kind_axes, spaces, layouts, prices, room):  # type: ignore[no-untyped-def]
-    """Find the first entry whose every part lies as those of a layout under a Config, and the first whose all do."""
-    at = layouts.base[layout] + c
-    first = first_of(PATTERN | pattern(layout, c, kind_axes, spaces, layouts), at + 1, prices, room)
-    prices.pattern[at] = first
-    if first == at + 1:
-        key = CONTENT | content(layout, c, kind_axes, spaces, layouts, room.scratch[4])
-        prices.content[at] = first_of(key, first, prices, room)
-    else:
-        prices.content[at] = prices.content[first - 1]
-
-
-def contents(layout, c, kind_axes, spaces, layouts, prices, room):  # type: ignore[no-untyped-def]
-    """A number, equal where the same processors hold the same boxes, found once."""
-    at = index(layouts.base[layout] + c)
-    if prices.content[at] == 0:
-        placed(layout, c, kind_axes, spaces, layouts, prices, room)
-    return prices.content[at]
-
-
-def move(made, c, how, read, r, itemsize, axes, spaces, layouts, links, prices, room):  # type: ignore[no-untyped-def]
-    """Seconds of a transfer between what `contents` was asked for, found once for all that lie alike."""
+def transfer_seconds(made, c, how, read, r, itemsize, axes, spaces, layouts, links, prices, room):  # type: ignore[no-untyped-def]
+    """`price` of a transfer, found once for all whose two sides have the same patterns. Both sides were asked for
+    `contents`.
+    """
     begin, end = index(layouts.base[made] + c), index(layouts.base[read] + r)
     ends = (prices.pattern[begin] << NUMBER_BITS) + prices.pattern[end]
     key = (itemsize * NUM_HOWS + how << 2 * NUMBER_BITS) + ends
@@ -379,15 +303,8 @@ def move(made, c, how, read, r, itemsize, axes, spaces, layouts, links, prices, 
     return prices.values[slot]
 
 
-def rehashed(old_keys, old_values, keys, values):  # type: ignore[no-untyped-def]
-    """Put a table's entries into another."""
-    for k in range(len(old_keys)):
-        slot = slot_of(old_keys[k], keys)
-        keys[slot], values[slot] = old_keys[k], old_values[k]
-
-
 def summands(layout, c, kind_axes, spaces, layouts):  # type: ignore[no-untyped-def]
-    """How many parts are to be summed where parts lie alike."""
+    """How many parts are to be summed where parts lie alike: the product of the degrees of axes that cut no dim."""
     count = 1
     for a in range(kind_axes):
         if not layouts.bears[layout, a]:
@@ -395,6 +312,8 @@ def summands(layout, c, kind_axes, spaces, layouts):  # type: ignore[no-untyped-
     return count
 
 
-# What takes a few instructions is put in where it is called; to compile what is longer there takes longer than a call.
-INLINED = (hashed, apart, nearest, slot_of, first_of, contents)
-PARTS = (price, placed, content, pattern, alike, reach, spot, meet, is_all, errands, summed, fetched, move, summands)
+INLINED = (distance, distance_to_part)
+PARTS = (
+    price, parts_alike, blocks_meeting, box_of_part, sources_by_level, takes_all, packing_kernels, reduce_seconds,
+    fetch_seconds, transfer_seconds, summands,
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where a sketch is worked out: arrays of the sizes that a program and its Configs ask for, and which reads are whose.
+"""Makes the arrays in which a sketch is worked out, of the sizes that a program and its Configs ask for.
 
 It does not know what is worked out in them.
 """
@@ -14,7 +14,7 @@ from castile.planner.sketch.sweep import STRIDE
 
 
 def room_for(num_procs: int, num_levels: int, num_contents: int, program: Program, spaces: Spaces) -> Room:
-    """Room for one plan that is kept and one that is tried."""
+    """Room for a kept plan and a tried one."""
     most, width = max(int(spaces.parts.max(initial=1)), num_procs), spaces.degree.shape[1]
     num_steps, num_reads, num_flows = len(program.node), len(program.flow), len(program.itemsize)
     num_marks = -(-num_steps // STRIDE) + 1
@@ -34,10 +34,10 @@ def room_for(num_procs: int, num_levels: int, num_contents: int, program: Progra
 
 
 def classes_for(num_procs: int, spaces: Spaces) -> Classes:
-    """Room for the classes of two plans."""
-    num_crews, num_names = len(spaces.salt), int(spaces.crew_ptr[-1])
+    """Room for the classes of processors of two plans."""
+    num_bags, num_names = len(spaces.salt), int(spaces.bag_ptr[-1])
     first, each = np.zeros((2, 2, num_procs), np.int64)
-    size, listed_in = np.zeros((2, 2, num_crews), np.int64)
+    size, listed_in = np.zeros((2, 2, num_bags), np.int64)
     num_first, state = np.zeros((2, 2), np.int64)
     sign, side, listed = np.zeros(num_procs, np.int64), np.zeros(1, np.int64), np.zeros((2, num_names), np.int64)
     return Classes(sign, side, first, each, num_first, listed, size, state, listed_in)
@@ -55,7 +55,7 @@ def log_for(num_procs: int, program: Program) -> Log:
 
 
 def uses_of(program: Program) -> Uses:
-    """Which nodes read, and by node the flows, by flow the reads."""
+    """Which node each read is of, and by node its flows, by flow its reads."""
     num_flows, num_nodes = len(program.made_ptr) - 1, len(program.space)
     reader = np.repeat(program.node, np.diff(program.read_ptr))
     made = np.repeat(np.arange(num_flows), np.diff(program.made_ptr))
@@ -74,8 +74,8 @@ def uses_of(program: Program) -> Uses:
 
 
 def _sources(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each read the steps of its flow's ends: who names what later microbatches add to does not look at it. And of
-    each of these the step of its node that comes next, if that is before the read.
+    """(source_ptr, source, late) of `Uses`: of each read the passes that make its flow and come before it, and of each
+    of these the next pass of its node if that comes before the read too.
     """
     count, reads = np.diff(program.made_ptr)[program.flow], np.arange(len(program.flow))
     read, end = np.repeat(reads, count), runs(program.made_ptr[program.flow], count)

@@ -1,4 +1,4 @@
-"""Which known plans are worth simulating: not those that a sketch puts far behind.
+"""Which known plans are worth simulating: not those that a sketch puts far behind the best.
 
 It does not know what they take; of those that are left the simulator says so.
 """
@@ -35,7 +35,7 @@ class Estimate(NamedTuple):
     """What a sketch says of a plan.
 
     plain     seconds of a step, as walks see them
-    blocked   further seconds, in which stages of a pipeline send among themselves, of which walks know nothing
+    blocked   further seconds for which stages of a pipeline exchange data, of which walks know nothing (`blocked`)
     nbytes    on the fullest processor
     share     the largest share of its memory that a processor needs
     """
@@ -56,17 +56,17 @@ class Estimate(NamedTuple):
 
 
 class Sieve:
-    """Known plans, all seen through one sketch.
+    """Known plans, all estimated by one sketch.
 
-    spaces    the Configs among which the sketch chooses
-    sketch    knows all Configs of the plans
-    plans     by name
-    configs   by plan, those of the graph's nodes
-    unseen    the plans that also have Configs of updates or fetches, so may differ from what the sketch says
-    in_pieces those of them whose updates are in pieces, the memory of which a sketch knows
-    estimates   what it says of each plan
-    is_sparing whether plans are ranked by memory
-    is_joined whether the sketch joins sums in buckets, as it does where that pays
+    spaces      the Configs among which the sketch chooses
+    sketch      knows all Configs of the plans
+    plans       by name
+    configs     by plan, those of the graph's nodes
+    unseen      the plans that also have Configs of updates or fetches, so may differ from what the sketch says
+    in_pieces   those of them whose updates are in pieces, the memory of which a sketch knows
+    estimates   by plan
+    is_sparing  whether plans are ranked by memory
+    is_joined   whether the sketch joins gradient sums in buckets, as it does where that pays
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Sieve:
             self.estimates = joined if self.is_joined else self.estimates
 
     def _estimates(self) -> dict[str, Estimate]:
-        """What the sketch says of each plan now."""
+        """What the sketch says of each plan, as it is set now."""
         found: dict[str, Estimate] = {}
         for name, configs in self.configs.items():
             self.sketch.update(name in self.in_pieces)
@@ -109,8 +109,9 @@ class Sieve:
         return {name: one.energy(one.nbytes if self.is_sparing else one.plain) for name, one in self.estimates.items()}
 
     def within(self, times: float) -> list[str]:
-        """The plans that take at most `times` as long as the best, plus the latency of a message for each flow: the
-        number of messages is what a sketch knows worst.
+        """The plans of at most `times` the least energy, and those longer by no more than the latency of a message for
+        each flow:
+        the number of messages is what a sketch knows worst.
         """
         if self.is_sparing:
             return [name for name, worth in self.energy.items() if worth <= times * min(self.energy.values())]
@@ -120,12 +121,12 @@ class Sieve:
         return [name for name, worth in energy.items() if worth <= most]
 
     def promising(self, times: float) -> list[str]:
-        """Those of `within` that are worth simulating: all of them, where slow plans are wanted too."""
+        """Those of `within` that are worth simulating: all of them where slow plans are wanted too."""
         close = {*self.within(CLOSE if times <= NEAR else times), *self.unseen}
         return [name for name in self.within(times) if name in close]
 
     def begun(self) -> list[str]:
-        """The plans with which a search begins though they are not worth simulating."""
+        """The plans from which a search begins though they are not worth simulating."""
         promising = self.promising(NEAR)
         return [name for name in self.within(NEAR) if name not in promising]
 

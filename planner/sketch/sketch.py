@@ -24,7 +24,7 @@ from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluated import PENALTY
 from castile.planner.lower import Lowering
 from castile.planner.lowering.rows import pointer, runs
-from castile.planner.sketch import changes, classes, loops, prices, sweep
+from castile.planner.sketch import changes, classes, contents, loops, prices, reads, sweep
 from castile.planner.sketch.arrays import RECORDS, Links, Prices, Worth
 from castile.planner.sketch.choices import choices_of
 from castile.planner.sketch.draft import Draft
@@ -75,14 +75,14 @@ _NONE = _Moves(np.zeros((0, NUM_DRAWS)), np.zeros(0, np.int64), np.zeros(0), loo
 
 
 class _Wanted(NamedTuple):
-    """What walks make small."""
+    """What walks make small: energy, within so many bytes of each processor."""
 
     capacity: np.ndarray
     worth: Worth
 
 
 class Trail(NamedTuple):
-    """The same in numbers."""
+    """What a walk found, with the best plan in numbers."""
 
     best: np.ndarray
     least: float
@@ -90,11 +90,12 @@ class Trail(NamedTuple):
 
 
 class Sketch:
-    """One graph on one machine; what plans take is found as they are asked for, and kept.
+    """One graph on one machine, ready to estimate plans and to walk through them. Prices are found when they are first
+    needed, and kept.
 
     spaces   the Configs from which it chooses, by node; where these are many, some of them
-    known    plans whose Configs there must be
-    bucket   the most bytes of sums of gradients that go together, once it is told that they do
+    known    plans whose Configs must be among them
+    bucket   the most bytes of gradient sums that go together, once `join` says that they do
     """
 
     @uncollected()
@@ -158,14 +159,14 @@ class Sketch:
 
     @property
     def is_apart(self) -> bool:
-        """Whether a walk from a plan that was worked out before goes on beside other work, of which it asks nothing.
+        """Whether walks can go on in other threads: loops are compiled, and all prices of a machine are found at once.
 
-        Where prices are told one by one it asks the templates of lowering for what it meets.
+        Where prices are found one by one a walk asks the templates of lowering, which others use too.
         """
         return self._works.is_plain and can_compile()
 
     def beside(self) -> Sketch:
-        """The same with room and tables of its own, for walks at the same time: what these find is the same."""
+        """The same sketch with arrays of its own, for a walk in another thread; what that finds is the same."""
         other, known, like, turned = copy(self), self.prices, self.choices.like, self.choices.turned
         found = {name: getattr(known, name).copy() for name in ("pattern", "content", "keys", "values")}
         other.prices = known._replace(**found)
@@ -181,14 +182,14 @@ class Sketch:
         self.room.entries[0] = np.count_nonzero(self.prices.keys)
 
     def number(self, configs: Mapping[str, Config]) -> np.ndarray:
-        """The Configs' numbers. Raises ValueError where one is none of the sketch."""
+        """int64[nodes]: the numbers of a plan's Configs. Raises ValueError where the sketch lacks one."""
         found = list(map(self.table.find, self._spaces.tolist(), map(configs.__getitem__, self.names)))
         if None in found:
             raise ValueError(f"{self.names[found.index(None)]}: the sketch has no such Config")
         return np.array([*found, *self._host], np.int64)
 
     def configs(self, plan: np.ndarray) -> dict[str, Config]:
-        """The Configs of numbers."""
+        """The Configs with these numbers, by node."""
         configs = map(self.table.config, self._spaces.tolist(), plan[: len(self.names)].tolist())
         return dict(zip(self.names, configs, strict=True))
 
@@ -201,13 +202,13 @@ class Sketch:
         self.links = self.links._replace(bucket=self._bucket if together else 0.0)
 
     def seconds(self, configs: Mapping[str, Config]) -> float:
-        """What a plan's step takes. Raises ValueError where a Config is none of the sketch."""
+        """The seconds of a plan's step. Raises ValueError where the sketch lacks one of its Configs."""
         nothing = np.zeros((0, NUM_DRAWS))
         return self.trail(self.number(configs), nothing, nothing[:, 0], np.full(len(self.type_of), np.inf)).least
 
     @property
     def held(self) -> np.ndarray:
-        """float64[P]: bytes that processors hold in the plan that was worked out last and kept."""
+        """float64[P]: bytes that processors hold in the plan that was worked out last."""
         return self.room.held + (self.room.num_stages[0] - 1) * self.room.kept
 
     def walked(self, trail: Trail) -> Walked:
@@ -217,15 +218,14 @@ class Sketch:
     def trail(
         self, plan: np.ndarray, draws: np.ndarray, heats: np.ndarray, capacity: np.ndarray, longer: float = 0.0
     ) -> Trail:
-        """Metropolis's walk from a plan, a proposal for each row of draws, in numbers.
+        """A Metropolis walk from a plan, one proposal for each row of draws.
 
-        plan                    those of the Configs that it begins with, which it changes
+        plan                    numbers of the Configs that it begins with; the walk changes them
         draws[N, NUM_DRAWS]     uniform in [0, 1)
-        heats[N]                by how much more of its seconds the plan that follows another may take, times a draw
-                                whose mean is 1
+        heats[N]                by what share of its seconds the next plan may take more, times a draw whose mean is 1
         capacity[P]             bytes of each processor
-        longer                  where it is not 0 energy is what the fullest processor holds, however much there is: the
-                                seconds for which a step may take longer for half of that
+        longer                  0, or, where what is to be small is the memory of the fullest processor: the seconds for
+                                which a step may take longer to halve that
         """
         self._begin(plan)
         best, rises = plan.copy(), -heats * np.log(1 - draws[:, -1])
@@ -236,9 +236,10 @@ class Sketch:
     def trimmed(
         self, first: np.ndarray, best: np.ndarray, each: float, every: float, capacity: np.ndarray, longer: float = 0.0
     ) -> tuple[float, np.ndarray]:
-        """The plan that a walk from `first` found, without those of its changes that gain next to nothing; its energy.
+        """(energy, plan): the plan that a walk from `first` found, without those of its changes that gain next to
+        nothing.
 
-        each, every   by what share of its energy what is taken back at once may make the plan worse, and all of it
+        each, every   by what share of its energy one change that is taken back may make the plan worse, and all of them
         """
         for known in (first, best):
             self._begin(known)
@@ -253,7 +254,9 @@ class Sketch:
     def _walk(
         self, moves: _Moves, plan: np.ndarray, energy: float, best: np.ndarray, least: float, wanted: _Wanted
     ) -> tuple[float, float, int]:
-        """`loops.walk` to its end, with what it lacks on its way: energy, the least, the number of what led to that."""
+        """(energy, least energy, the proposal that led to that): `loops.walk` to its end, with the prices that it lacks
+        on its way found, and the table of transfers widened.
+        """
         at, why, outcome, (nodes, old) = 0, loops.FULL, np.zeros(2, np.int64), np.zeros((2, len(plan)), np.int64)
         while why != loops.DONE:
             why, at, energy, least = _bodies().walk(
@@ -268,17 +271,17 @@ class Sketch:
         return float(energy), float(least), int(outcome[0])
 
     def _begin(self, plan: np.ndarray) -> None:
-        """Price what a plan has, and forget what was worked out of others."""
+        """Price what a plan has, and drop what was worked out of others."""
         numbers = self.program.known + self.spaces.split[plan]
         for number in np.unique(numbers[~self.prices.known[numbers]]).tolist():
             if not self.prices.known[number]:
                 self._fill(number)
         self._widen()
-        self.room.marks[0], self.room.longest[0], self.room.toll[:] = 0.0, 0.0, sweep.UNFOUND
-        self.room.num_ends[:] = sweep.UNKNOWN
+        self.room.kept_state[0], self.room.kept_longest[0], self.room.transfer[:] = 0.0, 0.0, reads.UNPRICED
+        self.room.num_ends[:] = reads.UNKNOWN
 
     def _fill(self, number: int) -> None:
-        """Price one split of a kind; all of every kind, where that is done at once."""
+        """Price one split of a kind; every split of every kind, where that is done at once."""
         if self._works.is_plain:
             self._price(range(len(self._first_of_kind)), None)
         else:
@@ -286,7 +289,7 @@ class Sketch:
             self._price([kind], number - int(self._known_first[kind]))
 
     def _price(self, kinds: Sequence[int], split: int | None) -> None:
-        """Price a split of kinds, None for all; those of which only extents differ together."""
+        """Price a split of kinds, None for all splits; kinds that differ in extents only are priced together."""
         nodes, alike = self.lowering.piece.nodes, dict[Hashable, list[int]]()
         for kind in kinds:
             node = nodes[self.names[self._first_of_kind[kind]]]
@@ -312,7 +315,7 @@ class Sketch:
             self.prices.known[here] = True
 
     def _read_by_host(self, program: Program) -> list[int]:
-        """Price what the host does, which is to have what it reads lie where it reads it: the number of its Config."""
+        """Price what the host reads, which costs no time beside its transfer: the number of the host's Config."""
         outputs = [flow for flow in program.flows if flow.role == "output"]
         self.prices.seconds[self.program.row[self._own(len(self.names))]] = 0.0
         self._nbytes[:, -1] = sum(prod(flow.shape) * itemsize(flow.dtype) for flow in outputs)
@@ -320,7 +323,7 @@ class Sketch:
         return [int(self.table.first[-2])]
 
     def _own(self, node: int) -> list[int]:
-        """The steps that a node decides."""
+        """The passes that a node decides."""
         return self.program.own[self.program.own_ptr[node] : self.program.own_ptr[node + 1]].tolist()
 
     def _largest(self, number: int, split: int | None) -> Largest:
@@ -332,7 +335,7 @@ class Sketch:
         return Largest([node], dict(zip(self.table.axes[space], degree.T, strict=True)), [len(splits)])
 
     def _widen(self) -> None:
-        """Make room for as many transfers again, where half of it is used."""
+        """Make room for four times as many transfers where half of the table is used."""
         if 2 * self.room.entries[0] > len(self.prices.keys) or len(self.prices.keys) < 8 * len(self.program.flow):
             used, size = np.flatnonzero(self.prices.keys), 4 * len(self.prices.keys)
             keys, values = np.zeros(size, np.int64), np.zeros(size)
@@ -364,9 +367,9 @@ def _links(cost: CostModel) -> Links:
 
 
 def _wanted(capacity: np.ndarray, longer: float) -> _Wanted:
-    """What walks make small: seconds, within bytes of each processor, or bytes.
+    """What walks make small: seconds, within the bytes of each processor; with `longer`, bytes.
 
-    A walk is compiled once, for what is always of these types.
+    Both as the same types, so that the walk is compiled once.
     """
     if longer:
         return _Wanted(np.ones(len(capacity)), Worth(1.0, 1 / longer, 1.0))
@@ -381,12 +384,12 @@ class _Bodies(NamedTuple):
 @cache
 def _bodies() -> _Bodies:
     """The loops, compiled where numba is installed."""
-    bodies = _Bodies(loops.walk, prices.rehashed)
+    bodies = _Bodies(loops.walk, contents.rehashed)
     if not can_compile():
         return bodies
-    rooms = (prices, classes, sweep, changes, loops)
+    rooms = (contents, prices, reads, classes, sweep, changes, loops)
     parts, inlined = ([part for room in rooms for part in getattr(room, name, ())] for name in ("PARTS", "INLINED"))
-    words = {prices.index: np.uintp}
+    words = {contents.index: np.uintp}
     return _Bodies(*assembled(bodies, parts, inlined, words, RECORDS, nogil=True))
 
 

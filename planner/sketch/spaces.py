@@ -1,6 +1,7 @@
 """The Configs that a sketch may give to each node, numbered; nodes of the same axes and extents share them.
 
-It does not know what a Config costs.
+A Config is a split (a degree for each axis) and a placement (replicas and processors). Where a space has few, all are
+there; else all splits on all processors, and some of the placements on fewer. It does not know what a Config costs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ UNASKED = -1
 
 
 class _Placed(NamedTuple):
-    """Where so many parts may lie: the placements, numbered from `begin` on, those on all processors and the others."""
+    """The placements of so many parts, numbered from `begin` on: those on all processors, and the others."""
 
     placements: Sequence[Placement]
     begin: int
@@ -36,7 +37,9 @@ class _Placed(NamedTuple):
 
 
 class _Splits(NamedTuple):
-    """The splits of a space, int64[splits, axes] their degrees, by these their numbers, and the entries chosen."""
+    """The splits of a space; int64[splits, axes] of their degrees; the number of a split by its degrees; and the
+    entries (pairs of a split and a placement) that are chosen.
+    """
 
     each: list[dict[str, int]]
     degree: np.ndarray
@@ -45,15 +48,15 @@ class _Splits(NamedTuple):
 
 
 class SpaceTable:
-    """All Configs where these are few, else all splits on all processors and some placements on fewer.
+    """The Configs of all spaces.
 
     spaces    those of `nodes`, one node of each
     known     for each of them Configs that must be there
+    most      about so many Configs are chosen of a space
     splits    of each space
     axes      of each space, in order, those that some split cuts
     degree    of each space, int64[splits, axes]
     cuts      of each space and axis: its degrees above 1
-    width     how many axes a space has at most
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class SpaceTable:
         self._entries.append(entries)
 
     def _table(self, space: Space, axes: tuple[str, ...], most: int) -> _Splits:
-        """What a space has by itself: the same for all nodes that share it."""
+        """What a space has without known Configs: the same for all nodes that share it."""
         key = id(space), axes
         if key not in self._tables:
             rows = [tuple(map(split.get, axes, repeat(1))) for split in space.splits]
@@ -125,7 +128,7 @@ class SpaceTable:
         return self._tables[key]
 
     def _chosen(self, space: Space, degree: np.ndarray, most: int) -> np.ndarray:
-        """At most about so many entries: those on all processors first, the others at even distances."""
+        """About `most` entries at most: those on all processors first, of the others some at even distances."""
         counts = degree.prod(axis=1)
         placed = [self._of(space, count) for count in sorted({*counts.tolist()})]
         of_split = np.unique(counts, return_inverse=True)[1]
@@ -136,7 +139,7 @@ class SpaceTable:
         return np.concatenate([first[:most], others[::step]])
 
     def _of(self, space: Space, num_parts: int) -> _Placed:
-        """Where so many parts may lie: the same for most spaces, and numbered once."""
+        """The placements of so many parts in a space: the same for most spaces, and numbered once."""
         placements, begin = space.placed(num_parts), len(self._placements)
         if id(placements) not in self._placed:
             is_everywhere = np.array([len(p.procs) == self._num_procs for p in placements])
@@ -147,7 +150,9 @@ class SpaceTable:
         return self._placed[id(placements)]
 
     def _placement(self, space: Space, split: int, config: Config) -> int | None:
-        """The number of a Config's placement: one of its space's, or of those that only known Configs have."""
+        """The number of a Config's placement: one of its space's, or one that only known Configs have; None for
+        neither.
+        """
         placement = Placement(config.replicas, config.procs)
         if split < len(space.splits):
             of = self._of(space, config.num_parts)
@@ -185,7 +190,7 @@ class SpaceTable:
         return self._configs[number]
 
     def arrays(self) -> Spaces:
-        """All of it, flat."""
+        """All Configs as flat arrays."""
         rank = np.zeros(max(self.degrees) + 1, np.int64)
         rank[self.degrees] = np.arange(len(self.degrees))
         every_degree = np.ones((int(self.first[-1]), self.width), np.int64)
@@ -195,14 +200,14 @@ class SpaceTable:
         used = np.flatnonzero(np.bincount(placement))
         which = np.searchsorted(used, placement)
         every = [self._placements[n] for n in used.tolist()]
-        crowds: dict[frozenset[int], int] = {}
-        crowd = np.array([crowds.setdefault(frozenset(p.procs), len(crowds)) for p in every], np.int64)
+        sets: dict[frozenset[int], int] = {}
+        proc_set = np.array([sets.setdefault(frozenset(p.procs), len(sets)) for p in every], np.int64)
         copies, size = np.array([(p.replicas, len(p.procs)) for p in every], np.int64).T
         procs = np.fromiter(chain.from_iterable(p.procs for p in every), np.int64, int(size.sum()))
-        crew, num_names = _crews(crowd.tolist(), [p.procs for p in every])
+        bag, num_names = _bags(proc_set.tolist(), [p.procs for p in every])
         sizes, replicas = size[which], copies[which]
         return Spaces(
-            self.first, split, sizes // replicas, replicas, crowd[which], np.array(crew, np.int64)[which],
+            self.first, split, sizes // replicas, replicas, proc_set[which], np.array(bag, np.int64)[which],
             pointer(num_names),
             np.random.default_rng(0).integers(MOST_SALT, size=len(num_names)),
             pointer(sizes),
@@ -210,12 +215,14 @@ class SpaceTable:
         )  # fmt: skip
 
 
-def _crews(crowd: Sequence[int], procs: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int]]:
-    """Numbers of the sets of processors, apart where one is named several times; how many names each has."""
+def _bags(proc_set: Sequence[int], procs: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int]]:
+    """(the number of the bag of processors of each placement, how many names each bag has): a bag is the set of
+    processors where none is named twice.
+    """
     numbers: dict[object, int] = {}
     sizes: list[int] = []
     found = []
-    for of, named in zip(crowd, procs, strict=True):
+    for of, named in zip(proc_set, procs, strict=True):
         key = of if len(set(named)) == len(named) else tuple(sorted(named))
         if key not in numbers:
             numbers[key] = len(sizes)
@@ -225,7 +232,7 @@ def _crews(crowd: Sequence[int], procs: Sequence[tuple[int, ...]]) -> tuple[list
 
 
 def _pairs(which: Sequence[np.ndarray], of_split: np.ndarray) -> np.ndarray:
-    """int64[...]: of each split what there is of `which` for it, as entries."""
+    """int64[...]: of each split all entries with the placements that `which` has for it."""
     counts = np.array([len(some) for some in which], np.int64)
     each = counts[of_split]
     flat = np.concatenate(which)

@@ -1,6 +1,6 @@
-"""What the passes of a node take under a split, and what it keeps: priced when a walk first comes by.
+"""What a node takes under a split: the seconds of its passes, and the bytes that it keeps.
 
-The largest part stands for all of them. It does not know placements.
+The largest part stands for all of them. Prices are found when a walk first asks for them. It does not know placements.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ class Works:
 
     @cached_property
     def keeps(self) -> dict[str, tuple[tuple[bool, int], ...]]:
-        """By node which of its operands (True) and results lie on its parts until gradients come.
+        """By node which of its operands (True) and results its parts keep in memory until the gradient passes: (True,
+        1) is its second operand.
 
-        What gradient passes touch, each tensor where the first node lies that does so; all else is let go before. Of
-        what is computed again for them that which there is most of at once.
+        These are what gradient passes read, each tensor kept where the first node lies that reads it so; all else is
+        freed before. Of activations that are computed again only that run of passes counts which needs most at once.
         """
         tensors, let_go = self._lowering.graph.tensors, self._let_go()
         touched: dict[int, list[int]] = {}
@@ -86,7 +87,9 @@ class Works:
         return {name: tuple(sorted(ports)) for name, ports in found.items()}
 
     def _let_go(self) -> set[str]:
-        """The regions that are computed again, without those that are more than all that is let go before they are."""
+        """The regions that are freed and computed again, without those of the run of passes that needs most memory at
+        once, if that is more than what was freed before it begins.
+        """
         steps = self._program.steps
         again = {port.region for step in steps if step.again for port in step.outputs}
         if not again:
@@ -106,20 +109,25 @@ class Works:
 
     @cached_property
     def _reader(self) -> dict[str, str]:
-        """By what the host gives the first node that reads it."""
+        """By input of the graph the first node that reads it."""
         graph = self._lowering.graph
         readers = {name: node.name for node in reversed(graph.nodes.values()) for name in node.inputs}
         return {name: readers[name] for name in graph.inputs if name in readers}
 
     def seconds(self, asked: Sequence[tuple[Largest, Sequence[Sequence[Step]]]]) -> list[list[np.ndarray]]:
-        """For nodes that are asked about together, float64[count, T] for each of the steps that one decides, of which
-        those of all of them are given: seconds of the largest part under each split, by the type of processor."""
+        """For groups of nodes that can be asked about together, float64[count, T] for each pass that one of them
+        decides: the seconds of the largest part under each split, by the type of processor.
+
+        asked   of each group its largest parts, and for each pass the passes of all its nodes
+        """
         rows = [(steps[0], self._of(own, steps)) for own, every in asked for steps in every]
         found = iter(self._rooflines(rows) if self.is_plain else [self._priced(*row) for row in rows])
         return [list(islice(found, len(every))) for _, every in asked]
 
     def together(self, node: Node, steps: Sequence[Step]) -> Hashable:
-        """Equal for nodes that can be asked about together, given the steps that they decide: only extents differ."""
+        """Equal for nodes that can be priced together in arrays, given the passes that they decide: only their extents
+        differ.
+        """
         dtypes, tensors = self._program.dtypes, self._lowering.graph.tensors
         passes = []
         for step in steps:
@@ -132,13 +140,13 @@ class Works:
         return self._alike(node), node.alignment.frozen, self.keeps.get(node.name), tuple(passes), held, made
 
     def _of(self, own: Largest, steps: Sequence[Step]) -> Largest:
-        """The largest part of steps that nodes decide, one of each."""
+        """The largest parts of passes that nodes decide, one pass of each node."""
         if steps[0].node.name == own.node.name:
             return own
         return own.like([step.node for step in steps], self.of_param(own.node, steps[0], own.cut))
 
     def _rooflines(self, rows: Sequence[tuple[Step, Largest]]) -> list[np.ndarray]:
-        """Seconds, in whole picoseconds, of kernels of which no more is known than their flops and bytes."""
+        """Seconds, in whole picoseconds, of kernels of which operations and bytes are known: the roofline model."""
         processor, dtypes, counts = self._lowering.machine.kinds[0], self._program.dtypes, [of.count for _, of in rows]
         flops, nbytes, each = (np.zeros(sum(counts)) for _ in range(3))
         rates, ends = np.empty(len(flops)), list(accumulate(counts))
@@ -196,7 +204,7 @@ class Works:
         return self._touching[kind]
 
     def _found_touched(self, step: Step) -> tuple[bool, ...]:
-        """The same, found once for all lengths of axes: operators touch the same whatever these are."""
+        """`_touched`, found once for all lengths of axes: operators touch the same ports whatever these are."""
         dtypes = self._program.dtypes
         ports = tuple([(p.role, p.index, dtypes[p.region]) for p in (*step.inputs, *step.outputs)])
         key = self._alike(step.node), step.which, ports
@@ -212,7 +220,7 @@ class Works:
         return self._known[key]
 
     def _alike(self, node: Node) -> int:
-        """The same for nodes of an operator with the same settings, however long their axes are."""
+        """A number, equal for nodes of one operator with the same settings, however long their axes are."""
         if node.name not in self._numbers:
             op, a = node.op, node.alignment
             like = type(op), op.cost_settings, a.operands, a.results
@@ -227,11 +235,12 @@ class Works:
         return {own[0]: cut.get(of[0], 1) for own, of in along if own and of and own[0] not in mine.frozen}
 
     def nbytes(self, of: Largest, steps: Sequence[Step]) -> tuple[Any, Any, Any]:
-        """Three times a number, or float64[count]: what is a part's of a node to keep for gradient passes; the same
-        with what else it keeps through a step, its parameters with what updates need.
+        """(activations, all with updates whole, all with updates in pieces): bytes that a part of a node keeps, each a
+        number or float64[count]. The first are for gradient passes; the other two are all through a step, with
+        parameters and what their updates need.
 
-        The third number holds where updates are in pieces: of what they need, those who hold a parameter alike have
-        a share each; gradients that microbatches add to are whole until the last has added its own, unless the
+        Where updates are in pieces (as in ZeRO), processors that hold a parameter alike have a share each of what its
+        update needs. Gradients that microbatches add to are whole until the last has added its own, unless the
         parameter is fetched for each. What the host gives to all other microbatches lies there besides.
         """
         count = max((step.micro.count for step in steps), default=1)
@@ -274,6 +283,6 @@ class Works:
 
 
 def _runs(steps: Sequence[Step]) -> list[tuple[int, set[str]]]:
-    """The regions that passes after each other compute again, and where the first of them begins."""
+    """(slot of the first pass, regions made) of each run of passes that are computed again one after the other."""
     runs = [list(run) for is_again, run in groupby(steps, key=attrgetter("again")) if is_again]
     return [(run[0].slot, {port.region for step in run for port in step.outputs}) for run in runs]
