@@ -32,10 +32,10 @@ Slots = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Edge:
-    """Two nodes of the graph in its order, and the flows between them, as if no other node touched these.
+    """Two nodes of the graph in its order, and the flows between them, taken as if no other node touched these.
 
-    alone   for each flow what one of the two has of it in its own price already, None where that is nothing
-    key     equal for edges that cost the same, whatever their nodes' names
+    alone   for each flow the part of it that is in the price of one of the two already, None where that is nothing
+    key     equal for edges that cost the same, whatever their nodes are called
     """
 
     nodes: tuple[str, str]
@@ -45,15 +45,18 @@ class Edge:
 
 
 class Additive:
-    """Prices, in picoseconds, of one graph's Configs on one machine.
+    """Prices, in picoseconds, of one graph's Configs on one machine. The price of a plan (`price`) is
 
-    Nodes that cost alike are priced as the first of them: layers of one shape, and the steps of a recurrent one.
+        sum over nodes of work(c) + sync(c)   +   sum over edges of move(c, c')
 
-    A node's price is the sum over its passes, with its parameters' updates, of the busiest processor's work, and the
-    transfers that its own Config decides (the sum of its gradients). What else follows from a Config (a default update)
-    belongs to the node that decides it. A pair's price is that of the transfers between the two, less what is in the
-    price of one of them already. Of a tensor with several readers, each is priced as if it were alone with the
-    producer; where no tensor has more than two users, each transfer is thus priced once.
+    work(c)       of each pass that the node decides the busiest processor's time, added up; updates of its parameters
+                  are among these
+    sync(c)       transfers that its own Config decides, as the sum of its gradients over replicas
+    move(c, c')   transfers between two nodes, without what is in the `sync` of either already
+
+    Of a tensor with several readers each is priced as if it were alone with the producer: where no tensor has more than
+    two users, each transfer is priced once. Nodes that cost alike are priced once: layers of one shape, and the steps
+    of a recurrent one. What else a Config decides (the default update of a parameter) is the deciding node's.
     """
 
     def __init__(self, lowering: Lowering, cost: CostModel) -> None:
@@ -84,7 +87,7 @@ class Additive:
 
     @cached_property
     def step_kinds(self) -> list[int]:
-        """By slot: the same number for steps that have the same template under every split."""
+        """By slot a number, equal for passes that have the same template under every split."""
         return self.lowering.kinds(self.program).step
 
     @cached_property
@@ -98,7 +101,7 @@ class Additive:
 
     @cached_property
     def own(self) -> dict[str, tuple[Flow, ...]]:
-        """By node: the flows that its own Config decides, and its share of those that it decides with others."""
+        """By node the flows that its own Config decides alone, and its share of those that it decides with others."""
         found: dict[str, list[Flow]] = {name: [] for name in self.steps}
         for anchor, _, flow in self._shares:
             if (alone := self._only(flow, {anchor})) is not None:
@@ -107,7 +110,7 @@ class Additive:
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
-        """The pairs of nodes between which something may have to move, each once."""
+        """The pairs of nodes between which something may have to move, each pair once."""
         found: dict[tuple[str, str], list[tuple[Flow, Flow | None]]] = {}
         place = {name: number for number, name in enumerate(self.steps)}
         for anchor, others, flow in self._shares:
@@ -122,7 +125,7 @@ class Additive:
         return Edge(nodes, flows, alone, self._key(nodes, (*flows, *(f for f in alone if f is not None))))
 
     def work(self, name: str, config: Config) -> int:
-        """The work of a node: for each of its passes the busiest processor's, and the sum of these."""
+        """Picoseconds of a node's passes: of each the busiest processor's, added up."""
         key = ("work", self.kinds[name], config)
         if key not in self._prices:
             configs = self.decided(name, config)
@@ -153,7 +156,9 @@ class Additive:
 
     @cached_property
     def _shares(self) -> list[tuple[str, tuple[str, ...], Flow]]:
-        """The flows that have one node at one of their ends: that node, the other nodes that touch it, and the flow."""
+        """Of each flow with one node at one of its ends: that node (the anchor), the other nodes that touch it, and the
+        flow.
+        """
         found = []
         for flow in self.program.flows:
             # what lies where nobody alone decides, as the loss's scale does, is little
@@ -184,7 +189,7 @@ class Additive:
         return msgspec.structs.replace(flow, producers=made, readers=read, overwriters=kept(flow.overwriters))
 
     def side(self, edge: Edge, slot: int) -> int:
-        """Which of an edge's two nodes decides the pass in this slot of the program: 0 or 1."""
+        """Which of an edge's two nodes, 0 or 1, decides the pass in this slot of the program."""
         return edge.nodes.index(self.deciders[self.program.steps[slot].node.name])
 
     def home_side(self, edge: Edge, flow: Flow) -> int:
@@ -212,11 +217,15 @@ class Additive:
         return self._spent[key]
 
     def version(self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed]) -> tuple[Version, tuple[int, ...]]:
-        """The analysis of a flow between these layouts, and the processor of each of its slots."""
+        """(the analysis of a flow between these layouts, the processor of each of its slots), as `Versions.get` gives
+        it.
+        """
         return self.lowering.versions.get(flow, made, read)
 
     def _seconds(self, version: Version, procs: Sequence[int]) -> int:
-        """Picoseconds of a version's transfers: of each phase the busiest engine's, one phase after the other."""
+        """Picoseconds of a version's transfers: packing, moving and folding one after the other, of each the busiest
+        engine's.
+        """
         patterns = version.patterns
         firsts = [int(transfer.lanes(p.kind, [procs[slot] for slot in p.procs])[0]) // NUM_LANES for p in patterns]
         lasts = self.prices([p.key for p in patterns], firsts).tolist()
@@ -255,7 +264,7 @@ class Additive:
         return self._instances[key]
 
     def placed(self, slot: int, port: int, output: bool, configs: Mapping[str, Config]) -> Placed:
-        """The boxes of one port of a pass."""
+        """The boxes of one port of a pass, and where they lie."""
         return self.lowering.placed(self.instance(slot, configs[self.program.steps[slot].node.name]), port, output)
 
     def decided(self, name: str, config: Config) -> dict[str, Config]:
@@ -278,7 +287,7 @@ class Additive:
         return self._number("own", self._key((name,), self.own[name]))
 
     def _key(self, nodes: Sequence[str], flows: Sequence[Flow]) -> Hashable:
-        """What prices of flows between these nodes depend on, beside the nodes' Configs."""
+        """What the prices of flows between these nodes depend on, beside the nodes' Configs."""
         places = {step.slot: (n, k) for n, name in enumerate(nodes) for k, step in enumerate(self.steps[name])}
 
         def of(slots: Slots) -> tuple:

@@ -1,7 +1,8 @@
-"""Bounds that choose the Configs of all open nodes together: sums over a path of passes, and the work that follows it.
+"""Bounds that choose the Configs of all open nodes together: a path of passes, and the work that follows it.
 
-A sum over single nodes and over pairs of them has its least by elimination (Dechter, "Mini-buckets: A general scheme
-for bounded inference", 2003), once for all plans; what is chosen is then looked up. It does not know who searches.
+Such a sum over single nodes and pairs has its least by elimination (Dechter, "Mini-buckets: A general scheme for
+bounded inference", 2003). That is done once for all plans; what is chosen is then looked up in the tables. It does not
+know who searches.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ Tables = dict[Scope, np.ndarray]
 
 
 class Ladder:
-    """For each rung, a pass of the longest path: no step is shorter than the path up to there, which nothing hastens,
-    and after it the work of all passes that follow the rung, spread evenly over all processors.
+    """A bound for each rung, a pass of the longest path: no step is shorter than the path up to the rung, which nothing
+    can hasten, and the work of all passes that follow the rung, spread evenly over all processors.
 
-    tables   by scope, ascending numbers of nodes: [rungs, C of each], picoseconds times processors
-    ahead    the same of what eliminated nodes leave, by the number of the node whose elimination did
+    tables   by scope (ascending numbers of nodes): [rungs, C of each], picoseconds times processors
+    ahead    the same of what is left when a node is eliminated, by the number of that node
     """
 
     def __init__(self, relaxed: Relaxed) -> None:
@@ -60,7 +61,7 @@ class Ladder:
         return int(-(-(sums + np.maximum(gains, 0)).max() // self.num_procs))
 
     def _sums(self, tables: Tables, chosen: Mapping[int, int], node: int, ahead: bool = True) -> np.ndarray:
-        """[rungs, C of `node`]: what is known of the nodes up to this one, and the least of the others."""
+        """[rungs, C of `node`]: what is known of the nodes up to this one, and the least of all others."""
         total = np.zeros((len(self.path) + 1, len(self.relaxed.choices[node])), np.int64)
         rows = [(scope, table) for scope, table in tables.items() if scope[-1] <= node]
         rows += [r for of, r in self.ahead.items() if ahead and of > node and (not r[0] or r[0][-1] <= node)]
@@ -74,13 +75,13 @@ class Ladder:
         return row if node in scope else row[:, None]
 
     def _num_entries(self) -> int:
-        """Of all tables: those of the path and of each node, and those on the way of elimination."""
+        """The entries of all tables: of the path, of each node, and of those that elimination makes."""
         sizes = [len(configs) for configs in self.relaxed.choices]
         scopes = [(self.relaxed.node[before], self.relaxed.node[after]) for before, after in pairwise(self.path)]
         return (len(self.path) + 1) * filled(sizes, scopes, range(len(sizes))[::-1])
 
     def _add_path(self) -> None:
-        """Passes of the path and what it takes from one to the next, on all rungs from there on."""
+        """Add the passes of the path, and the delays from one to the next, to all rungs behind them."""
         for rung, s in enumerate(self.path):
             own = self.relaxed.node[s]
             self._table((own,))[rung + 1 :] += self.num_procs * self.relaxed.shortest[s]
@@ -102,7 +103,7 @@ class Ladder:
         return self.tables[scope]
 
     def _eliminate(self) -> None:
-        """From the last node to the first: the least over its Configs of all that knows it, over the other nodes."""
+        """From the last node to the first: add up all tables that know it, and take the least over its Configs."""
         for node in reversed(range(len(self.relaxed.names))):
             self.relaxed.check()
             known = [(s, t) for s, t in self.tables.items() if s[-1] == node]
@@ -133,7 +134,7 @@ def longest(relaxed: Relaxed) -> list[int]:
 
 
 def _after(relaxed: Relaxed, s: int) -> list[int]:
-    """The passes of which every part starts after some part of this one has ended, whatever the Configs are."""
+    """The passes that follow this one under whatever Configs: every part starts after some part of it has ended."""
     found = {s}
     for other in range(s + 1, len(relaxed.waits)):
         if any(wait.before in found and wait.delay.min() >= 0 for wait in relaxed.waits[other]):

@@ -1,6 +1,7 @@
-"""Lower bounds: seconds below which no plan of a graph on a machine can be, so that a plan can say how good it is.
+"""Lower bounds: seconds below which no plan of a graph on a machine can be, so that one sees how good a plan is.
 
-They do not know transfers, which only make a step longer, nor any plan.
+They leave transfers out, which only make a step longer, and look at no plan: each pass is taken under the split that is
+best for it.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ FEWEST = 2
 
 @dataclass(frozen=True)
 class Bound:
-    """No plan takes less than either.
+    """Two bounds; no plan takes less than the larger of them.
 
-    work_seconds    every pass cut so that all its parts together take least, spread evenly over all processors
-    chain_seconds   the longest chain of passes that need each other, of each the part that takes least
+    work_seconds    every pass cut so that its parts together take least, spread evenly over all processors
+    chain_seconds   the longest chain of passes of which each needs the one before, each as long as its shortest part
     """
 
     work_seconds: float
@@ -50,28 +51,29 @@ class Bound:
         return max(self.work_seconds, self.chain_seconds)
 
     def on(self, share: float) -> float:
-        """The same where only such a share of the processors may be used."""
+        """The larger of the two where only this share of the processors may be used."""
         return max(self.work_seconds / share, self.chain_seconds)
 
     def gap(self, seconds: float) -> float:
-        """By which share a plan's step is longer than the bound: how much a better plan could gain at the very most."""
+        """By which share a plan's step is longer than the bound: the most that any better plan could gain."""
         return seconds / self.seconds - 1
 
 
 @dataclass(frozen=True)
 class Least:
-    """Picoseconds of a pass: of all its parts together, and of any one of them, under the split that is best for it."""
+    """Picoseconds of a pass under the split that is best for it: of all its parts together, of the shortest part."""
 
     total: int
     part: int
 
 
 def lower_bound(evaluator: Evaluator, most_parts: int | None = None) -> Bound | None:
-    """What no plan beats in which no pass has more than `most_parts` parts: as many as there are processors.
+    """The bound for all plans in which no pass has more than `most_parts` parts, by default as many as there are
+    processors.
 
-    By the machine's figures the least of a pass follows from its whole, for any split; where prices were measured, or
-    learned from measurements, work is not conserved across splits, so that all splits which a search considers are
-    priced (as on unbroken arrays). None where these are too many.
+    Without measurements the least of a pass follows from the work of the whole, for any split (`_ByFigures`). Measured
+    or learned prices do not add up so: half of a product may take more or less than half the time. Then every split
+    that a search considers is priced (`_BySplits`), on arrays without strides. None where these are too many.
     """
     lowering = evaluator.lowering
     # Microbatches do the same work and none needs another.
@@ -86,13 +88,13 @@ def lower_bound(evaluator: Evaluator, most_parts: int | None = None) -> Bound | 
 
 
 def _num_parts(program: Program, most_parts: int) -> int:
-    """The parts of all splits of all passes that differ."""
+    """How many parts all splits of all passes that differ have."""
     kinds = {(s.node.op, tuple(s.node.alignment.extents.items()), s.which): s.node for s in program.steps}
     return sum(prod(split.values()) for node in kinds.values() for split in space_of(node, most_parts).splits)
 
 
 class _Known:
-    """The least of each pass, found once for all that have the same template; a base of two ways to find it."""
+    """The least of each pass, found once for all that share a template. Base of the two ways to find it."""
 
     def __init__(self, lowering: Lowering, program: Program, cost: CostModel, most_parts: int) -> None:
         self.lowering, self.cost, self.most_parts = lowering, cost, most_parts
@@ -113,7 +115,7 @@ class _Known:
 
 
 class _BySplits(_Known):
-    """By pricing every part of every split."""
+    """The least by pricing every part of every split."""
 
     def find(self, step: Step, whole: StepTemplate) -> Least:
         if only_call(whole.part(0).work) is not None:
@@ -125,14 +127,16 @@ class _BySplits(_Known):
         return Least(min(int(prices.sum()) for prices in each), min(int(prices.min()) for prices in each))
 
     def _prices(self, step: Step, split: dict[str, int]) -> np.ndarray:
-        """Of each part on the kind of processor that is best at it."""
+        """Picoseconds of each part on the kind of processor that is fastest at it."""
         keys, of_part = self.template(step, split).does.keys
         kinds = range(len(self.lowering.machine.kinds))
         return np.min([self.cost.picoseconds(keys, kind) for kind in kinds], axis=0)[of_part]
 
 
 class _ByFigures(_Known):
-    """By the work of the whole and the smallest share of it that a part can have, on the best of all processors."""
+    """The least by the work of the whole, and the smallest share of it that a part can have, on a processor as good as
+    the best of the machine in every respect.
+    """
 
     def __init__(self, lowering: Lowering, program: Program, cost: CostModel, most_parts: int) -> None:
         name, best = lowering.machine.name, _best(lowering.machine.processors)
@@ -155,7 +159,9 @@ class _ByFigures(_Known):
         return Least(max(1, together - rounding), alone)
 
     def _bytes(self, step: Step, whole: StepTemplate) -> list[tuple[int, int]]:
-        """Of each port that every split touches at least as much: the bytes of the whole, the least of a part."""
+        """(bytes of the whole, least bytes of a part) of each port of which every split touches at least as much as the
+        whole.
+        """
         free, piece, tables = _free(step), whole.part(0), looked_up(step)
         # A body that asks which part it computes may leave an operand to others.
         every = not place_counts(step)
@@ -174,7 +180,7 @@ class _ByFigures(_Known):
 
 
 def _longest_chain(program: Program, known: _Known) -> int:
-    """Picoseconds until the last pass can have ended, where of each pass that it needs one part must have."""
+    """Picoseconds until the last pass can have ended, where of each pass that it needs one part must end first."""
     producers = {flow.region: (prod(flow.shape), flow.producers) for flow in program.flows}
     ends: list[int] = []
     for step in program.steps:
@@ -193,7 +199,7 @@ def _longest_chain(program: Program, known: _Known) -> int:
 
 
 def _is_hooked(step: Step, port: Port) -> bool:
-    """Whether the operator's own hook, not its axis line, says which box a part touches."""
+    """Whether the operator's own hook says which box a part touches, and not its axis line."""
     return port.of_operand and type(step.node.op).reads is not Op.reads and not _operand(step, port).param
 
 
@@ -211,7 +217,7 @@ def _is_always_read(step: Step, port: Port) -> bool:
 
 
 def _density(step: Step) -> float:
-    """The least operations of a point over the mean of all, where operations grow or fall along an axis."""
+    """The fewest operations of a point over the mean of all points: 1 unless operations grow or fall along an axis."""
     op, whole = step.node.op, step.node.whole()
     total, density = op.flops(step.which, whole), 1.0
     if type(op).flops is Op.flops or total <= 0:
@@ -224,12 +230,12 @@ def _density(step: Step) -> float:
 
 
 def _whole(step: Step) -> Part:
-    """All that a pass computes in its microbatch."""
+    """All that a pass computes in its microbatch, as one part."""
     return parts(step.node, {}, step.axis, (step.micro.number, step.micro.count))[0]
 
 
 def _free(step: Step) -> dict[str, int]:
-    """The axes of a pass that may be cut, with their extents in one microbatch."""
+    """The axes of a pass that may be cut, with their lengths in one microbatch."""
     a = step.node.alignment
     extents = {axis: n // step.micro.count if axis == step.axis else n for axis, n in a.extents.items()}
     return {axis: extents[axis] for axis in a.axes if axis not in a.frozen and extents[axis] > 1}
@@ -245,7 +251,7 @@ def _operand(step: Step, port: Port) -> Operand:
 
 
 def _best(processors: Sequence[Processor]) -> Processor:
-    """A processor that does anything at least as fast as any of these."""
+    """A processor that does everything at least as fast as any of these."""
     return Processor(
         "best",
         flops_per_second=max(p.flops_per_second for p in processors),
@@ -261,7 +267,9 @@ def _best(processors: Sequence[Processor]) -> Processor:
 
 @lru_cache(maxsize=65536)
 def _smallest_share(extents: tuple[int, ...], num_parts: int) -> float:
-    """The least share of all points that one of at most so many parts can have; blocks differ by one element."""
+    """The least share of all points that one of at most so many parts can have. Of one axis blocks differ by one
+    element.
+    """
     if not extents:
         return 1.0
     extent, others = extents[0], extents[1:]

@@ -1,6 +1,7 @@
-"""What must move between two nodes at the least: a quick bound below the price of a pair of Configs, for all at once.
+"""A quick bound below the price of a pair of Configs, for all pairs at once: the bytes that must move between two
+nodes.
 
-It counts the bytes that a processor needs and does not hold; it does not know how they would get there.
+It counts what a processor needs and does not hold, over the fastest link; not how it would get there.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ SURE, SURE_LEARNED = (1.0, 0.5), (0.05, 0.05)
 
 
 class Layouts(NamedTuple):
-    """What each processor has of a region under each of C Configs: lo, hi [C, P, dims]; volume [C, P].
+    """The box that each processor has of a region under each of C Configs: lo, hi [C, P, dims]; volume [C, P].
 
-    summed[C]   each element is made of contributions of several processors
+    summed[C]   whether each element is a sum of what several processors hold
     """
 
     lo: np.ndarray
@@ -40,10 +41,10 @@ class Layouts(NamedTuple):
 
 
 def least(model: Additive, edge: Edge, first: Sequence[Config], second: Sequence[Config]) -> np.ndarray:
-    """int64[len(first), len(second)]: picoseconds below which `model.move` of these Configs seldom is.
+    """int64[len(first), len(second)]: picoseconds below which `Additive.move` of these Configs seldom is.
 
-    It may be where blocks are very uneven, links were measured much faster than they say, or what one of the two has in
-    its own price changes its form: check what is priced.
+    It is below where blocks are very uneven, links were measured much faster than they say, or a part that is in the
+    price of one node already changes how the rest is sent: so prices are compared with it as they are found (`Tables`).
     """
     choices = (first, second)
     total = np.zeros((len(first), len(second)))
@@ -72,7 +73,9 @@ def _bound(model: Additive, edge: Edge, flow: Flow, source: int, choices: Sequen
 
 
 def elements(held: Layouts, needed: Layouts) -> np.ndarray:
-    """[C held, C needed, P]: how much of what it needs each processor does not hold, or must have added to."""
+    """[C held, C needed, P]: of what each processor needs, the elements that it does not hold, or that are summands
+    there.
+    """
     common = np.ones((len(held.lo), len(needed.lo), held.volume.shape[1]))
     for d in range(needed.lo.shape[2]):
         lo = np.maximum(held.lo[:, None, :, d], needed.lo[None, :, :, d])
@@ -100,7 +103,7 @@ def layouts(model: Additive, placed: Sequence[Placed]) -> Layouts:
 
 
 def fastest(model: Additive, dtype: str) -> tuple[float, float]:
-    """The least latency, seconds, and the least seconds a byte of any link, as far as one can be sure of them."""
+    """(least seconds of latency, least seconds a byte) of all links, as far as one can be sure of them."""
     levels = model.lowering.machine.levels
     if not levels:
         return 0.0, 0.0

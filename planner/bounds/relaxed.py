@@ -1,7 +1,8 @@
-"""What plans take at the least of which only some nodes' Configs are known: bounds for many of them at once.
+"""Bounds below the step of every plan in which some nodes have a given Config and the others may have any of theirs.
 
-A longest path through the passes, each as short as it can be, and for each processor the work that it cannot begin
-before that path allows. It does not know the order in which tasks are served, nor memory.
+Two of them, and the larger counts: the longest path through the passes, each as short as it can be; and for each
+processor the work that it cannot begin before that path allows. A search calls a node chosen if its Config is given,
+open if not. They leave out the order in which tasks are served, and memory.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def _go_on() -> None:
 
 
 class Wait(NamedTuple):
-    """A pass follows another: by how many picoseconds any of its parts starts after some part of that one has ended.
+    """A pass follows another: every part of it starts at least `delay` picoseconds after some part of that one has
+    ended.
 
     before     the number of the earlier pass
     delay      [C of its node, C of the later one's node]; of one node [C]; NEVER where parts need not wait
@@ -44,12 +46,12 @@ class Wait(NamedTuple):
 
 
 class Relaxed:
-    """Bounds below the simulated step of a graph whose nodes each have one of some Configs.
+    """Bounds below the simulated step of a graph whose nodes have one of some Configs each.
 
-    steps         the passes, in order, that such a Config decides, and `node[s]`, the number of its node
+    steps         the passes, in order, that these Configs decide; `node[s]` is the number of the deciding node
     shortest[s]   [C] picoseconds of the shortest part of a pass;  busy[s] [C, P]: what it takes of each processor
     waits[s]      the passes that it follows
-    check         asked before each table is made; what it raises where there is no time ends the making
+    check         called before each table is made; what it raises where there is no time ends the making
     """
 
     def __init__(
@@ -78,9 +80,9 @@ class Relaxed:
         self._numbers[list(self.slots)] = np.arange(len(self.slots))
 
     def bounds(self, chosen: Mapping[int, int], node: int) -> np.ndarray:
-        """int64[C of `node`]: the picoseconds below which no step is with each of its Configs.
+        """int64[C of `node`]: for each of its Configs the picoseconds below which no step is.
 
-        chosen   by number of a node the number of its Config; the nodes that are neither may have any
+        chosen   by number of a chosen node the number of its Config; all other nodes are open
         """
         size = len(self.choices[node])
         starts: list[np.ndarray] = []
@@ -95,10 +97,11 @@ class Relaxed:
         return np.maximum(longest, self._one_by_one(chosen, node, starts))
 
     def served(self, chosen: Mapping[int, int]) -> tuple[int, np.ndarray]:
-        """Picoseconds below which no step is where these nodes have these Configs: `bounds` with tasks as they are; and
-        int64[S]: before which no part of a pass ends.
+        """(picoseconds below which no step is, int64[S]: before which no part of a pass ends) where these nodes are
+        chosen.
 
-        Between nodes that are chosen every part waits for what it needs, and what moves occupies its engines.
+        As `bounds`, but between chosen nodes task by task: every part waits for what it needs, and transfers occupy
+        engines.
         """
         known = [self._passes(s, chosen[node]) if node in chosen else self._open[s] for s, node in enumerate(self.node)]
         crossed = [
@@ -121,7 +124,7 @@ class Relaxed:
         return int(latest), np.minimum.reduceat(ends, base[:num])
 
     def _rows(self, s: int, chosen: Mapping[int, int]) -> np.ndarray:
-        """What a pass waits for anyway, as rows without tasks."""
+        """What a pass waits for whatever the transfers are, as rows of `_served` without tasks."""
         key = (s, *(chosen.get(self.node[n]) for n in (s, *(before for before, _ in self.waits[s]))))
         if key not in self._anyway:
             rows = [(n, -1, s, 0, int(np.min(self._delay(n, s, delay, chosen, -1)))) for n, delay in self.waits[s]]
@@ -129,7 +132,7 @@ class Relaxed:
         return self._anyway[key]
 
     def _placed(self, crossed: Crossing, number: int) -> np.ndarray:
-        """Its rows, with passes and the transfers themselves by their numbers, and no delay."""
+        """The rows of a flow's transfers, with passes and transfers by their numbers, and without delay."""
         rows = np.zeros((len(crossed.rows), 5), np.int64)
         rows[:, :4] = crossed.rows
         for column in (0, 2):
@@ -138,7 +141,7 @@ class Relaxed:
         return rows
 
     def _passes(self, s: int, config: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of one pass what each of its tasks takes, and the engine that it occupies."""
+        """(picoseconds of each task of a pass, the engine that it occupies)"""
         if (s, config) not in self._own:
             chosen = self.decided[self.node[s]][config][self.model.program.steps[self.slots[s]].node.name]
             engine = self.model.lowering.machine.engines[Lane.COMPUTE]
@@ -165,7 +168,9 @@ class Relaxed:
         return tuple(sorted({self.names.index(self.model.deciders[name]) for name in names}))
 
     def _one_by_one(self, chosen: Mapping[int, int], node: int, starts: Sequence[np.ndarray]) -> np.ndarray:
-        """The processor that is done last: what starts from a time on is done one after the other."""
+        """When the last processor can be done: what starts from some time on is done one after the other. And no step
+        is shorter than all work spread evenly.
+        """
         known = [s for s, own in enumerate(self.node) if own == node or own in chosen]
         size, num_procs = len(self.choices[node]), self.busy[0].shape[1]
         start = np.array([starts[s] for s in known])
@@ -192,12 +197,12 @@ class Relaxed:
         return _pick(row, chosen, b, node)
 
     def _decided(self, name: str, configs: Sequence[Config]) -> list[dict[str, Config]]:
-        """What each Config of a node decides."""
+        """The Configs of all nodes that each Config of a node decides."""
         self.check()
         return [self.model.decided(name, config) for config in configs]
 
     def _durations(self, s: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of one pass under each Config: the shortest part's picoseconds, and what each processor spends."""
+        """(picoseconds of the shortest part, picoseconds that each processor spends) of a pass, under each Config."""
         self.check()
         configs, slot = self.choices[self.node[s]], self.slots[s]
         name = self.model.program.steps[slot].node.name
@@ -210,7 +215,7 @@ class Relaxed:
         return shortest, busy
 
     def _add(self, flow: Flow) -> None:
-        """The waits of a flow's readers for its producers, under the Configs where every part waits for some part."""
+        """Add the waits of a flow's readers for its producers."""
         for made, port in flow.producers:
             for read, wanted in flow.readers:
                 if made in self.place and read in self.place:
@@ -220,7 +225,9 @@ class Relaxed:
                         self.waits[after].append(Wait(before, delays))
 
     def _delays(self, flow: Flow, made: tuple[int, int], read: tuple[int, int]) -> np.ndarray:
-        """NEVER where a part of the reader need not wait."""
+        """The delay between two ports of a flow, under each pair of Configs: at least the time in which the part that
+        lacks least can have got what it lacks; NEVER where some part of the reader need not wait.
+        """
         self.check()
         a, b = (self.node[self.place[slot]] for slot, _ in (made, read))
         written = [self.model.placed(*made, True, decided) for decided in self.decided[a]]
@@ -254,7 +261,7 @@ def _is_apart(placed: Placed) -> bool:
 
 
 def _meet(written: Sequence[Placed], wanted: Sequence[Placed]) -> np.ndarray:
-    """bool[C, C]: whether every part of a reader wants something that some part of a producer writes."""
+    """bool[C, C]: whether every part of a reader reads something that some part of a producer writes."""
     (lo, hi), (first, last) = _corners(written), _corners(wanted)
     lower = np.maximum(lo[:, None, :, None], first[None, :, None])
     upper = np.minimum(hi[:, None, :, None], last[None, :, None])
@@ -263,7 +270,7 @@ def _meet(written: Sequence[Placed], wanted: Sequence[Placed]) -> np.ndarray:
 
 
 def _corners(placed: Sequence[Placed]) -> tuple[np.ndarray, np.ndarray]:
-    """[C, parts, dims + 1] each; the last is empty where a part touches nothing or there is none."""
+    """(lo, hi), each [C, parts, dims + 1]: the boxes of parts. The last dim is empty where a part touches nothing."""
     dims = next((len(box.lo) for p in placed for box in p.boxes if box is not None), 0)
     found = np.zeros((2, len(placed), max(len(p.boxes) for p in placed), dims + 1), np.int64)
     for n, p in enumerate(placed):
@@ -274,18 +281,18 @@ def _corners(placed: Sequence[Placed]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pick(values: np.ndarray, chosen: Mapping[int, int], own: int, node: int) -> np.ndarray | int:
-    """Values by Config of node `own`: all of them where it is the one looked at, its own, or the least."""
+    """Of values by Config of node `own`: all, if it is `node`; the chosen Config's, if it is chosen; else the least."""
     if own == node:
         return values
     return int(values[chosen[own]]) if own in chosen else int(values.min())
 
 
 def _served(lasts, base, rows, uses):  # type: ignore[no-untyped-def]
-    """The longest path and the engine that is done last, whichever is later; and when each task ends on that path.
+    """(the longest path or the engine that is done last, whichever is later; when each task ends on that path)
 
-    lasts[T] of tasks, those of one pass or flow n from base[n] on; rows [R, 5] (pass, task, pass, task, delay) in an
-    order in which what comes before is final; a task of -1 stands for the earliest of its pass, and what follows that
-    are all tasks of the other. uses [U, 2]: a task and an engine that it occupies.
+    lasts[T] of tasks, those of pass or flow n from base[n] on. rows [R, 5]: (pass, task, pass, task, delay), in an
+    order in which a task is final before others follow it; with a task of -1 all tasks of the second follow the
+    earliest of the first. uses [U, 2]: a task and an engine that it occupies.
     """
     start = np.zeros(len(lasts), np.int64)
     for r in range(len(rows)):

@@ -1,7 +1,9 @@
-"""Tables of the additive cost model: the price of each of some Configs of each node, and of each pair of these.
+"""The plan of least price by the additive model, among some Configs of each node.
 
-The plan of least price is found by elimination. Pairs are priced only where the best plan so far would use them. It
-does not know which Configs are worth looking at.
+The prices are tables, [C] for a node and [C, C] for a pair, and the plan is found by elimination. To price a pair takes
+milliseconds, so at first a quick bound below it stands in the table (`missing.least`): the best plan by what is known
+is found, what it uses is priced, and so on until a best plan uses nothing but prices. It does not know which Configs
+are worth looking at.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ class Late(Exception):
 
 
 class Tables:
-    """The Configs of each node, by name, and what is known of their prices; nodes alike in both share them.
+    """The Configs of each node, by name, and what is known of their prices. Nodes that are alike in both share tables.
 
-    spent   asked before each table is filled: once it says so none is
+    spent   asked before each table is filled; once it says that time is spent, none is
     """
 
     def __init__(
@@ -84,12 +86,12 @@ class Tables:
 
     @cached_property
     def own(self) -> list[Hashable]:
-        """By node its kind, of those whose own transfers cost the same."""
+        """By node the kind of its `sync`: equal where the transfers that it decides alone cost the same."""
         return [(self.model.own_key(name), id(configs)) for name, configs in zip(self.names, self.configs, strict=True)]
 
     @cached_property
     def sync(self) -> dict[Hashable, np.ndarray]:
-        """By such a kind, [C]: the price of the transfers that a Config decides alone; -1 where it is not known."""
+        """By such a kind, [C]: the price of the transfers that a Config decides alone; -1 where it is not known yet."""
         return {key: np.full(len(configs), -1, np.int64) for key, configs in zip(self.own, self.configs, strict=True)}
 
     @property
@@ -98,13 +100,14 @@ class Tables:
 
     @property
     def num_entries(self) -> int:
-        """Of all tables that elimination fills."""
+        """The entries of all tables that elimination fills."""
         return filled([len(configs) for configs in self.configs], self.scopes, self.order)
 
     def optimum(self, sync: int, move: int) -> dict[str, Config]:
-        """The plan of the least price, with transfers weighed so; once all is spent, the best as far as is known.
+        """The plan of the least price, with transfers weighed so; where time is spent before, the best by what is
+        known.
 
-        sync   the weight of transfers that one Config decides;  move: of those between two nodes
+        sync, move   the weight of transfers that one Config decides, and of those between two nodes
         """
         while True:
             syncs = {key: sync * np.maximum(prices, 0) for key, prices in self.sync.items()}
@@ -116,8 +119,8 @@ class Tables:
                 return {name: self.configs[n][point[n]] for n, name in enumerate(self.names)}
 
     def near(self, configs: Mapping[str, Config], group: Sequence[int]) -> list[tuple[Config, int]]:
-        """The other Configs that all of these nodes may have, and by how much more the plan costs with each, as far as
-        is known, transfers weighed as at first.
+        """The other Configs that all nodes of a group may have, and for each by how much more the plan then costs, by
+        what is known; transfers weighed as at first.
         """
         at = [self._numbers[n][configs[name]] for n, name in enumerate(self.names)]
         others = [config for config in self.configs[group[0]] if all(config in self._numbers[n] for n in group)]
@@ -147,7 +150,7 @@ class Tables:
         return found
 
     def _price(self, point: Sequence[int]) -> bool:
-        """Price what a plan uses, as far as the budget goes; whether anything was not priced before."""
+        """Price what a plan uses, as long as there is time: whether anything was priced anew."""
         news = False
         for name, key, configs, i in zip(self.names, self.own, self.configs, point, strict=True):
             if self.sync[key][i] < 0 and not (news and self.spent()):

@@ -1,7 +1,8 @@
-"""Few microbatches: what is known of a step of which a few are written out, and whether one of them can be copied.
+"""A step of which a few microbatches are written out: whether the last but one of them can be copied.
 
-All but the first and the last are alike: each has the tasks, needs and buffers of the one before it, a microbatch
-later. It does not know what tasks do, nor how one is copied.
+All microbatches but the first and the last are alike: each has the tasks, needs and buffers of the one before it. So of
+5, numbered 0 to 4, microbatch 3 can be copied any number of times if it is to 2 as 2 is to 1: that is checked here
+(`can_go_on`), and `unrolled` copies it. It does not know what tasks do.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ GRAPH = tuple(field.name for field in fields(TaskGraph) if field.name not in ("n
 
 @dataclass(frozen=True)
 class Relation:
-    """Pairs of things, and of which microbatch each is, -1 where it is of none."""
+    """Pairs of things (such as tasks and the buffers that they touch), and the microbatch of each, -1 where it is of
+    none.
+    """
 
     one: np.ndarray
     other: np.ndarray
@@ -40,8 +43,8 @@ class Relation:
         return Relation(self.one[which], self.other[which], self.of_one[which], self.of_other[which])
 
     def pattern(self, micro: int, rank_one: np.ndarray, rank_other: np.ndarray) -> np.ndarray:
-        """int64[3, n]: the pairs of a microbatch, by ranks within it, within the one before it, or among those of
-        none.
+        """int64[3, n]: the pairs of a microbatch with things named by their ranks: within it, within the one before it,
+        or among those of no microbatch. Equal for two microbatches of which the second repeats the first.
         """
         mine = self.picked((self.of_one == micro) | (self.of_other == micro) & (self.of_one < 0))
         near = np.where(mine.of_other < 0, -1, micro - mine.of_other)
@@ -49,12 +52,12 @@ class Relation:
         return np.stack([one, near, np.where(mine.of_other < 0, mine.other, rank_other[mine.other])])
 
     def is_repeated(self, *ranks: np.ndarray) -> bool:
-        """Whether the microbatch that is repeated has the same pairs as the one before it."""
+        """Whether the microbatch that is to be copied has the same pairs as the one before it."""
         return _alike(self.pattern(EACH - 1, *ranks), self.pattern(EACH, *ranks))
 
 
 def _alike(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether columns are the same, in whatever order; mostly it is the same too."""
+    """Whether two sets of columns are equal in whatever order; mostly the order is the same too."""
     same = np.array_equal(one, other)
     return same or np.array_equal(one[:, np.lexsort(one)], other[:, np.lexsort(other)])
 
@@ -68,7 +71,7 @@ def _ranks(of: np.ndarray) -> np.ndarray:
 
 
 class Few:
-    """What is known of the microbatches that are written out, leaving aside what waits for what.
+    """What is known of the microbatches that are written out, but for what waits for what.
 
     of_task[T], of_buffer[B]   the microbatch of each, also of those shared with the whole batch; -1 for none or several
     """
@@ -85,7 +88,7 @@ class Few:
 
     @cached_property
     def _uses(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tasks and buffers that they touch, those that begin them among them."""
+        """(tasks, buffers): pairs of a task and a buffer that it touches or begins."""
         graph = self.graph
         begun = np.flatnonzero(graph.buffer_first >= 0)
         tasks = np.append(np.repeat(np.arange(graph.num_tasks), np.diff(graph.use_ptr)), graph.buffer_first[begun])
@@ -93,7 +96,7 @@ class Few:
 
     @cached_property
     def _range(self) -> tuple[np.ndarray, np.ndarray]:
-        """By buffer the first and the last microbatch of which tasks touch it."""
+        """(first, last): by buffer the first and the last microbatch of which tasks touch it."""
         tasks, buffers = self._uses
         touched = self.of_task[tasks] >= 0
         first, last = np.full(self.graph.num_buffers, FEW), np.full(self.graph.num_buffers, -1)
@@ -133,7 +136,7 @@ class Few:
 
     @cached_property
     def can_go_on(self) -> bool:
-        """Whether the copied microbatch is to the one before as that is to the one before it, needs aside."""
+        """Whether the copied microbatch is to the one before it as that is to the one before, needs aside."""
         graph, (begin, end) = self.graph, self.slots
         alike = (np.array(self.program.micro_of_step[begin:end]) == EACH).all()
         slot = (graph.order >> repeats.SLOT) - 1
@@ -164,7 +167,7 @@ class Few:
         return _ranks(self.of_buffer)
 
     def _items(self, micro: int) -> Iterator[np.ndarray]:
-        """The properties of a microbatch's tasks and buffers."""
+        """The properties of a microbatch's tasks and buffers, one array after the other."""
         graph, mine, held = self.graph, self.of_task == micro, self.of_buffer == micro
         counts = np.diff(graph.lane_ptr)
         yield from (each[mine] for each in (graph.kind, graph.cost, graph.private_bytes, self.folded.count, counts))
@@ -173,7 +176,7 @@ class Few:
 
 
 class Waits:
-    """What waits for what of the microbatches that are written out."""
+    """What waits for what among the microbatches that are written out."""
 
     def __init__(self, few: Few, folded: Folded, turns: Turns) -> None:
         self._few, self.turns, graph = few, turns, folded.graph
@@ -183,7 +186,9 @@ class Waits:
         self.needs = needs.picked(~self._in_turn(needs))
 
     def _in_turn(self, needs: Relation) -> np.ndarray:
-        """Which needs that reach back further than one microbatch come from stages' turns: these are made anew."""
+        """bool: which needs reach back further than one microbatch because stages take turns. `unrolled` makes these
+        anew.
+        """
         number, into = len(self._few.of_task), self._few.folded.into
         far = needs.of_one - needs.of_other > 1
         after, before = into[self.turns.edges].T
@@ -192,7 +197,7 @@ class Waits:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether the copied microbatch waits for the one before as that waits for the one before it."""
+        """Whether the copied microbatch waits for the one before it as that does for the one before."""
         needs = self.needs.picked((self.needs.of_one >= 0) & (self.needs.of_other >= 0))
         far = (needs.of_one < needs.of_other) | (needs.of_one > needs.of_other + 1)
         return not far.any() and self.needs.is_repeated(self._few.ranks, self._few.ranks)

@@ -1,4 +1,5 @@
-"""Folding: a plan's task graph with the tasks of one processor of each role only, made without the whole graph.
+"""Folding: the task graph of a plan with the tasks of one processor of each role only (`roles`), made without the
+whole.
 
 What is simulated of it holds for the whole machine exactly. It does not know durations.
 """
@@ -30,9 +31,8 @@ from castile.planner.strategy import Strategy
 from castile.runtime.garbage import uncollected
 from castile.runtime.task import NUM_LANES, TaskGraph
 
-# Of tasks of transfers that differ a plan may have so many, all its versions together: each takes two kilobytes and
-# 20 us to make. A collective counts once; where each of a thousand processors sends to dozens of others at every layer
-# there are millions.
+# A plan may have so many transfers that differ: each takes two kilobytes and 20 us to make. A collective counts once;
+# where each of a thousand processors sends to dozens of others at every layer there are millions.
 MOST_TRANSFERS = 2**18
 
 
@@ -40,15 +40,13 @@ MOST_TRANSFERS = 2**18
 class Folded:
     """A small graph of T tasks: those of C processors, one of each class, and the transfers in which these take part.
 
-    Tasks and buffers that it writes out are the representatives', with the whole machine's numbers; of what is put
-    together the first.
+    Its tasks and buffers are those of these processors, numbered as in the whole machine; of joined tasks the first.
 
     proc_class[P]       the processor of `graph` that stands for each processor
     representative[C]   which processor of the whole machine each processor of `graph` is
-    plain[N], into[N]   the numbers of tasks in the whole graph before anything is put together there, and the task of
-                        `graph` that each has become
+    plain[N], into[N]   the numbers of tasks in the whole graph before any are joined, and the task that each has become
     count[T]            for how many tasks of the whole graph each stands
-    rows                the steps, with what of `into` is theirs, and the processors of that
+    rows                gives the passes, with their tasks before any are put together, and the processors of these
     """
 
     graph: TaskGraph
@@ -76,7 +74,7 @@ class Folded:
 
 
 class Folding:
-    """Folds many strategies of one lowering, whose shapes are looked at once."""
+    """Folds plans of one lowering, whose shapes are looked at once."""
 
     def __init__(self, lowering: Lowering) -> None:
         self.lowering = lowering
@@ -153,24 +151,26 @@ class Folding:
 
 
 def expand(folded: Folded, simulated: Simulated) -> Simulated:
-    """What the simulation of the folded graph says of all processors; its timeline remains that of the small graph."""
+    """The simulation of the folded graph, read for all processors; its timeline remains that of the small graph."""
     procs = folded.proc_class
     persistent, peak, busy = simulated.persistent_bytes, simulated.peak_bytes, simulated.busy_seconds
     return Simulated(simulated.timeline, persistent[procs], peak[procs], busy[procs])
 
 
 def timed(folded: Folded, cost: CostModel) -> tuple[TaskGraph, np.ndarray]:
-    """The small graph and its durations, each kernel on the kind of processor that it lies on, for `simulate`."""
+    """(the small graph, the durations of its tasks) for `simulate`: each kernel on the kind of processor that it lies
+    on.
+    """
     graph, durations = cost.by_kind(folded.placed(folded.graph))
     return replace(graph, lanes=folded.graph.lanes), durations
 
 
 class _Small:
-    """What of each shape of a union is in the small graph, and where: small tasks are numbered within their shape.
+    """Which tasks of each shape of a union are in the small graph. Small tasks are numbered within their shape.
 
-    place[n]            the small task that stands for each node, within the shape that it is a task of
+    place[n]            the small task that stands for each node, within the shape of which it is a task
     is_here[n]          whether the node itself is in the small graph
-    picked, pick_ptr    the nodes that small tasks are written after, shape by shape
+    picked, pick_ptr    the nodes that small tasks are made from, shape by shape
     count               for how many nodes of its shape each small task stands
     """
 
@@ -183,7 +183,7 @@ class _Small:
         self._number(np.flatnonzero(union.own), roles)
 
     def _number(self, own: np.ndarray, roles: Roles) -> None:
-        """A small task for each class that spans processors, else for each class and processor of the small graph."""
+        """Make a small task for each class that spans processors, else for each class and processor that is here."""
         union = self.union
         spans = union.spans[own]
         side = np.where(spans, 0, 1 + self.proc_class[union.home[own]])
@@ -219,7 +219,7 @@ class _Small:
 
 
 class _Assembly:
-    """The small tasks of all blocks laid end to end."""
+    """The small tasks of all blocks, laid end to end."""
 
     def __init__(
         self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance], blocks: Sequence[Block], small: _Small,
@@ -237,24 +237,24 @@ class _Assembly:
         self.rel_block = np.insert(touched, begin[:-1], np.arange(len(blocks)))
 
     def _spread(self, shape: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Entries sorted by shape laid out for every block: which entry, and of which block."""
+        """Entries, sorted by their shape, laid out for every block: (which entry, of which block)."""
         begin = np.searchsorted(shape, np.arange(len(self.union.shapes) + 1))
         counts = np.diff(begin)[self.shape]
         return runs(begin[self.shape], counts), np.repeat(np.arange(len(self.shape)), counts)
 
     def _task(self, node: np.ndarray, block: np.ndarray) -> np.ndarray:
-        """The small graph's task for each of these nodes in each of these blocks."""
+        """The task of the small graph for each of these nodes in each of these blocks."""
         return self.base[self.rel_block[self.rel_ptr[block] + self.union.rel[node]]] + self.small.place[node]
 
     @cached_property
     def _tasks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each small task the place among those that were picked, its node, and its block."""
+        """Of each small task (its place among those picked, its node, its block)."""
         pick, block = self._spread(self.union.shape[self.small.picked])
         return pick, self.small.picked[pick], block
 
     @cached_property
     def _buffers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each small buffer which of the union it is, its block, and its number in the whole graph."""
+        """Of each small buffer (which of the union it is, its block, its number in the whole graph)."""
         union, small = self.union, self.small
         kept = np.flatnonzero(small.small_proc[union.buffer_proc] >= 0)
         entry, block = self._spread(union.buffer_shape[kept])
@@ -263,12 +263,12 @@ class _Assembly:
 
     @cached_property
     def full(self) -> Layout:
-        """Where all stand in the whole graph."""
+        """Where all tasks and buffers stand in the whole graph."""
         return Layout(self.steps, self.flows, self._catalogue)
 
     @cached_property
     def where(self) -> Where:
-        """Where what stands for them is: for tasks of flows alone."""
+        """Which small ones stand for them: of tasks for those of flows only."""
         union, small, full = self.union, self.small, self.full
         task, buffer = np.full(full.num_tasks, -1), np.full(full.num_buffers, -1)
         for number, begin in enumerate(full.flow_base[:-1].tolist(), len(self.steps)):
@@ -280,7 +280,7 @@ class _Assembly:
 
     @cached_property
     def candidates(self) -> Candidates:
-        """What of the small graph may come together."""
+        """What of the small graph may go together."""
         return buckets.candidates(self.steps, self.flows, self._of_steps())
 
     def _of_steps(self) -> Iterator[list[tuple[int, int]]]:
@@ -296,7 +296,7 @@ class _Assembly:
 
     @cached_property
     def _unbound(self) -> Folded:
-        """The same, in which nothing waits."""
+        """The small graph in which nothing waits yet."""
         union, small, full = self.union, self.small, self.full
         pick, node, block = self._tasks
         lane_ptr, lanes = self._lanes(num_tasks := len(node))
@@ -359,7 +359,7 @@ class _Assembly:
         return compressed(self._task(union.use_node[at], block), base[block] + place[union.use_buffer[at]], num_tasks)
 
     def _costs(self, node: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, tuple]:
-        """The cost of each small task; reading in strides has its own."""
+        """(the cost of each small task, the keys): a task that reads in strides has a key of its own."""
         frames: dict[int, dict[int, tuple[int, ...]]] = {}
         strided = self._at_ports([s.strided for s in self.union.shapes])
         for task, port, frame in strided:

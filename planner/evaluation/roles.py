@@ -1,7 +1,12 @@
-"""Roles: which processors a plan treats alike, found from its instances without writing out their tasks.
+"""Roles: which processors a plan treats alike, found without writing out all tasks.
 
-Instances of one shape (the same templates on the same processors) tell processors apart alike, so each distinct shape
-is looked at once, however many layers have it. It does not know durations: what costs the same by name lasts the same.
+Under data parallelism on 64 processors all 64 do the same at the same times: simulating one of them is enough. They are
+found by colour refinement (`refined`). Passes and flows of one shape (the same templates on the same processors) tell
+processors apart in the same way, so each distinct shape is looked at once, however many layers have it. Durations are
+not looked at: what has the same cost key lasts the same.
+
+  node    a task of a shape: its own (of a pass, or a flow's transfer), or one of a pass at a flow's port
+  block   one pass or flow of the plan, which has a shape
 """
 
 from __future__ import annotations
@@ -23,19 +28,19 @@ from castile.runtime.task import NUM_LANES, CostKey, Kind
 
 
 class Shape(msgspec.Struct, frozen=True, eq=False):
-    """An instance and all that look alike: n nodes, each a task of its own or, behind those, of a step at its ports.
+    """A pass or flow, and all that look like it, as n nodes: first its own tasks, then those of passes at its ports.
 
-    source, number         the first instance of this shape; shapes are numbered as they are met
+    source, number         the first pass or flow of this shape; shapes are numbered as they are met
     own                    how many nodes are tasks of its own, which come first, in their order
-    rel[n], task[n]        0 for its own, k for the k-th step that a flow touches; the task there
-    steps                  the shape of each step that a flow touches
+    rel[n], task[n]        0 for its own, k for the k-th pass that a flow touches; the number of the task there
+    steps                  the shape of each pass that a flow touches
     kind[own], cost[own], private[own]   as in a task graph; cost keys are numbered by `Shapes`
-    ported[n], adding[n]   hashes of the ports by which a step's task is touched, and of those at which it adds
-    lane_node, lane, nth   the lanes of each node, and how many tasks of its own block come before on that engine
-    before, after          nodes: which waits for which
+    ported[n], adding[n]   hashes of the ports by which a pass's task is touched, and of those at which it adds
+    lane_node, lane, nth   the lanes of each node, and how many tasks of its own block come before it on that engine
+    before, after          edges: node `after` waits for node `before`
     buffer_proc[b], buffer_bytes[b], buffer_first[b]   as in a task graph, by node; -1 for persistent ones
     use_node, use_buffer   which node touches which buffer
-    strided, adds          of steps' tasks: (node, input port, shape of the array), (node, output port)
+    strided, adds          of passes' tasks: (node, input port, shape of the array), (node, output port)
     """
 
     source: StepInstance | FlowInstance
@@ -72,11 +77,12 @@ class Shape(msgspec.Struct, frozen=True, eq=False):
 
 
 class _Wiring(NamedTuple):
-    """What shapes have in common whose ports are touched alike by processors alike, whatever is sent and what it costs.
+    """What flows share whose ports are touched in the same way by the same processors, whatever is sent and what it
+    costs.
 
-    node[port]         the node of each port, -1 where it is the host's, and at the end
-    rel, task, ported  as in Shape; ported where nothing is read in strides
-    lanes, pairs, uses fields of Shape that belong together: from lane_node, before and use_node on
+    node[port]         the node of each port, -1 where it is the host's, and -1 once more at the end
+    rel, task, ported  as in Shape; ported as where nothing is read in strides lanes, pairs, uses fields of Shape that
+    belong together: from lane_node, before and use_node on
     """
 
     node: np.ndarray
@@ -89,14 +95,14 @@ class _Wiring(NamedTuple):
 
 
 class Block(NamedTuple):
-    """An instance in a plan: its shape, and the slots of the steps that it touches, as the shape numbers them."""
+    """A pass or flow of a plan: its shape, and the slots of the passes that it touches, as `Shape.steps` has them."""
 
     shape: Shape
     slots: tuple[int, ...] = ()
 
 
 class Shapes:
-    """The shapes of the instances that a lowering makes, each made once."""
+    """The shapes of the passes and flows that a lowering makes, each made once."""
 
     def __init__(self, engines: Sequence[int]) -> None:
         self.keys: dict[CostKey, int] = {}
@@ -249,21 +255,21 @@ class Shapes:
 
 
 def _only_lies(template: FlowTemplate) -> bool:
-    """Whether it only lies there, all the step, for any to read: who does changes neither time nor memory.
+    """Whether a flow only lies in memory, all the step, for any to read: who reads it changes neither time nor memory.
 
-    A number of the step is read by every update: a million tasks of a thousand on as many processors.
+    The learning rate is read by every update: a million tasks of a thousand updates on as many processors.
     """
     version = template.version
     return not (template.num_tasks or len(version.edges) or version.is_strided) and bool(template.outlives.all())
 
 
 class Union:
-    """Distinct shapes side by side in flat arrays: the fields of `Shape`, with numbers of the whole.
+    """Distinct shapes side by side in flat arrays: the fields of `Shape`, with numbers of nodes of the whole.
 
-    engine_of[...]   the engine of each lane, as in `Machine.engines`, over all processors
+    engine[...]      the engine of each lane, as in `Machine.engines`, over all processors
     shape[n]         which of the shapes each node belongs to, by its place here
     own[n]           whether it is a task of that shape's own
-    alias[n]         the task of a step's own that it is
+    alias[n]         the node, in the shape of its pass, of the same task
     """
 
     def __init__(self, shapes: Sequence[Shape], engines: Sequence[int], kind_of: np.ndarray) -> None:
@@ -319,10 +325,10 @@ class Union:
 
 @dataclass(frozen=True, eq=False)
 class Roles:
-    """Which nodes and processors of a union no simulation can tell apart.
+    """Which nodes and processors no simulation can tell apart.
 
-    node[n]   equal colours: tasks of one shape that begin and end at one time
-    proc[P]   classes of processors whose engines serve and whose memory holds alike, numbered by their first
+    node[n]   equal colours: tasks of one shape that begin and end at the same times
+    proc[P]   classes of processors whose engines serve alike and whose memory holds alike, numbered by their first
     """
 
     node: np.ndarray
@@ -330,15 +336,15 @@ class Roles:
 
 
 def refined(union: Union) -> Roles:
-    """Colour refinement, where an engine's colour and a place on it name a task of a shape.
+    """The roles, by colour refinement of engines.
 
-    Tasks of one class cost alike, need tasks of the same classes and are the k-th on engines of one class. A start
-    depends only on needs and on the sequence within each engine, so by induction over the tasks as served all times of
-    a class are equal.
+    All engines of one kind of processor begin with one colour. A task's colour is made of its shape, its cost, its
+    place (the k-th of its block) on the engines that it occupies, and the colours of the tasks that it needs; an
+    engine's new colour of those of its tasks. That is repeated until no colour splits.
 
-    An engine serves the blocks of a plan in one sequence, and the tasks of a block in their order. So tasks of a block
-    that come k-th on engines of one colour are of one class, if all these cost alike and wait for the same classes:
-    where they do not, the engines get new colours. Memory moves no task, so what processors hold is looked at last.
+    Why tasks of one colour have the same times: a start depends only on needs and on the sequence within each engine.
+    An engine serves the blocks of a plan in one sequence, and the tasks of a block in their order, so by induction over
+    the tasks as they are served all times of a colour are equal. Memory moves no task, so it is looked at last.
     """
     colours = np.repeat(union.kind_of.astype(np.uint64), NUM_LANES)
     ident = mixed(union.shape, union.rel)

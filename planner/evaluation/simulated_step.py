@@ -1,4 +1,4 @@
-"""A plan's step as it was simulated, from which follows what all processors do in all microbatches.
+"""A plan's step as it was simulated: a part of its processors and microbatches, and what follows from that for all.
 
 It does not know how plans are lowered or folded, nor who asks.
 """
@@ -34,10 +34,10 @@ class Written(NamedTuple):
     """The tasks of a plan with some of its microbatches written out.
 
     lowering    by which they were made, or those of which they are copies
-    folded      which processors their C stand for, and what they were before any came together
-    number[T]   of which microbatch each task is, as `repeats.numbers` says
-    alike       which are of microbatches that are alike; None where that is not known
-    called      what tasks and buffers are called where those stand so many microbatches later
+    folded      which processors they stand for, and the tasks before any were put together
+    number[T]   the microbatch of each task, as `repeats.numbers` has it
+    alike       which tasks are of microbatches that are alike; None where that is not known
+    called      gives tasks and buffers with the names that they have so many microbatches later
     """
 
     lowering: Lowering
@@ -47,7 +47,7 @@ class Written(NamedTuple):
     called: Callable[[int], tuple[Sequence[Task], Sequence[Buffer]]] | None = None
 
     def later(self, by: int) -> TaskGraph:
-        """The tasks with what they are called where those that are alike stand so many microbatches later."""
+        """The tasks, named as if the microbatches that are alike came so many microbatches later."""
         if not by or self.called is None:
             return self.folded.graph
         tasks, buffers = self.called(by)
@@ -56,15 +56,15 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SimulatedStep:
-    """A plan that was simulated: T tasks of C processors, and when they would run.
+    """A plan that was simulated: T tasks of C processors, and when they run.
 
     written     what they were made of
     tasks       with the prices of their own kinds of processors, in the plan's order
-    simulated   of what is written out
+    simulated   the times of what is written out
     count[T]    for how many tasks of the whole step each stands
     peak_bytes  of each of the machine's processors
-    cycle       what is gone through `times` times more than is written out, None where all is
-    left        how many microbatches were simulated that are not written out, as `window.simulated` does
+    cycle       what is gone through `times` times more than is written out, None where all is written out
+    left        how many microbatches were simulated that are not written out, as `window.simulated` does it
     """
 
     strategy: Strategy
@@ -107,7 +107,7 @@ class SimulatedStep:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """When the tasks run in the whole step, what stands for several microbatches as long as all of them do."""
+        """When the tasks run in the whole step; what stands for several microbatches lasts as long as all of them."""
         timeline = self.simulated.timeline
         return timeline if self.cycle is None else repeats.stretched(timeline, self.cycle, self.times)
 
@@ -127,7 +127,9 @@ class SimulatedStep:
         return self.strategy.microbatches - self.num_left
 
     def lasting(self, alignment: int = 1) -> dict[str, np.ndarray]:
-        """int64[P] by region, as `repeats.lasting` has it: what those hold all step long that are not written out."""
+        """int64[P] by region, as `repeats.lasting` has it: bytes that microbatches which are not written out hold all
+        step long.
+        """
         if not self.is_short:
             return {}
         lowering, (_, flows) = self.lowering, self.lowering.instances(self.strategy)
@@ -136,7 +138,7 @@ class SimulatedStep:
 
     @property
     def with_lasting(self) -> SimulatedStep:
-        """The same with that on each processor."""
+        """The same step, with these bytes added on each processor."""
         return replace(self, peak_bytes=sum(self.lasting().values(), self.peak_bytes))
 
     @property
@@ -151,7 +153,7 @@ class SimulatedStep:
 
     @cached_property
     def lasts(self) -> np.ndarray:
-        """int64[T]: picoseconds for which each task runs, and those for which it stands in other microbatches."""
+        """int64[T]: picoseconds for which each task runs, with those that it stands for in other microbatches."""
         lasts = self.timeline.durations()
         return lasts * (self.count // self.folded.count) if self.left else lasts
 
@@ -166,8 +168,8 @@ class SimulatedStep:
         return total / PICOSECONDS
 
     def watched(self, cost: CostModel, *watch: Watch) -> None:
-        """Shows the whole step, stretch after stretch, each as `window.Stretch` has it, of the tasks of `folded`; what
-        lives there takes as much as in arenas.
+        """Show the whole step, stretch after stretch (`window.Stretch`), of the tasks of `folded`; live arrays take as
+        much as in arenas.
         """
         graph = self.folded.graph
 

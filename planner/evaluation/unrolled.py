@@ -1,8 +1,13 @@
-"""Unrolling: the task graph of a step in many microbatches, copied together from that of a few.
+"""Unrolling: the task graph of a step in many microbatches, put together from that of a few by copying one of them.
 
-All microbatches but the first and the last are alike: each has the tasks, needs and buffers of the one before it, a
-microbatch later. Only the turns in which stages begin microbatches depend on how many there are. It does not know what
-tasks do, nor when.
+All microbatches but the first and the last are alike: each has the tasks, needs and buffers of the one before it (`few`
+checks that). With FEW = 5 lowered and 8 wanted, microbatch 3 is copied three times, and 4 comes behind the copies:
+
+    lowered    0  1  2  3              4
+    unrolled   0  1  2  3  3' 3'' 3''' 4'
+
+Only the turns in which stages begin with microbatches (`lowering/stages`) depend on how many there are, and are made
+anew. It does not know what tasks do, nor when.
 """
 
 from __future__ import annotations
@@ -32,11 +37,11 @@ NONE = np.empty((2, 0), np.int64)
 
 @dataclass(frozen=True)
 class Unrolled:
-    """The folded graph of a step with more microbatches written out, and of which each task is, as `repeats.numbers`
-    says it.
+    """The folded graph of a step with further microbatches copied, and the microbatch of each task, as
+    `repeats.numbers` has it.
 
-    alike   which tasks are of microbatches that are alike; None where one holds what lives on beyond it
-    many    what of it is the same whatever waits for what
+    alike   which tasks are of microbatches that are alike; None where one holds memory that lives on beyond it
+    many    what is the same whatever waits for what
     """
 
     folded: Folded
@@ -45,19 +50,18 @@ class Unrolled:
     many: _Many
 
     def is_like(self, few: Folded) -> bool:
-        """Whether it was made from a graph that differs from this one in what waits for what alone."""
+        """Whether it was made from a graph that differs from this one only in what waits for what."""
         return self.many.few.is_of(few)
 
     def called(self, later: int) -> tuple[Sequence[Task], Sequence[Buffer]]:
-        """Its tasks and buffers, with names as if the copied microbatch came so many microbatches later."""
+        """Its tasks and buffers, named as if the copied microbatch came so many microbatches later."""
         return self.many.called(later)
 
 
 def unrolled(
     folded: Folded, program: Program, ahead: int, shown: int, known: Unrolled | None = None
 ) -> Unrolled | None:
-    """The graph with `shown` microbatches, as if so many had been lowered; None where a microbatch is not seen to
-    repeat the one before it.
+    """The graph with `shown` microbatches, as if so many had been lowered; None where no microbatch can be copied.
 
     folded, program   the graph with FEW microbatches, and its program
     ahead             microbatches begun ahead, as the plan says
@@ -74,7 +78,8 @@ def unrolled(
 
 
 class _Places:
-    """Positions in a row in which runs of things are copied: behind each run stand its copies.
+    """Positions in a row of things, where behind each run of things that are repeated stand its copies: of a b c, with
+    b repeated twice, a b b' b'' c.
 
     source, copy    by position: which thing stands there, and which copy of it, 0 for the original
     first, length   by thing: the position of the original, and the distance from copy to copy, 0 without copies
@@ -154,12 +159,14 @@ class _Many:
         return np.where(number < 0, -1, number + self._later)
 
     def needs(self, waits: Waits) -> tuple[np.ndarray, np.ndarray]:
-        """need_ptr and needs of the graph in which all copies wait so."""
+        """(need_ptr, needs) of the graph."""
         turns = np.concatenate(self._turns(waits.turns), axis=1)
         return self._spread(waits.needs, self._task, self._task, turns)
 
     def alike(self, waits: Waits) -> Alike | None:
-        """Which tasks are of the one that is repeated, and of its copies; None where any of it lives on beyond it."""
+        """Which tasks are of the microbatch that is copied, and of its copies; None where memory of it lives on beyond
+        it.
+        """
         of, needs, uses = self.few.of_task, waits.needs, self.few.uses
         transient = self.few.graph.buffer_first[uses.other] >= 0
         if (transient & (uses.of_one < 0) & (uses.of_other == EACH)).any():
@@ -171,7 +178,7 @@ class _Many:
         return Alike(part[source], self._task.copy, self._task.length[source], self.more + 1, reach)
 
     def _order(self) -> np.ndarray:
-        """As in a graph that was lowered so: copies come slots of the program later."""
+        """As in a graph that was lowered with all microbatches: copies come slots of the program later."""
         begin, end = self.few.slots
         order, of = (each[self._task.source] for each in (self.few.graph.order, self.few.of_task))
         later = self._later + self.more * ((of < 0) & (order >> repeats.SLOT > end))
@@ -205,8 +212,8 @@ class _Many:
         return begin, found[:size]
 
     def _turns(self, turns: Turns) -> list[np.ndarray]:
-        """int64[2, n] by microbatch: tasks that begin it on a processor, and the last tasks there of an earlier one
-        that must have ended.
+        """int64[2, n] for each microbatch: tasks that begin with it on a processor, and the last tasks there of the
+        earlier microbatch that must be done.
         """
         begun, last, into = turns.begun, turns.last, self.few.folded.into
         task, found = into[begun[:, 0]], list[np.ndarray]()

@@ -1,4 +1,4 @@
-"""Contraction: tasks of a graph that become one, and what follows for numbers, needs and lanes.
+"""Contraction: some tasks of a graph become one task, and others keep their places: numbers, needs and lanes follow.
 
 It does not know what the tasks do, nor why they become one.
 """
@@ -30,9 +30,10 @@ class Contracted(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Contraction:
-    """Each of `groups` of a graph's tasks as one, which takes the place of the last; others stay what they are.
+    """Each of `groups` of a graph's tasks as one task, in the place of the group's last; other tasks stay.
 
-    Tasks of a group lie on the same lanes. Nobody in a group may wait, through others, for one of it.
+    Tasks of a group lie on the same lanes, and none of a group may need another of it by way of tasks outside: the one
+    task would wait for itself.
     """
 
     old: TaskGraph
@@ -40,7 +41,7 @@ class Contraction:
 
     @cached_property
     def stands(self) -> np.ndarray:
-        """The old task that stands for each old task."""
+        """int64[T]: the old task in whose place each old task is now."""
         found = np.arange(self.old.num_tasks)
         for group in self.groups:
             found[list(group)] = group[-1]
@@ -53,7 +54,7 @@ class Contraction:
 
     @cached_property
     def number(self) -> np.ndarray:
-        """The new number of each old task."""
+        """int64[T]: the new number of each old task."""
         return (np.cumsum(self._stands_for_itself) - 1)[self.stands]
 
     @cached_property
@@ -61,7 +62,9 @@ class Contraction:
         return self.stands == np.arange(self.old.num_tasks)
 
     def fields(self, turns: np.ndarray = NO_PAIRS) -> dict[str, Any]:
-        """Kinds, order, lanes and needs of the new tasks, with more edges (before, after) between them."""
+        """Kinds, order, lanes and needs of the new tasks; `turns` are further edges, rows of (before, after) in new
+        numbers.
+        """
         old, kept = self.old, self.kept
         after, before = np.repeat(self.number, np.diff(old.need_ptr)), self.number[old.needs]
         real = after != before

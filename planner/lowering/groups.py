@@ -1,7 +1,8 @@
-"""Groups: transfers over the same processors that are put together, of so many bytes at most.
+"""Groups: transfers over the same processors that go together, of at most so many bytes (as the buckets of data
+parallelism do).
 
-Small sums become one, of arrays that lie end to end. What others send or bring lies piece by piece, and nothing can lie
-between the pieces: they begin together, as in one group of NCCL's. It does not know how either is done.
+Small all-reduces become one, of arrays that lie end to end. Other transfers begin together, as in a group of NCCL's:
+their arrays lie apart, and nothing can be put between the pieces. It does not know how either is done.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class Joinable(NamedTuple):
 
     task, first_buffer   its number, and that of the first buffer of its version
     procs                the processors of its members
-    made, read           the last slot whose step contributes, or is waited for by one that does, -1 for none, and the
-                         first whose step reads the result
-    at                   the slot that it follows in the program
-    micro                the microbatch whose transfer it is, -1 where it is the whole batch's
+    made, read           the last slot of a pass that it waits for, by way of `stages.ends`, -1 for none; and the first
+                         slot of one that reads the result
+    at                   the slot behind which it stands in the program
+    micro                its microbatch, -1 where it is of the whole batch
     """
 
     task: int
@@ -50,7 +51,7 @@ class Joinable(NamedTuple):
 
 
 def joinable(steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> list[Joinable]:
-    """The transfers that could be put together, as they are made in the program."""
+    """The transfers that could go together, in the order of the program."""
     task, buffer, found, end = sum(len(s.config.procs) for s in steps), 0, list[Joinable](), ends(steps)
     known: dict[tuple[FlowTemplate, bool], list[tuple[int, tuple[int, ...]]]] = {}
     for flow in flows:
@@ -68,8 +69,8 @@ def joinable(steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> li
 
 
 def _of(template: FlowTemplate, is_read: bool) -> list[tuple[int, tuple[int, ...]]]:
-    """The transfers of such flows that others can join, which wait for none of it that comes from another processor;
-    and the processors of each one's members.
+    """(number, processors) of the transfers of such flows that others can join. They wait for nothing that another
+    transfer of the flow brings.
     """
     patterns, found, brought = template.version.patterns, list[int](), set[int]()
     if patterns and all(pattern.name == END_TO_END for pattern in patterns):
@@ -86,7 +87,7 @@ def _of(template: FlowTemplate, is_read: bool) -> list[tuple[int, tuple[int, ...
 
 
 def _is_whole(pattern: Pattern, version: Version) -> bool:
-    """Whether all views of an all-reduce are whole buffers, each another."""
+    """Whether all views of an all-reduce are whole buffers, each another one."""
     assert isinstance(pattern.how, Comm)
     views = [v for v in (*pattern.how.send, *pattern.how.receive) if v is not None]
     boxes = [version.instances[v.buffer].box for v in views]
@@ -95,11 +96,12 @@ def _is_whole(pattern: Pattern, version: Version) -> bool:
 
 
 def grouped(ones: Sequence[Joinable], size: int) -> list[list[Joinable]]:
-    """Transfers of one form over the same processors of at most so many bytes together, in the order of the program.
+    """Transfers of one form over the same processors, at most `size` bytes together, in the order of the program.
 
-    What is the whole batch's goes by itself: with the first microbatch's or the last one's, these would not be as the
-    others are. All steps that contribute to one come before any that reads it: then no task can come to wait for
-    itself, since what is put together stands between the two in the program.
+    All passes that contribute to a group come before any that reads it. So no task can come to wait for itself: the
+    group stands in the program between the two. Transfers of the whole batch form groups of their own: joined with
+    those of the first or the last microbatch, they would make it differ from the others, which are copied from one
+    another.
     """
     latest: dict[str, int] = {}
     for one in ones:

@@ -1,8 +1,15 @@
-"""Stages: processors that share no node's pieces with others, and how many microbatches each of them has begun at once.
+"""Pipeline stages: sets of processors that no node spans, and the order in which they take microbatches.
 
-A plan whose nodes lie on such groups of processors one after the other is a pipeline, and runs one forward, one
-backward: 1F1B (PipeDream-Flush: Narayanan et al., ICML 2021; DAPPLE: Fan et al., PPoPP 2021). Nothing but Configs says
-so. It does not know what steps compute, nor when.
+A plan whose nodes lie on such sets of processors one after the other is a pipeline, and runs one forward, one backward:
+1F1B (PipeDream-Flush: Narayanan et al., ICML 2021; DAPPLE: Fan et al., PPoPP 2021). Nothing but its Configs says so.
+
+With 2 stages on 4 microbatches, whose depths are 2 and 1 (`depths`), F forward and B backward:
+
+    stage 0   F0 F1 -- B0 F2 B1 F3 B2 -- B3
+    stage 1   -- F0 B0 F1 B1 F2 B2 F3 B3 --
+
+The order is made by edges between tasks (`turns`): stage 0 begins F2 only when it is done with B0, 2 microbatches
+before. It does not know what passes compute, nor when.
 """
 
 from __future__ import annotations
@@ -29,7 +36,9 @@ _IS_LATE, _COUNT = attrgetter("is_late"), attrgetter("step.micro.count")
 
 
 def stages(of_nodes: Iterable[Procs]) -> list[int]:
-    """The stage of each of these nodes, numbered as they are met: nodes with a processor in common are of one stage."""
+    """The stage of each of these nodes, numbered as they are met: nodes that have a processor in common are of one
+    stage.
+    """
     every = list(of_nodes)
     leader: dict[int, int] = {}
 
@@ -46,15 +55,15 @@ def stages(of_nodes: Iterable[Procs]) -> list[int]:
 
 
 def num_stages(plan: Strategy, nodes: Iterable[str]) -> int:
-    """How many stages a plan makes of these nodes; 1 where there are no microbatches to fill a pipeline."""
+    """How many stages a plan makes of these nodes; 1 where it has no microbatches to fill a pipeline."""
     return 1 + max(stages(plan.configs[name].procs for name in nodes)) if plan.microbatches > 1 else 1
 
 
 def depths(stage: Sequence[int]) -> list[int]:
-    """By stage, of how many microbatches it computes at once; stage: that of each node in the order of the program.
+    """By stage, how many microbatches it has under way at once; stage: of each node, in the order of the program.
 
-    As many as there are stages from its first node on to the last: by the time the first one comes back to it, it has
-    begun with these. What was begun holds its activations until then.
+    As many as there are stages from its first node on to the last: when the first microbatch comes back to it, it has
+    begun with these. Each holds its activations until then.
     """
     visits = [number for number, _ in groupby(stage)]
     num_stages = 1 + max(visits, default=-1)
@@ -63,9 +72,9 @@ def depths(stage: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """S steps with their N tasks, which are numbered from 0 on, one step after the other.
+    """S passes with their N tasks, numbered from 0 on, one pass after the other.
 
-    base[S+1]   where the tasks of each step begin
+    base[S+1]   where the tasks of each pass begin
     procs[N]    the processor of each task
     """
 
@@ -74,7 +83,7 @@ class Rows:
     procs: np.ndarray
 
     def of(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The tasks of some steps, bool[S], and of which of these each is."""
+        """The tasks of some passes, bool[S], and for each which of these passes it is of."""
         counts = np.diff(self.base)[which]
         return runs(self.base[:-1][which], counts), np.repeat(np.arange(len(counts)), counts)
 
@@ -83,10 +92,10 @@ class Rows:
 class Turns:
     """How processors take microbatches in turn, by the numbers of their tasks.
 
-    begun[n, 4]   of each forward task its number, its microbatch, its processor, and how many microbatches before came
-                  the one that this must be done with
+    begun[n, 4]   of each task that begins with a microbatch: its number, microbatch and processor, and its depth: it
+                  waits for the microbatch so many before
     last[M, P]    by microbatch and processor the last task, -1 where there is none
-    pairs[n, 2]   tasks, and what they wait for beside
+    pairs[n, 2]   further edges: tasks, and what they wait for
     """
 
     begun: np.ndarray
@@ -95,7 +104,7 @@ class Turns:
 
     @property
     def edges(self) -> np.ndarray:
-        """int64[n, 2]: all tasks that wait, and for what."""
+        """int64[n, 2]: all tasks that wait, and for which."""
         task, number, proc, most = self.begun[self.begun[:, 1] >= self.begun[:, 3]].T
         return np.append(self.pairs, _pairs(task, self.last[number - most, proc]), axis=0)
 
@@ -104,7 +113,7 @@ NO_TURNS = Turns(np.zeros((0, 4), np.int64), np.zeros((0, 0), np.int64), np.zero
 
 
 def _pairs(tasks: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """int64[n, 2]: those that wait for one, and for which."""
+    """int64[n, 2]: tasks, and those that they wait for, without those that wait for none (-1)."""
     return np.stack([tasks, before], axis=1)[before >= 0]
 
 
@@ -114,7 +123,7 @@ def _numbers() -> defaultdict[Hashable, int]:
 
 
 class _Latest:
-    """Which of some tasks, ascending, was the last of its kind on its processor before a time."""
+    """Finds the last task of a kind on a processor before a time; tasks are ascending."""
 
     def __init__(self, rows: Rows, tasks: np.ndarray, kinds: np.ndarray) -> None:
         self._procs, self._num_procs = rows.procs, int(rows.procs.max(initial=-1)) + 1
@@ -133,7 +142,7 @@ class _Latest:
 
 
 def waits(rows: Rows, ahead: int = 0) -> np.ndarray:
-    """int64[n, 2]: edges by which processors begin in time what they could begin before, those that wait first.
+    """int64[n, 2]: edges (who waits, for which) that keep processors from beginning too early what they could begin.
 
     ahead   so many microbatches more than its depth a stage may have begun at once
     """
@@ -142,7 +151,8 @@ def waits(rows: Rows, ahead: int = 0) -> np.ndarray:
 
 def _late(rows: Rows) -> np.ndarray:
     """What is computed again, or fetched for one microbatch, waits until its processor is done with the forward passes
-    and gradients of activations that come before it: else it would be there, and kept, long before it is read."""
+    and gradients of activations that stand before it: else it would be there, and take memory, long before it is read.
+    """
     steps, kind = [step.step for step in rows.steps], _numbers()
     is_late = np.fromiter(map(_IS_LATE, steps), np.bool_, len(steps))
     if not is_late.any():
@@ -154,12 +164,12 @@ def _late(rows: Rows) -> np.ndarray:
 
 
 def turns(rows: Rows, ahead: int = 0) -> Turns:
-    """By what processors take microbatches in turn.
+    """The edges by which processors take microbatches in turn.
 
-    A stage begins with a microbatch when it is done with the one that came as many before as it may have begun; else
-    the activations of all would be live. And it takes one through its forward passes before the next: else all would
-    go on together, and none would come to the next stage before all do. Where there are several stages, gradients of
-    parameters wait for those of activations, for which the stage before waits (Qi et al., "Zero Bubble Pipeline
+    1. A stage begins with a microbatch when it is done with the one that came as many before as its depth: else the
+    activations of all would be live at once. 2. It takes one through its forward passes before the next: else all would
+    go on side by side, and none would reach the next stage before all do. 3. Where there are several stages, gradients
+    of parameters wait for those of activations, which the stage before waits for (Qi et al., "Zero Bubble Pipeline
     Parallelism", ICLR 2024).
     """
     cut = np.fromiter(map(_COUNT, rows.steps), np.int64, len(rows.steps)) > 1
@@ -192,8 +202,9 @@ def turns(rows: Rows, ahead: int = 0) -> Turns:
 
 
 def ends(steps: Sequence[StepInstance]) -> list[int]:
-    """By slot the last one that its step waits for by `turns`, or its own: gradients of parameters come before those
-    of activations in a program, and wait for them where there are several stages."""
+    """By slot the last slot that its pass waits for by `turns`, or its own. In a program gradients of parameters stand
+    before those of activations, and wait for them where there are several stages.
+    """
     if len(set(stages(step.config.procs for step in _forward(steps)))) < 2:
         return [*range(len(steps))]
     last = {step.step.micro: slot for slot, step in enumerate(steps) if step.step.form == "B"}
@@ -207,7 +218,7 @@ def _forward(steps: Iterable[StepInstance]) -> list[StepInstance]:
 
 
 def _visits(forward: Sequence[StepInstance], stage: Sequence[int]) -> Iterator[tuple[StepInstance, int, int]]:
-    """Each forward step with its stage, and how often the program has changed to another stage before it."""
+    """Each forward pass with its stage, and how often the program has gone on to another stage before it."""
     visit = 0
     for n, step in enumerate(forward):
         visit += n > 0 and stage[n] != stage[n - 1]

@@ -1,7 +1,8 @@
 """Joining tasks: those that do the same to many small arrays, one each, become one task that does it to all of them.
 
 So a few kernel launches cast hundreds of parameters to 16 bits as a step begins, measure and clip their gradients, and
-update them. It does not know which kernels can do so; the vocabulary does.
+update them; and one launch sums an array to which many tasks of one processor would add. The vocabulary says which
+kernels can do so.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FOR_SEVERAL = (vocabulary.takes_many, vocabulary.sums_many)
 
 
 def every_task(steps: Sequence[StepInstance]) -> Iterator[list[tuple[int, int]]]:
-    """The tasks of each step in a graph of the whole machine: for each its number within the step, and in the graph."""
+    """For each pass the tasks of a graph of the whole machine: pairs of the number within the pass and in the graph."""
     base = 0
     for step in steps:
         yield list(enumerate(range(base, base + step.num_tasks)))
@@ -42,13 +43,13 @@ def repeatable(
     steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: Iterable[Sequence[tuple[int, int]]],
     calls: Sequence[Sequence[Call | None]],
 ) -> list[tuple[int, Call]]:  # fmt: skip
-    """The tasks of the whole batch that consist of a single call, of a kernel that can also take the arrays of several
-    such calls; with that call.
+    """The tasks of the whole batch that consist of a single call of a kernel that can also take the arrays of several
+    such calls; each with that call.
 
-    tasks   those of each step, as `every_task` gives them
+    tasks   of each pass, as `every_task` gives them
     calls   as `only_calls` gives them
-    Tasks that add to what is there are left out: a call adds to all of its results or to none. So are those of
-    microbatches: as the first and the last wait for fewer others, these might be joined otherwise than those between.
+    Two sorts are left out. Tasks that add to what is there: one call adds to all of its results or to none. And tasks
+    of microbatches: the first and the last wait for fewer others than those between, so would be joined otherwise.
     """
     adding: defaultdict[int, set[int]] = defaultdict(set)
     for flow in flows:
@@ -67,10 +68,10 @@ def summing(
     steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: Iterable[Sequence[tuple[int, int]]],
     calls: Sequence[Sequence[Call | None]],
 ) -> list[list[tuple[int, Call | None]]]:  # fmt: skip
-    """The tasks that add to one array, one after the other, for each array; each with its call if that is the only one
-    and its kernel can also sum over the arrays of several such calls, otherwise with None.
+    """The chains of tasks that add to one array, one after the other. Each task has its call if that is its only one
+    and its kernel can also sum over the arrays of several such calls, else None.
 
-    tasks   those of each step, as `every_task` gives them
+    tasks   of each pass, as `every_task` gives them
     calls   as `only_calls` gives them
     """
     sums = [[call if call and vocabulary.sums_many(call.kernel) else None for call in own] for own in calls]
@@ -90,7 +91,7 @@ def summing(
 
 
 def only_calls(steps: Sequence[StepInstance]) -> list[list[Call | None]]:
-    """For the parts of each step what `only_call` gives."""
+    """For each pass the `only_call` of each of its parts."""
     known: dict[Work, Call | None] = {}
 
     def each(works: Sequence[Work]) -> list[Call | None]:
@@ -106,16 +107,17 @@ def only_calls(steps: Sequence[StepInstance]) -> list[list[Call | None]]:
 
 
 def only_call(work: Work) -> Call | None:
-    """The call of a kernel that takes the arrays of several, where a part consists of just that."""
+    """The only call of a part, if it is of a kernel that takes the arrays of several; else None."""
     calls = work.body((False,) * len(work.outputs)).calls
     return calls[0] if len(calls) == 1 and any(d(calls[0].kernel) for d in _FOR_SEVERAL) else None
 
 
 def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call]]) -> list[list[int]]:
-    """Tasks of one processor that call the same, and wait for the same collectives: of those that wait for nobody, of
-    those for which nobody waits, and of those for which only such tasks wait. So no group can come to wait for itself.
+    """Groups of tasks of one processor that make the same call and wait for the same collectives.
 
-    In the order in which what they wait for comes, and in the program's.
+    Three sorts are grouped, each by itself: tasks that wait for nobody, tasks for which nobody waits, and tasks for
+    which only such tasks wait. So no group can come to wait for itself. They are taken in the order in which what they
+    wait for comes, then in the program's.
     """
     waiting = _waiting(tasks)
     # What waits for nobody may be waited for by anybody.
@@ -135,23 +137,23 @@ def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call]]) -> list[list[int]
 
 
 def _needs(tasks: TaskGraph, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What these tasks wait for, one after the other: which of them does, by its place among them, and for which."""
+    """The needs of these tasks, end to end: for each which of them it is of (by its place), and the task needed."""
     counts = tasks.need_ptr[numbers + 1] - tasks.need_ptr[numbers]
     return np.repeat(np.arange(len(numbers)), counts), tasks.needs[runs(tasks.need_ptr[numbers], counts)]
 
 
 def _collectives(tasks: TaskGraph, who: np.ndarray, needs: np.ndarray, count: int) -> list[tuple[int, ...]]:
-    """The collectives among what each of so many tasks waits for, as `_needs` says it."""
+    """The collectives among the needs of each of `count` tasks; who, needs: as `_needs` gives them."""
     is_collective = tasks.kind[needs] == Kind.COLLECTIVE
     found, ends = needs[is_collective].tolist(), np.cumsum(np.bincount(who[is_collective], minlength=count)).tolist()
     return [tuple(found[begin:end]) for begin, end in pairwise([0, *ends])]
 
 
 def in_chains(tasks: TaskGraph, chains: Sequence[Sequence[tuple[int, Call | None]]]) -> list[list[int]]:
-    """Tasks that follow each other in a chain of `summing` and call the same, of which none waits for a collective for
-    which no task of the chain up to the first of them does.
+    """Groups of tasks that follow each other in a chain of `summing` and make the same call, so that a group waits for
+    no more collectives than its first task, with those before it in the chain, does.
 
-    For all of a group but its last only others of it wait. So no group can come to wait for itself.
+    Of a group only the last is needed by tasks outside. So no group can come to wait for itself.
     """
     which = np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])
     numbers = np.array([task for chain in chains for task, _ in chain], np.int64)
@@ -162,7 +164,7 @@ def in_chains(tasks: TaskGraph, chains: Sequence[Sequence[tuple[int, Call | None
 
 
 def _come(tasks: TaskGraph, numbers: np.ndarray, which: np.ndarray) -> list[int]:
-    """For how many collectives each task or one before it in its chain waits, with those of the chains before."""
+    """For each task the collectives that it or one before it in its chain waits for, counted on through all chains."""
     who, needs = _needs(tasks, numbers)
     is_collective = tasks.kind[needs] == Kind.COLLECTIVE
     who, needs = who[is_collective], needs[is_collective]
@@ -172,7 +174,7 @@ def _come(tasks: TaskGraph, numbers: np.ndarray, which: np.ndarray) -> list[int]
 
 
 def _same(tasks: TaskGraph, numbers: np.ndarray, calls: Sequence[Call | None]) -> list[tuple[int, int] | None]:
-    """What tasks of one group have in common: processor, and a number of their calls. None for what is in no group."""
+    """For each task (processor, number of its call), equal within a group; None where it can be in none."""
     known: dict[tuple[int, int], int | None] = {}
     kinds: dict[tuple[object, ...], int] = {}
 
@@ -193,7 +195,7 @@ def _same(tasks: TaskGraph, numbers: np.ndarray, calls: Sequence[Call | None]) -
 
 
 def _packed(tasks: TaskGraph, rows: Sequence[tuple[int, object]]) -> list[list[int]]:
-    """Groups of tasks that have the same in common, in their order, none of them too large; rows: a task and that."""
+    """Groups of tasks with an equal key, in their order, none too large; rows: pairs of a task and its key."""
     found: list[list[int]] = []
     current: dict[object, tuple[list[int], int]] = {}
     costs = tasks.cost[np.array([task for task, _ in rows], np.int64)].tolist()
@@ -209,7 +211,7 @@ def _packed(tasks: TaskGraph, rows: Sequence[tuple[int, object]]) -> list[list[i
 
 
 def _waiting(tasks: TaskGraph) -> np.ndarray:
-    """int[T]: how many tasks, one after the other, wait for each task at most: 0, 1, or 2 for more."""
+    """int[T]: the longest chain of tasks that wait for each task one after the other: 0, 1, or 2 for more."""
     before, after = tasks.needs, np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.need_ptr))
     found = np.zeros(tasks.num_tasks, np.int64)
     for _ in range(2):
@@ -246,7 +248,7 @@ def together(tasks: TaskGraph, groups: Sequence[Sequence[int]]) -> Contracted:
 
 
 def _key(keys: Sequence[CostKey]) -> CostKey:
-    """What tasks cost as one: arrays of one shape are told once, with how many there are."""
+    """The cost key of tasks as one: arrays of one shape stand there once, with how many there are."""
     if keys[0].link:
         return keys[0].begun_with(keys[1:])
     counts = Counter(key.shapes.partition("|")[0] for key in keys)
@@ -257,8 +259,8 @@ def _key(keys: Sequence[CostKey]) -> CostKey:
 
 
 def _one(number: int, each: Sequence[Task]) -> Task:
-    """The tasks as one whose call takes the arrays of all, and adds up what all add to one array; transfers as one that
-    begins them all.
+    """The tasks as one: its call takes the arrays of all, and adds up what all add to one array; transfers as one task
+    that begins them all.
     """
     name = f"{each[0].name} and {len(each) - 1} more"
     if each[0].comms:

@@ -1,7 +1,8 @@
-"""Templates of region versions: one analysis for all with the same layouts, whatever their names and processors.
+"""Region versions, analysed once for all that have the same layouts, whatever they are called and wherever they lie.
 
-Processors are renamed to slots in the order in which they appear; what the links between them are like is part of the
-template's key. It does not know passes or operators.
+A version is what a region holds between being written and being overwritten. To find it once for all layers and
+replicas its processors are renamed to slots, 0, 1, ... in the order in which they appear; what joins them (their groups
+on each level of links) is part of the key. It does not know passes or operators.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ Procs = tuple[int, ...]
 
 
 class Placed(msgspec.Struct, frozen=True, eq=False):
-    """A layout: the boxes by part (None: not touched), and the Config that places the parts; one for all equal ones.
+    """A layout in its place: the box of each part (None: it touches nothing), and the Config that places the parts.
+    There is one object for all equal ones.
 
     layout     the same number for equal boxes
-    touching   the processors of all parts that touch it, replica by replica
-    touched    what each of these touches
-    tasks      which tasks do, of a task for each part and replica: one array where they are the same
+    touching   the processors of all parts that touch the region, replica by replica
+    touched    the box that each of these touches
+    tasks      the tasks that do, by number among the tasks of all parts and replicas
     """
 
     layout: int
@@ -60,7 +62,7 @@ class Versions:
         self._among: dict[tuple[int, ...], tuple[Links, Hashable]] = {}
 
     def placed(self, boxes: tuple[Box | None, ...], config: Config, are_apart: bool = False) -> Placed:
-        """What has these boxes by part and this Config.
+        """The layout with these boxes by part under this Config.
 
         are_apart   whether it is known that all parts have a box and no two overlap
         """
@@ -87,7 +89,7 @@ class Versions:
     def get(
         self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed], most: float = inf
     ) -> tuple[Version, tuple[int, ...]]:
-        """The analysis of a flow between these layouts, and the processor of each of its slots.
+        """(the analysis of a flow between these layouts, the processor of each of its slots)
 
         Raises TooManyTransfers where it takes more than `most`.
         """
@@ -119,7 +121,7 @@ class Versions:
         return self._made[key], procs
 
     def _renamed(self, touching: tuple[Procs, ...]) -> tuple[Procs, tuple[Procs, ...]]:
-        """The processors of each slot, and the slots of all that touch a version, given their processors."""
+        """(the processor of each slot, the slots of each layout), given the processors that touch each layout."""
         if touching not in self._slots:
             # many touch it alike
             different = dict.fromkeys(touching)
@@ -139,7 +141,9 @@ class Versions:
         return self._apart[placed.layout]
 
     def _links(self, procs: tuple[int, ...]) -> tuple[Links, Hashable]:
-        """What joins these processors, and how far they are from each other: their groups at each level, renamed."""
+        """(what joins these processors, how far they are from each other): the latter as their groups on each level,
+        renamed.
+        """
         if procs not in self._among:
             levels = []
             for level in self._machine.levels if len(procs) > 1 else ():
@@ -151,14 +155,14 @@ class Versions:
 
 
 def _one_box(read: Sequence[Placed]) -> Box | None:
-    """The box that all of them read, if it is one."""
+    """The box that all of them read, if they read one and the same."""
     layouts = {p.layout: p.boxes for p in read}
     boxes = {box for each in layouts.values() for box in each}
     return boxes.pop() if len(boxes) == 1 else None
 
 
 def _joined(slots: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """All of them end to end; many are one object."""
+    """All of them end to end. Many are one and the same object."""
     arrays = {id(each): np.array(each, np.int64) for each in slots}
     return np.concatenate([arrays[id(each)] for each in slots])
 
@@ -167,7 +171,7 @@ def _analysed(
     flow: Flow, made: Sequence[Placed], read: Sequence[Placed], together: tuple[int, ...],
     slots: Sequence[tuple[int, ...]], among: Links, carried: bool, overwritten: bool, most: float,
 ) -> Version:  # fmt: skip
-    """slots: of each of `made`, then of `read`, those of all that touch it."""
+    """The version, by `runtime.dependence`; slots: of each of `made`, then of `read`, those of all that touch it."""
     readers = [row for p, of in zip(read, slots[len(made) :], strict=True) for row in zip(of, p.touched, strict=True)]
     # Of those that are no replicas each would be its own twin.
     twins = [twin for number, p in enumerate(read) for twin in _twins(p, number)] if _are_replicas(read) else ()
@@ -187,7 +191,9 @@ def _lie_alike(one: Placed, other: Placed) -> bool:
 def _contributions(
     made: Sequence[Placed], together: Sequence[int], slots: Sequence[tuple[int, ...]]
 ) -> list[Source]:
-    """In program order: a step that makes the region through several ports (so many together) does so part by part."""
+    """What is written, in the order of the program: a pass that writes the region through several ports (so many
+    together) does so part by part.
+    """
     contributions, ports = [], zip(made, slots)
     for count in together:
         rows = [row for p, of in islice(ports, count) for row in _parts(p, of)]
@@ -198,7 +204,7 @@ def _contributions(
 
 
 def _parts(placed: Placed, slots: tuple[int, ...]) -> list[tuple[int, Source]]:
-    """The number of each part that touches it, with its box and the slots of its replicas."""
+    """Of each part that touches the region its number, its box and the slots of its replicas."""
     r = placed.config.replicas
     each = [(n, box) for n, box in enumerate(placed.boxes) if box is not None]
     return [(n, Source(box, slots[k * r : (k + 1) * r])) for k, (n, box) in enumerate(each)]
@@ -209,5 +215,5 @@ def _are_replicas(placed: Sequence[Placed]) -> bool:
 
 
 def _twins(placed: Placed, number: int) -> list[tuple[int, int]]:
-    """Of all that touch it what replicas have in common."""
+    """Of all that touch it a key that the replicas of one part share."""
     return [(number, task // placed.config.replicas) for task in placed.tasks.tolist()]
