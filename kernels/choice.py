@@ -61,7 +61,7 @@ class Operands(NamedTuple):
     args: tuple[Any, ...]
 
 
-class Wanted(NamedTuple):
+class KernelCall(NamedTuple):
     """A kernel call without its data: arrays are `Array`s. Only kernels that add by themselves accumulate."""
 
     kernel: str
@@ -80,24 +80,26 @@ def setting_text(setting: Any) -> str:
     return "" if setting is None else json.dumps(setting, separators=(",", ":"))
 
 
-def wanted(name: str, outs: tuple[Any, ...], args: tuple[Any, ...], params: dict[str, Any], accumulate: bool) -> Wanted:
+def kernel_call(
+    name: str, outs: tuple[Any, ...], args: tuple[Any, ...], params: dict[str, Any], accumulate: bool
+) -> KernelCall:
     """A call upon arrays of any library, without its data."""
     bare = {word: _bare(value) for word, value in params.items()}
-    return Wanted(name, tuple(map(_bare, outs)), tuple(map(_bare, args)), bare, accumulate)
+    return KernelCall(name, tuple(map(_bare, outs)), tuple(map(_bare, args)), bare, accumulate)
 
 
-def key(call: Wanted) -> str:
-    """The call as text; `wanted_of` gives it back."""
+def key(call: KernelCall) -> str:
+    """The call as text; `call_of` gives it back."""
     fields = [call.kernel, _as_json(call.outs), _as_json(call.args), _as_json(call.params), call.accumulate]
     return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
-def wanted_of(text: str) -> Wanted:
+def call_of(text: str) -> KernelCall:
     """The call that a `key` names. ValueError in one sentence for what is none."""
     try:
         kernel, outs, args, params, accumulate = json.loads(text)
         params = {word: _read(value) for word, value in params.items()}
-        call = Wanted(str(kernel), tuple(map(_read, outs)), tuple(map(_read, args)), params, bool(accumulate))
+        call = KernelCall(str(kernel), tuple(map(_read, outs)), tuple(map(_read, args)), params, bool(accumulate))
         # Whatever else stands in the text would be lost.
         if key(call) == text:
             return call
@@ -125,10 +127,10 @@ def find(
     name: str, outs: tuple[Any, ...], args: tuple[Any, ...], params: dict[str, Any], accumulate: bool
 ) -> Choice | None:
     """What was remembered for a call upon these arrays."""
-    return known(key(wanted(name, outs, args, params, accumulate))) if _chosen else None
+    return known(key(kernel_call(name, outs, args, params, accumulate))) if _chosen else None
 
 
-def arrays_of(call: Wanted) -> Iterator[Array]:
+def arrays_of(call: KernelCall) -> Iterator[Array]:
     """All arrays that a call touches."""
     yield from call.outs
     yield from (arg for arg in call.args if isinstance(arg, Array))

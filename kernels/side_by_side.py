@@ -14,7 +14,7 @@ from typing import Any
 
 
 @contextmanager
-def crew(words: Sequence[str], num_processes: int) -> Iterator[Callable[[Iterable[Any]], Iterator[Any]]]:
+def worker_pool(words: Sequence[str], num_processes: int) -> Iterator[Callable[[Iterable[Any]], Iterator[Any]]]:
     """Start so many of `python -m *words`, each of which is to `serve`; gives what asks them.
 
     That takes questions and yields answers in their order, both of JSON's kinds; None of a process that dies of its

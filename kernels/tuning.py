@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from castile.kernels import choice
-from castile.kernels.choice import Array, Choice, Operands, Wanted
+from castile.kernels.choice import Array, Choice, KernelCall, Operands
 from castile.kernels.form import Refused
 from castile.kernels.table import Call, Table
 
@@ -23,7 +23,7 @@ class Meter(Protocol):
     def place(self) -> AbstractContextManager[object]:
         """A context in which operands are made, and calls are bound and timed: the device is current there."""
 
-    def operands(self, call: Wanted) -> list[Operands]:
+    def operands(self, call: KernelCall) -> list[Operands]:
         """Arrays for a call, as many as it takes to outgrow the caches."""
 
     def seconds(self, calls: Sequence[Call]) -> float:
@@ -45,7 +45,7 @@ def named(
     """
     if accumulate and not table.adds(name):
         accumulate, outs = False, list(map(_held, outs))
-    return choice.key(choice.wanted(name, tuple(outs), tuple(args), params, accumulate))
+    return choice.key(choice.kernel_call(name, tuple(outs), tuple(args), params, accumulate))
 
 
 def dense(shape: tuple[int, ...], dtype: str) -> Array:
@@ -60,7 +60,7 @@ def dense(shape: tuple[int, ...], dtype: str) -> Array:
 
 def kernel_of(which: str) -> str:
     """The kernel that the call of that name runs."""
-    return choice.wanted_of(which).kernel
+    return choice.call_of(which).kernel
 
 
 def _held(out: Array) -> Array:
@@ -70,14 +70,14 @@ def _held(out: Array) -> Array:
 
 def ways(table: Table, which: str) -> list[Choice]:
     """All ways to run the call of that name, the likeliest first; none where there is nothing to choose from."""
-    call = choice.wanted_of(which)
+    call = choice.call_of(which)
     outs, args = operands(call, hollow)
     return table.ways(call.kernel, args, outs, call.params, call.accumulate)
 
 
 def leading(table: Table, which: str) -> Choice | None:
     """The library, if the call of that name is made by it where nothing was measured."""
-    call = choice.wanted_of(which)
+    call = choice.call_of(which)
     outs, args = operands(call, hollow)
     return table.leading(call.kernel, args, outs, call.params, call.accumulate)
 
@@ -92,7 +92,7 @@ def tune(table: Table, which: str, meter: Meter, among: Sequence[Choice] | None 
     if not possible:
         return {}
     with meter.place():
-        return _timed(table, choice.wanted_of(which), possible, meter)
+        return _timed(table, choice.call_of(which), possible, meter)
 
 
 def ahead(calls: Iterable[tuple[str, Choice | None]], tell: Callable[[int, int], object]) -> None:
@@ -106,7 +106,7 @@ def ahead(calls: Iterable[tuple[str, Choice | None]], tell: Callable[[int, int],
     import_module("castile.kernels.triton.ahead").compile_all(wanted, capability, tell)
 
 
-def _timed(table: Table, call: Wanted, possible: Sequence[Choice], meter: Meter) -> dict[Choice, float]:
+def _timed(table: Table, call: KernelCall, possible: Sequence[Choice], meter: Meter) -> dict[Choice, float]:
     found: dict[Choice, float] = {}
     operands = meter.operands(call)
     for way in possible:
@@ -125,7 +125,7 @@ def take(found: dict[str, Choice]) -> None:
         choice.remember(which, way)
 
 
-def operands(call: Wanted, make: Callable[[Array], Any]) -> Operands:
+def operands(call: KernelCall, make: Callable[[Array], Any]) -> Operands:
     """What a call is made upon, each array as `make` makes it."""
     outs, args = (tuple(make(x) if isinstance(x, Array) else x for x in xs) for xs in (call.outs, call.args))
     return Operands(outs, args)

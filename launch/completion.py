@@ -16,7 +16,7 @@ from castile.launch.__main__ import commands
 from castile.launch.processes import ranks
 from castile.launch.reports.catalogue import KINDS
 from castile.launch.typed import optimizers, options, rates
-from castile.launch.typed.options import Taken
+from castile.launch.typed.options import Argument
 from castile.planner import searches
 from castile.planner.known.described import described
 from castile.runtime import machine as machines
@@ -67,7 +67,8 @@ def run(command: Completion) -> int:
 
 def script() -> str:
     """The function `_castile` of bash, and that it completes what begins with castile."""
-    taken = {name: options.taken_by(importlib.import_module(f"castile.launch.{name}").COMMAND) for name in commands()}
+    modules = {name: importlib.import_module(f"castile.launch.{name}") for name in commands()}
+    taken = {name: options.arguments_of(module.COMMAND) for name, module in modules.items()}
     values = (
         _case(8, [f"{name} {flag}" for flag in one.flags], _values(one))
         for name, every in taken.items()
@@ -96,7 +97,7 @@ def _case(indent: int, of: Iterable[str], words: Iterable[str], rest: str = "") 
     return f"{' ' * indent}{pattern}) words={shlex.quote(' '.join(words))} ;;"
 
 
-def _values(taken: Taken) -> list[str]:
+def _values(taken: Argument) -> list[str]:
     """The words that may stand there, those of its choices, as far as they are known; none for files and numbers."""
     return [word for part in taken.metavar.split("|") for word in _known(part)]
 

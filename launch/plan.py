@@ -21,7 +21,7 @@ from castile.launch.jobs import checks, figures, offline
 from castile.launch.jobs.course import Course
 from castile.launch.jobs.looking import Looking
 from castile.launch.jobs.offline import Desk
-from castile.launch.jobs.wanted import mode_of
+from castile.launch.jobs.request import mode_of
 from castile.launch.pictures import descent, front, layout
 from castile.launch.processes.interrupts import ending_early
 from castile.launch.processes.ranks import UserError, is_users_mistake
@@ -148,7 +148,7 @@ def run(command: Plan) -> int:
     machines = [found[one.machine[0]] for one in each]
     given = strategies.read(command.from_) if command.from_ else None
     which = [f"{n} of {len(each)}" if len(each) > 1 else "" for n in range(1, len(each) + 1)]
-    asked = [_asked(*one) for one in zip(each, machines, repeat(given), which)]
+    asked = [_case(*one) for one in zip(each, machines, repeat(given), which)]
     with ending_early("the best plan so far" if len(asked) == 1 else "the best plans so far") as is_over:
         if len(asked) == 1:
             return _tell(command, *_planned(asked[0], is_over))
@@ -202,7 +202,7 @@ def _each(command: Plan) -> list[Plan]:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Case:
     """What is asked of one machine, looked through.
 
     which   of several machines or searches, in words
@@ -215,7 +215,7 @@ class _Asked:
     saved: float
 
 
-def _asked(command: Plan, machine: Machine, given: Strategy | None, which: str) -> _Asked:
+def _case(command: Plan, machine: Machine, given: Strategy | None, which: str) -> _Case:
     """Raises ValueError or UserError for what can be known to be wrong before anything is looked for."""
     desk = offline.desk(
         command.model, machine, command.batch, command.profile, (command.dtype,), given, mode_of(command.objective),
@@ -226,10 +226,10 @@ def _asked(command: Plan, machine: Machine, given: Strategy | None, which: str) 
     looking = Looking(command, desk, _start(command, desk, given))
     _check_pieces(command, looking)
     _check_names(looking)
-    return _Asked(command, looking, which, saved)
+    return _Case(command, looking, which, saved)
 
 
-def _tried(asked: _Asked, is_over: Callable[[], bool]) -> tuple[dict[str, Any], Outputs]:
+def _tried(asked: _Case, is_over: Callable[[], bool]) -> tuple[dict[str, Any], Outputs]:
     """The facts of what one of several searches finds, or of why it finds nothing; and what was written of it."""
     try:
         facts, _, outputs = _planned(asked, is_over)
@@ -242,7 +242,7 @@ def _tried(asked: _Asked, is_over: Callable[[], bool]) -> tuple[dict[str, Any], 
         return {"machine": machine.name, "num_procs": machine.num_procs} | why, Outputs()
 
 
-def _planned(asked: _Asked, is_over: Callable[[], bool]) -> tuple[dict[str, Any], Strategy, Outputs]:
+def _planned(asked: _Case, is_over: Callable[[], bool]) -> tuple[dict[str, Any], Strategy, Outputs]:
     """Search, and write what is found: every figure of it, the plan, and the files.
 
     Raises NoPlanFits and other ValueErrors where there is nothing to be found.

@@ -34,12 +34,12 @@ from castile.runtime.nearness import Holders, Nearness
 from castile.runtime.placement import Read
 from castile.runtime.region import Box, all_overlap, bounding, overlap
 from castile.runtime.task import Kind, View
-from castile.runtime.transfer import Links, Source, Term, Transfer, Wanted
+from castile.runtime.transfer import Delivery, Links, Source, Term, Transfer
 
 # Copies are made wider, and terms of a sum, where all that take part then have at most so many times what is wanted.
 MOST_MORE = 2
 
-Placed = TypeVar("Placed", Term, Wanted)
+Placed = TypeVar("Placed", Term, Delivery)
 
 
 def plan(
@@ -83,7 +83,7 @@ def plan(
     return t
 
 
-def _from_all(sources: Sequence[Source], reads: Sequence[Read]) -> list[Wanted]:
+def _from_all(sources: Sequence[Source], reads: Sequence[Read]) -> list[Delivery]:
     """The copies to be made where each of several processors has one source, and all of these reads need some of each;
     else none. Gradients are summed so, and parameters gathered: `components` take long to find that out.
     """
@@ -98,10 +98,10 @@ def _from_all(sources: Sequence[Source], reads: Sequence[Read]) -> list[Wanted]:
     if not all_overlap({source.box for source in sources}, {box for _, box in wanted}):
         return []
     members = tuple([Term((n,), source.procs[0], source.box) for n, source in enumerate(sources)])
-    return [Wanted(proc, box, members) for proc, box in wanted]
+    return [Delivery(proc, box, members) for proc, box in wanted]
 
 
-def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> None:
+def _transfer(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -> None:
     special = special_of(t, component) or _sum_for_some(t, component)
     if special and special.form in t.forms and is_cheaper(t, special, component):
         _collective_for(t, special, copies)
@@ -111,7 +111,7 @@ def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> 
         transfer.general(t, component, copies)
 
 
-def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:
+def _passed_on(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -> bool:
     """Make each copy once, among all who contribute to it, and pass it on to the others from the nearest who have it.
 
     Returns whether that was cheaper, and so was done. The others get the bits that they would have had by adding
@@ -131,7 +131,7 @@ def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) ->
     holders, onward = _makers(t, special), []
     for index, copy in enumerate(others):
         near = holders[copy.box].nearest(copy.proc).procs
-        onward.append(Wanted(copy.proc, copy.box, (Term(everything, near[index % len(near)], copy.box),)))
+        onward.append(Delivery(copy.proc, copy.box, (Term(everything, near[index % len(near)], copy.box),)))
     if form_seconds(t, special) + general_seconds(t, onward) > general_seconds(t, component):
         return False
     made = _collective_for(t, special, copies)
@@ -153,10 +153,10 @@ def _makers(t: Transfer, special: Special) -> dict[Box, Holders]:
 
 
 def _made_first(
-    component: Sequence[Wanted], holders: AbstractSet[int], several: bool
-) -> tuple[list[Wanted], list[Wanted]]:
+    component: Sequence[Delivery], holders: AbstractSet[int], several: bool
+) -> tuple[list[Delivery], list[Delivery]]:
     """The copies that are made by those who contribute, and the others: of several boxes one copy of each is made."""
-    made, first, others = set[Box](), list[Wanted](), list[Wanted]()
+    made, first, others = set[Box](), list[Delivery](), list[Delivery]()
     for copy in component:
         if copy.proc not in holders or (several and copy.box in made):
             others.append(copy)
@@ -166,7 +166,7 @@ def _made_first(
     return first, others
 
 
-def _gathered_there(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:
+def _gathered_there(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -> bool:
     """Bring what several want all of, and none of them has, to one of them each, and gather it among them.
 
     Returns whether that was cheaper, and so was done: where they are near each other and far from those who have it,
@@ -181,7 +181,7 @@ def _gathered_there(t: Transfer, component: list[Wanted], copies: dict[Read, int
         return False
     if not procs.isdisjoint(term.proc for term in terms) or not tile([term.box for term in terms], first.box):
         return False
-    arriving = [Wanted(copy.proc, term.box, (term,)) for copy, term in zip(wanting, terms, strict=True)]
+    arriving = [Delivery(copy.proc, term.box, (term,)) for copy, term in zip(wanting, terms, strict=True)]
     members = tuple([Term(term.sources, copy.proc, term.box) for copy, term in zip(wanting, terms, strict=True)])
     special = Special("all_gather", members, tuple(wanting), first.box)
     if general_seconds(t, arriving) + form_seconds(t, special) > general_seconds(t, component):
@@ -194,7 +194,7 @@ def _gathered_there(t: Transfer, component: list[Wanted], copies: dict[Read, int
     return True
 
 
-def _some_by_some(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:
+def _some_by_some(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -> bool:
     """Make apart the copies of each box, or the first of each processor, then the second and so on, where a form makes
     all of some.
 
@@ -218,7 +218,7 @@ def _some_by_some(t: Transfer, component: list[Wanted], copies: dict[Read, int])
     return False
 
 
-def _gathered_whole(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:
+def _gathered_whole(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -> bool:
     """Make all copies as wide as the box around them, and gather what each has, its first source, then its second and
     so on: of keys each position of a causal attention wants those before it, and the last wants all.
 
@@ -237,7 +237,7 @@ def _gathered_whole(t: Transfer, component: list[Wanted], copies: dict[Read, int
     if not all(each) or not tile(around, frame) or not wanting <= having:
         return False
     every = [
-        Special("all_gather", tuple(some), tuple([Wanted(m.proc, box, tuple(some)) for m in some]), box)
+        Special("all_gather", tuple(some), tuple([Delivery(m.proc, box, tuple(some)) for m in some]), box)
         for some, box in zip(rounds, around, strict=True)
     ]
     put = 2 * frame.volume * t.itemsize / t.links.copy_bytes_per_second if len(every) > 1 else 0.0
@@ -254,7 +254,7 @@ def _gathered_whole(t: Transfer, component: list[Wanted], copies: dict[Read, int
     return True
 
 
-def _summed_whole(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:
+def _summed_whole(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -> bool:
     """Have each contribute to all copies, zeros where it has nothing, and sum the first of each processor, then the
     second and so on: gradients of keys, of which each position of a causal attention has those before it.
 
@@ -270,7 +270,9 @@ def _summed_whole(t: Transfer, component: list[Wanted], copies: dict[Read, int])
     if (volume := sum([box.volume for box in frames])) * len(members) > MOST_MORE * sum(given):
         return False
     givers = [tuple([m._replace(box=box) for m in members]) for box in frames]
-    found = [special_of(t, [Wanted(c.proc, c.box, of) for c in some]) for some, of in zip(rounds, givers, strict=True)]
+    found = [
+        special_of(t, [Delivery(c.proc, c.box, of) for c in some]) for some, of in zip(rounds, givers, strict=True)
+    ]
     each = [special for special in found if special and special.form == "reduce_scatter"]
     took = sum(form_seconds(t, special) for special in each) + 2 * volume * t.itemsize / t.links.copy_bytes_per_second
     if len(each) < len(rounds) or took > general_seconds(t, component):
@@ -292,19 +294,19 @@ def _each_once(several: Sequence[Placed]) -> list[list[Placed]]:
     return found
 
 
-def _by_box(component: list[Wanted]) -> list[list[Wanted]]:
-    found: dict[Box, list[Wanted]] = {}
+def _by_box(component: list[Delivery]) -> list[list[Delivery]]:
+    found: dict[Box, list[Delivery]] = {}
     for copy in component:
         found.setdefault(copy.box, []).append(copy)
     return [*found.values()]
 
 
-def _by_place(component: list[Wanted]) -> list[list[Wanted]]:
+def _by_place(component: list[Delivery]) -> list[list[Delivery]]:
     """The first copy of each processor, the second and so on, by their boxes."""
     return _each_once(sorted(component, key=lambda copy: (copy.box, copy.proc)))
 
 
-def _sum_for_some(t: Transfer, component: list[Wanted]) -> Special | None:
+def _sum_for_some(t: Transfer, component: list[Delivery]) -> Special | None:
     """An all-reduce for the sake of some of its members, which all want the same."""
     first = component[0]
     procs = {member.proc for member in first.members}

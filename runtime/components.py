@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from castile.runtime.nearness import Holders, Nearness
 from castile.runtime.placement import Read
 from castile.runtime.region import Box, Overlaps, bounding, disjoint
-from castile.runtime.transfer import Source, Term, Transfer, Wanted
+from castile.runtime.transfer import Delivery, Source, Term, Transfer
 
 
 @dataclass(eq=False)
@@ -47,9 +47,9 @@ class Members:
         self._touched: dict[tuple[int, ...], _Touched] = {}
         self._of_sources: dict[int, _Touched] = {}
 
-    def wanted(self, places: Sequence[Read]) -> list[Wanted]:
+    def wanted(self, places: Sequence[Read]) -> list[Delivery]:
         """The copies to be made there."""
-        return [Wanted(proc, box, self._members(proc, box)) for proc, box in places]
+        return [Delivery(proc, box, self._members(proc, box)) for proc, box in places]
 
     def _members(self, proc: int, box: Box) -> tuple[Term, ...]:
         touched = self._touching(box)
@@ -121,7 +121,7 @@ class _Group:
     """
 
     last: int = 0
-    copies: list[Wanted] = field(default_factory=list)
+    copies: list[Delivery] = field(default_factory=list)
     into: _Group | None = None
 
     def root(self) -> _Group:
@@ -132,7 +132,7 @@ class _Group:
         return group
 
 
-def components(wanted: Sequence[Wanted]) -> list[list[Wanted]]:
+def components(wanted: Sequence[Delivery]) -> list[list[Delivery]]:
     """The copies to be made, in groups that share no member."""
     of_members: dict[int, _Group] = {}
     of_member: dict[tuple[tuple[int, ...], int], _Group] = {}

@@ -14,7 +14,7 @@ from castile.runtime.placement import Read
 from castile.runtime.region import Box, intersect, whole
 from castile.runtime.runs import Run
 from castile.runtime.task import View
-from castile.runtime.transfer import Term, Transfer, Wanted
+from castile.runtime.transfer import Delivery, Term, Transfer
 
 # For each member of a group an array, or nothing.
 Views = tuple[View | None, ...]
@@ -101,7 +101,7 @@ def _members(special: Special) -> tuple[int, ...]:
     return tuple([member.proc for member in special.members])
 
 
-def _made(special: Special) -> list[Wanted]:
+def _made(special: Special) -> list[Delivery]:
     return [copy for copy in special.copies if copy is not None]
 
 
@@ -115,7 +115,7 @@ def _sent(t: Transfer, members: Sequence[Term], pieces: Sequence[list[Box]]) -> 
 
 
 def _landed(
-    t: Transfer, copies: Sequence[Wanted], pieces: Sequence[list[Box]], ends: Views
+    t: Transfer, copies: Sequence[Delivery], pieces: Sequence[list[Box]], ends: Views
 ) -> tuple[Views, list[Run | None]]:
     """Where each member's result lands, and what is then to be unpacked where that is not the copy itself."""
     taken = runs.of(pieces, [copy.box for copy in copies])

@@ -16,7 +16,7 @@ from castile.runtime.components import Members, clusters
 from castile.runtime.placement import Read
 from castile.runtime.region import Box, bounding, overlap
 from castile.runtime.task import Kind, View
-from castile.runtime.transfer import Source, Transfer, Wanted
+from castile.runtime.transfer import Delivery, Source, Transfer
 
 
 def families(sources: Sequence[Source], wanted: Sequence[Read]) -> list[list[int]]:
@@ -79,7 +79,7 @@ def _are_apart(sources: Sequence[Source], stay: AbstractSet[int], i: int, j: int
 
 def shares(
     t: Transfer, wanted: Sequence[Read], copies: dict[Read, int]
-) -> Iterator[tuple[list[Wanted], dict[Read, int]]]:
+) -> Iterator[tuple[list[Delivery], dict[Read, int]]]:
     """What is to be made of each family for the copies that are wanted, and into which pieces: the copies themselves
     where there is one family. At the end of the others their shares are added up.
     """
@@ -91,7 +91,7 @@ def shares(
     count = [sum(1 for copy in of if copy.members) for of in zip(*found, strict=True)]
     arrived: dict[Read, list[tuple[View, Box]]] = {read: [] for read, n in zip(wanted, count, strict=True) if n > 1}
     for number, mine in enumerate(found):
-        wants, pieces = list[Wanted](), dict[Read, int]()
+        wants, pieces = list[Delivery](), dict[Read, int]()
         for copy, read, n in zip(mine, wanted, count, strict=True):
             if read in arrived:
                 if copy.members:
@@ -105,12 +105,12 @@ def shares(
         transfer.add_up(t, Kind.FOLD, "fold", proc, View(copies[proc, box], box), views)
 
 
-def _share(t: Transfer, copy: Wanted, wants: list[Wanted], pieces: dict[Read, int]) -> tuple[View, Box]:
+def _share(t: Transfer, copy: Delivery, wants: list[Delivery], pieces: dict[Read, int]) -> tuple[View, Box]:
     """Where the share of a copy lies that one family has: in place, or in a piece that is wanted for it."""
     terms, box = t.terms(copy), t.around(copy)
     if len(terms) == 1 and terms[0].proc == copy.proc:
         return transfer.packed(t, terms[0], unbroken=False), box
     if (copy.proc, box) not in pieces:
         pieces[copy.proc, box] = t.add("staging", box, copy.proc)
-        wants.append(Wanted(copy.proc, box, copy.members))
+        wants.append(Delivery(copy.proc, box, copy.members))
     return View(pieces[copy.proc, box], box), box

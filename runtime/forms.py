@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from castile.runtime.machine import Level
 from castile.runtime.region import Box, Overlaps, bounding, disjoint
-from castile.runtime.transfer import Term, Transfer, Wanted
+from castile.runtime.transfer import Delivery, Term, Transfer
 
 SPECIAL_FORMS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 # A sum is made among all who contribute to it where at most so many times as many contribute as want a piece of it.
@@ -32,7 +32,7 @@ class Special(NamedTuple):
 
     form: str
     members: tuple[Term, ...]
-    copies: tuple[Wanted | None, ...]
+    copies: tuple[Delivery | None, ...]
     around: Box
 
     @property
@@ -41,10 +41,10 @@ class Special(NamedTuple):
         return max(m.box.volume for m in self.members) if self.form == "all_to_all" else self.around.volume
 
 
-def special_of(t: Transfer, component: list[Wanted]) -> Special | None:
+def special_of(t: Transfer, component: list[Delivery]) -> Special | None:
     """The special form that a component has, if it has one."""
     by_proc = {c.proc: c for c in component}
-    asking: dict[int, list[Wanted]] = {}
+    asking: dict[int, list[Delivery]] = {}
     for copy in component:
         asking.setdefault(id(copy.members), []).append(copy)
     keys = {(m.sources, m.proc) for each in asking.values() for m in each[0].members}
@@ -73,7 +73,7 @@ def special_of(t: Transfer, component: list[Wanted]) -> Special | None:
     return Special("all_gather" if gathered else "all_to_all", members, copies, around)
 
 
-def _contributed(t: Transfer, asking: Sequence[Sequence[Wanted]]) -> tuple[Term, ...]:
+def _contributed(t: Transfer, asking: Sequence[Sequence[Delivery]]) -> tuple[Term, ...]:
     """Each member with the box around all that it contributes; copies that have the same members come together."""
     boxes: dict[tuple[tuple[int, ...], int], list[Box]] = {}
     for copies in asking:
@@ -87,7 +87,7 @@ def _contributed(t: Transfer, asking: Sequence[Sequence[Wanted]]) -> tuple[Term,
     return tuple([Term(s, p, bounding(b)) for (s, p), b in sorted(boxes.items())])
 
 
-def _take_all(component: Sequence[Wanted], members: Sequence[Term]) -> bool:
+def _take_all(component: Sequence[Delivery], members: Sequence[Term]) -> bool:
     """Whether copies are made of all that the members have of their boxes: of replicas they take one only."""
     overlaps = Overlaps(m.box for m in members)
     for copy in component:
@@ -101,13 +101,13 @@ def tile(boxes: list[Box], frame: Box) -> bool:
     return sum(b.volume for b in boxes) == frame.volume and disjoint(boxes)
 
 
-def sum_of_all(t: Transfer, copy: Wanted) -> Special | None:
+def sum_of_all(t: Transfer, copy: Delivery) -> Special | None:
     """An all-reduce among all who contribute to a copy, each to all of it."""
     terms = t.terms(copy)
     if len({term.proc for term in terms}) < max(2, len(terms)) or any(term.box != copy.box for term in terms):
         return None
     members = tuple(sorted(terms))
-    return Special("all_reduce", members, tuple([Wanted(m.proc, copy.box, copy.members) for m in members]), copy.box)
+    return Special("all_reduce", members, tuple([Delivery(m.proc, copy.box, copy.members) for m in members]), copy.box)
 
 
 # Which is cheaper: alpha-beta, with the bytes that copies and sums touch.
@@ -142,15 +142,15 @@ def form_seconds(t: Transfer, special: Special) -> float:
     return took + folded + t.links.task_seconds
 
 
-def is_cheaper(t: Transfer, special: Special, component: list[Wanted]) -> bool:
+def is_cheaper(t: Transfer, special: Special, component: list[Delivery]) -> bool:
     """Whether a form takes no longer than the general one."""
     form, first = form_seconds(t, special), component[0]
     # what one of the copies takes of a few members decides mostly
-    some = [Wanted(first.proc, first.box, first.members[:DECISIVE])]
+    some = [Delivery(first.proc, first.box, first.members[:DECISIVE])]
     return form <= general_seconds(t, some, form) or form <= general_seconds(t, component, form)
 
 
-def general_seconds(t: Transfer, component: list[Wanted], enough: float = inf) -> float:
+def general_seconds(t: Transfer, component: list[Delivery], enough: float = inf) -> float:
     """The busiest processor's sends, or its receives and sums, one after another; at least `enough` where they are."""
     sends: dict[int, float] = {}
     receives: dict[int, float] = {}

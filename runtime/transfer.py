@@ -177,7 +177,7 @@ class Transfer:
         self.pieces.append(Piece(kind, box, proc))
         return len(self.pieces) - 1
 
-    def terms(self, copy: Wanted) -> list[Term]:
+    def terms(self, copy: Delivery) -> list[Term]:
         """What each member contributes to a copy."""
         return self.given(copy.members, copy.box)
 
@@ -192,7 +192,7 @@ class Transfer:
             self.contributed[key] = members, terms
         return self.contributed[key][1]
 
-    def around(self, copy: Wanted) -> Box:
+    def around(self, copy: Delivery) -> Box:
         """The box around what members contribute to a copy, of which there is something."""
         terms = self.terms(copy)
         # copies of one box with the same members have one list of terms, which is kept
@@ -215,7 +215,7 @@ class Term(NamedTuple):
     box: Box
 
 
-class Wanted(msgspec.Struct, frozen=True, eq=False):
+class Delivery(msgspec.Struct, frozen=True, eq=False):
     """A copy to be made; members, in the order of their sum: what takes part, each over the box around its sources.
 
     Copies with the same members have them as one object.
@@ -233,13 +233,13 @@ class _Sent(NamedTuple):
     """What goes from one processor to a copy on another: a term that is added up there, or all of it."""
 
     src: int
-    copy: Wanted
+    copy: Delivery
     term: Term | None
 
 
-def general(t: Transfer, component: Sequence[Wanted], targets: Mapping[tuple[int, Box], int]) -> None:
+def general(t: Transfer, component: Sequence[Delivery], targets: Mapping[tuple[int, Box], int]) -> None:
     """Make copies, each in the piece that `targets` has for its processor and box."""
-    folds, sent = list[Wanted](), list[_Sent]()
+    folds, sent = list[Delivery](), list[_Sent]()
     for copy in component:
         procs = {term.proc for term in t.terms(copy)}
         if len(procs) == 1 and copy.proc not in procs:
@@ -269,7 +269,7 @@ def _in_rounds(sent: Sequence[_Sent]) -> list[_Sent]:
     return sorted(sent, key=lambda one: (senders[one.src] - receivers[one.copy.proc]) % most)
 
 
-def assembled(t: Transfer, copy: Wanted, terms: Sequence[Term]) -> View:
+def assembled(t: Transfer, copy: Delivery, terms: Sequence[Term]) -> View:
     """A copy put together on the one processor that has all its terms, so that it goes in one message."""
     if len(terms) == 1 and terms[0].box == copy.box:
         return packed(t, terms[0], unbroken=True)

@@ -8,7 +8,7 @@ from unittest import mock
 
 from benchmarks.gpu import cases, ours
 from castile.kernels import tuning
-from castile.kernels.choice import wanted_of
+from castile.kernels.choice import call_of
 from castile.kernels.table import Table
 from tests.triton_arrays import laid
 from tests.triton_cases import plan
@@ -41,7 +41,7 @@ def ways() -> None:
         for case in getattr(cases, kind)():
             for call in ours.calls(case):
                 found = tuning.ways(Table("triton"), call.named)
-                known = wanted_of(call.named)
+                known = call_of(call.named)
                 outs, args = (tuple(map(laid, xs)) for xs in (known.outs, known.args))
                 made = plan(call.kernel, outs, (args, call.params))
                 num = {"ways": len(found), "settings": len(made.settings) if made else 0}

@@ -16,7 +16,8 @@ import pytest
 from castile.launch import models
 from castile.launch import plan as planning
 from castile.launch.__main__ import main
-from castile.launch.jobs import hunting, wanted
+from castile.launch.jobs import hunting
+from castile.launch.jobs import request as requests
 from castile.launch.reports import searches
 from castile.planner import strategy as strategies
 from castile.planner.bodies.vocabulary import itemsize
@@ -135,7 +136,7 @@ def test_where_nothing_fits_pipelines_are_asked_for_with_more_and_more_computed_
 
     monkeypatch.setattr(hunting, "instead", instead)
     monkeypatch.setattr(hunting, "search", counted)
-    monkeypatch.setattr(wanted, "has_many_parts", lambda lowering, most=0: is_dear)
+    monkeypatch.setattr(requests, "has_many_parts", lambda lowering, most=0: is_dear)
     monkeypatch.setattr(accumulating, "could_fit", lambda evaluator: True)
     monkeypatch.setattr(foresight, "FAR", 1.0)
     told = refused(capsys, *words)
@@ -222,7 +223,7 @@ def test_what_fits_is_looked_for_until_soon_after_the_time(
     def searched(*_: object, **__: object) -> None:
         raise NoPlanFits("no plan fits", 7)
 
-    for module in (foresight, wanted):
+    for module in (foresight, requests):
         monkeypatch.setattr(module, "foresee", foreseen)
     monkeypatch.setattr(hunting, "search", searched)
     monkeypatch.setattr(accumulating, "could_fit", lambda evaluator: True)
@@ -371,7 +372,7 @@ def test_what_the_host_gives_has_no_room_in_any_microbatches(
         return foresee(known, *others)
 
     monkeypatch.setattr(foresight, "foresee", noted)
-    monkeypatch.setattr(wanted, "foresee", noted)
+    monkeypatch.setattr(requests, "foresee", noted)
     told = refused(capsys, *words, "--batch", str(2**20))
     assert not {*seen} - {1}
     # Who is refused is told how much memory would be needed at least, and how much there is.

@@ -193,7 +193,7 @@ def leading(m: int, n: int, k: int, batch: int = 1, apart: int = 0) -> Choice | 
     """What leads in products of so many matrices in bfloat16, the rows of the first of which begin so far apart."""
     a, b, c = (dense_array((batch, *size), "bfloat16") for size in ((m, apart or k), (k, n), (m, n)))
     a = a._replace(shape=(batch, m, k))
-    wanted = choice.wanted("contract", (c,), ("lik,lkj->lij", a, b), {}, False)
+    wanted = choice.kernel_call("contract", (c,), ("lik,lkj->lij", a, b), {}, False)
     return tuning.leading(Table("triton"), choice.key(wanted))
 
 
@@ -211,7 +211,7 @@ def test_a_library_does_not_lead_where_it_takes_several_calls() -> None:
     a, b, c = (dense_array((3, 2, 64, 64), "bfloat16") for _ in range(3))
     turned = dense_array((2, 3, 64, 64), "bfloat16").transpose((1, 0, 2, 3))
     for first, expected in ((a, Choice("cupy")), (turned, None)):
-        wanted = choice.wanted("contract", (c,), ("hlik,hlkj->hlij", first, b), {}, False)
+        wanted = choice.kernel_call("contract", (c,), ("hlik,hlkj->hlij", first, b), {}, False)
         assert tuning.leading(Table("triton"), choice.key(wanted)) == expected
         assert Choice("cupy") in tuning.ways(Table("triton"), choice.key(wanted))
 
@@ -238,8 +238,8 @@ arrays = st.builds(
     st.booleans(),
 )
 def test_a_key_gives_its_call_back(args: list[Any], out: Any, params: dict[str, Any], adds: bool) -> None:
-    call = choice.wanted("softmax", (out,), tuple(args), params, adds)
-    assert choice.wanted_of(choice.key(call)) == call
+    call = choice.kernel_call("softmax", (out,), tuple(args), params, adds)
+    assert choice.call_of(choice.key(call)) == call
     assert [a.nbytes for a in choice.arrays_of(call)] == [x.nbytes for x in (out, *args) if hasattr(x, "strides")]
     others = (call._replace(accumulate=not adds), call._replace(outs=(*call.outs, *call.outs)),
               call._replace(kernel="relu"), call._replace(params={**params, "more": 1}))  # fmt: skip
@@ -251,12 +251,13 @@ def test_a_key_gives_its_call_back(args: list[Any], out: Any, params: dict[str, 
 )
 def test_what_is_no_key_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no kernel call is named"):
-        choice.wanted_of(text)
+        choice.call_of(text)
 
 
 def test_dims_of_one_element_have_no_steps() -> None:
     x = np.zeros((4, 1, 3), "float32")
-    keys = {choice.key(choice.wanted("relu", (one,), (one,), {}, False)) for one in (x, x[:, :1][:, ::2], x.copy("F"))}
+    same = (x, x[:, :1][:, ::2], x.copy("F"))
+    keys = {choice.key(choice.kernel_call("relu", (one,), (one,), {}, False)) for one in same}
     assert len(keys) == 2
 
 
@@ -326,7 +327,7 @@ class Meter:
         yield
         self.depth -= 1
 
-    def operands(self, call: choice.Wanted) -> list[Operands]:
+    def operands(self, call: choice.KernelCall) -> list[Operands]:
         assert self.depth == 1
         (size,) = call.outs[0].shape
         self.made = [Operands((np.zeros(size),), (np.zeros(size),)) for _ in range(2)]
@@ -361,5 +362,5 @@ def test_a_kernel_that_cannot_add_is_tuned_as_it_fills_what_is_added(table: Tabl
 def test_calls_are_named_as_arrays_name_them() -> None:
     for shape, dtype in (((3, 4, 5), "float32"), ((), "int64"), ((1, 2, 1), "float16"), ((7,), "bool")):
         x = np.zeros(shape, dtype)
-        bare = choice.wanted("relu", (dense_array(shape, dtype),), (), {}, False)
-        assert choice.key(bare) == choice.key(choice.wanted("relu", (x,), (), {}, False))
+        bare = choice.kernel_call("relu", (dense_array(shape, dtype),), (), {}, False)
+        assert choice.key(bare) == choice.key(choice.kernel_call("relu", (x,), (), {}, False))

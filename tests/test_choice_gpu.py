@@ -88,7 +88,7 @@ def test_tuning_on_a_gpu_times_every_way(name: str, monkeypatch: pytest.MonkeyPa
     which = tuning.named(table, name, outs, args, params, False)
     found = tuning.tune(table, which, tuning.gpu())
     assert 1 < len(found) <= len(tuning.ways(table, which))
-    nbytes = sum(one.nbytes for one in choice.arrays_of(choice.wanted_of(which)))
+    nbytes = sum(one.nbytes for one in choice.arrays_of(choice.call_of(which)))
     # No memory moves ten terabytes a second.
     assert all(nbytes / 1e13 < seconds < 0.1 for seconds in found.values()), found
 
@@ -107,7 +107,7 @@ def test_processes_compile_what_a_gpu_runs(tmp_path: Any, monkeypatch: pytest.Mo
         args, params = next(large(name, "bfloat16"))
         there = tuple(cupy.zeros(x.shape, x.dtype) if isinstance(x, np.ndarray) else x for x in args)
         outs = tuple(cupy.zeros(x.shape, np.dtype(x.dtype)) for x in vocabulary.results(name, specs(args), params))
-        which = choice.key(choice.wanted(name, outs, there, params, False))
+        which = choice.key(choice.kernel_call(name, outs, there, params, False))
         calls += [(name, there, outs, params, which, way) for way in tuning.ways(table, which) if way.form == "triton"]
     tuning.ahead([(which, way) for *_, which, way in calls], lambda done, total: None)
     with knobs.compilation.scope():

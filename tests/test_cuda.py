@@ -183,7 +183,7 @@ def test_a_library_that_leads_is_taken_where_nothing_was_measured_and_the_device
     xs = [tuning.dense((64, 64), "bfloat16") for _ in range(3)]
     outs, args, params = (xs[0],), ("ik,kj->ij", *xs[1:]), dict[str, Any]()
     named = tuning.named(Table("triton"), "contract", outs, args, params, False)
-    there = tuning.operands(choice.wanted_of(named), tuning.hollow)
+    there = tuning.operands(choice.call_of(named), tuning.hollow)
     tried, refused, first = list[Choice | None](), list[Choice](), Choice("triton", "first")
 
     def bind(table: Any, *call: Any) -> Any:

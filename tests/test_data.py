@@ -17,7 +17,8 @@ from tests.data_files import everything, small
 
 # Inputs that no data set's settings show.
 TAKES = {
-    "x": data.Taken((2, 3)), "ids": data.Taken((4,), True, np.array([1, 3, 9, 70])), "mask": data.Taken((2,), True),
+    "x": data.InputSpec((2, 3)), "ids": data.InputSpec((4,), True, np.array([1, 3, 9, 70])),
+    "mask": data.InputSpec((2,), True),
 }  # fmt: skip
 
 every_set = pytest.mark.parametrize("name", data.available())
@@ -211,7 +212,7 @@ def test_text_of_the_library_is_all_that_people_wrote_to_be_read(tmp_path, monke
 
 
 def test_what_is_taken_gives_way_to_what_the_user_says():
-    takes = {"tokens": data.Taken((32,)), "segments": data.Taken((5,))}
+    takes = {"tokens": data.InputSpec((32,)), "segments": data.InputSpec((5,))}
     assert data.load("text", 0, takes).shapes["tokens"] == (32,)
     assert data.load("text:seq=16", 0, takes).shapes["tokens"] == (16,)
 
@@ -227,10 +228,10 @@ def test_what_is_synthetic_is_whatever_is_taken():
 
 
 def test_numbers_are_below_what_is_taken():
-    takes = {"image": data.Taken((1, 5, 5)), "label": data.Taken((), True, np.array(3))}
+    takes = {"image": data.InputSpec((1, 5, 5)), "label": data.InputSpec((), True, np.array(3))}
     found = data.load("noise:samples=30", 0, takes)
     assert found.shapes["image"] == (1, 5, 5) and set(everything(found.train)["label"].tolist()) == {0, 1, 2}
-    takes = {"categories": data.Taken((2,), True, np.array([7, 40])), "numbers": data.Taken((3,))}
+    takes = {"categories": data.InputSpec((2,), True, np.array([7, 40])), "numbers": data.InputSpec((3,))}
     found = data.load("clicks:samples=500", 0, takes)
     assert everything(found.train)["categories"].max(axis=0).tolist() == [6, 39] and found.shapes["numbers"] == (3,)
 

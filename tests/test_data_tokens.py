@@ -41,7 +41,7 @@ def test_two_files_are_taken_as_they_are_and_are_mapped(tmp_path: Path) -> None:
     train, val = (
         written(tmp_path / f"{name}.bin", np.arange(n, dtype=np.uint16)) for name, n in (("t", 99), ("v", 20))
     )
-    takes = {"tokens": data.Taken((6,), True), "targets": data.Taken((6,), True)}
+    takes = {"tokens": data.InputSpec((6,), True), "targets": data.InputSpec((6,), True)}
     found = data.load(f"tokens:train={train},held_out={val}", 0, takes)
     assert len(found.train) == 16 and len(found.held_out) == 3
     column = found.train.columns["tokens"]

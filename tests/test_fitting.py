@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from castile.launch import data
 from castile.launch.__main__ import main
-from castile.launch.data import Arrays, Taken
+from castile.launch.data import Arrays, InputSpec
 from castile.launch.jobs.fitting import renamed
 from tests.data_files import everything
 from tests.runs import losses, told
@@ -126,7 +126,7 @@ def test_whole_numbers_that_are_stored_as_others_are_the_same_numbers(numbers: l
 def test_samples_are_taken_as_a_model_takes_them(tmp_path: Path) -> None:
     """All of them, and in the order in which they were."""
     np.savez(tmp_path / "mine.npz", id=np.arange(30.0), x=np.arange(30.0))
-    taken = {"id": Taken((), True), "x": Taken(())}
+    taken = {"id": InputSpec((), True), "x": InputSpec(())}
     d = data.load(f"numpy:file={tmp_path / 'mine.npz'}", 3, taken)
     every = everything(d.in_order("all"))
     assert every["id"].dtype == np.int32 and every["id"].tolist() == every["x"].tolist() == list(range(30))

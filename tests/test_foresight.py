@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from castile.launch.jobs import hunting, wanted
+from castile.launch.jobs import hunting
+from castile.launch.jobs import request as requests
 from castile.planner.searching import foresight
 from castile.planner.searching.foresight import Drawn, Foreseen, Foresight, Outlook, Question, may_need
 from castile.planner.searching.forks import Fork
@@ -248,12 +249,12 @@ def test_a_plan_is_the_same_however_many_cores_there_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of plans of many parts, whose sketches take long."""
-    monkeypatch.setattr(wanted, "has_many_parts", lambda lowering, most=0: True)
+    monkeypatch.setattr(requests, "has_many_parts", lambda lowering, most=0: True)
     found, asked, small = [], list[Question](), tmp_path / "small.toml"
     small.write_text(SMALL)
     monkeypatch.setattr(foresight, "Fork", watching(asked))
     for cores in (1, 2):
-        monkeypatch.setattr(wanted, "num_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(requests, "num_cores", lambda cores=cores: cores)
         path = str(tmp_path / f"{cores}.json")
         words = ["plan", MODEL, "--machine", str(small), "--batch", str(BATCH), "--budget", "40", "--out", path]
         facts = answer(capsys, *words)
@@ -268,7 +269,7 @@ def test_garbage_is_looked_for_but_where_plans_have_many_parts(
 ) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     looked, search = list[bool](), hunting.search
-    monkeypatch.setattr(wanted, "has_many_parts", lambda lowering, most=0: is_dear)
+    monkeypatch.setattr(requests, "has_many_parts", lambda lowering, most=0: is_dear)
     monkeypatch.setattr(hunting, "search", lambda *args, **more: looked.append(gc.isenabled()) or search(*args, **more))
     words = ["plan", MODEL, "--machine", str(tmp_path / "small.toml"), "--batch", "4", "--budget", "5"]
     answer(capsys, *words, "--out", str(tmp_path / "p.json"))

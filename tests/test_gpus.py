@@ -320,7 +320,7 @@ def test_the_first_rank_of_a_host_shows_what_is_compiled() -> None:
         for rank in range(2):
             gpus.use(rank)
             with patch.object(kernels.tuning, "ahead", compiled):
-                kernels.compile_ahead({choice.key(choice.wanted("copy", (few,), (few,), {}, False))})
+                kernels.compile_ahead({choice.key(choice.kernel_call("copy", (few,), (few,), {}, False))})
                 kernels.compile_ahead(set())
         assert bar.call_args_list == [call(True, "compiling"), call(False, "compiling")]
         assert bar().__enter__().mock_calls == [call("kernels", 1, 2)] * 2

@@ -144,8 +144,8 @@ def on(device: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
     measuring._stream.cache_clear()
 
 
-def call_of(*arrays: Array) -> choice.Wanted:
-    return choice.Wanted("k", arrays[:1], (*arrays[1:], "text", 3), {})
+def call_of(*arrays: Array) -> choice.KernelCall:
+    return choice.KernelCall("k", arrays[:1], (*arrays[1:], "text", 3), {})
 
 
 def test_operands_are_random_as_the_call_wants_them_and_outgrow_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_integers_are_below_what_they_number(monkeypatch: pytest.MonkeyPatch) ->
     out, ids = Array((4096, 8), (32, 4), "float32"), Array((512,), (4,), "int32")
     dy, params = Array((512, 8), (32, 4), "float32"), {"rows": 4096, "first": 0, "known": 4096}
     with on(Device(), monkeypatch):
-        found = measuring.operands(choice.Wanted("embedding_grad", (out,), (dy, ids), params))
+        found = measuring.operands(choice.KernelCall("embedding_grad", (out,), (dy, ids), params))
     assert all(2048 < one.args[1].max() < 4096 for one in found)
 
 

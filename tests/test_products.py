@@ -72,7 +72,7 @@ def test_what_is_not_wanted_is_left_out(
     matters = np.broadcast_to(by_row * i + by_col * j + first >= 0, (rows, cols)) | bool(by_term)
     want = x @ y + (out if adds else 0)
     steps, places = (*of_out, *of_x, *of_y), np.array([[0, 0, 0, adds]], np.int64)
-    wanted = products.Wanted((by_row, by_col, by_term), first)
+    wanted = products.HalfSpace((by_row, by_col, by_term), first)
     products.products(out, x, y, (rows, cols, depth), steps, places, wanted)()
     np.testing.assert_allclose(out[0][matters], want[0][matters], rtol=1e-12, atol=1e-12 * depth)
 
@@ -81,10 +81,10 @@ def test_tiles_and_terms_far_from_what_is_wanted_are_not_looked_at() -> None:
     size = 96
     x, y, out = np.ones((size, size)), np.ones((size, size)), np.full((size, size), np.nan)
     places = np.zeros((1, 4), np.int64)
-    products.products(out, x, y, (size,) * 3, (size, 1) * 3, places, products.Wanted((1, -1, 0)))()
+    products.products(out, x, y, (size,) * 3, (size, 1) * 3, places, products.HalfSpace((1, -1, 0)))()
     assert np.isnan(out[0, -1]) and np.isfinite(np.tril(out)).all()
     x[0, -1] = np.nan
-    products.products(out, x, y, (size,) * 3, (size, 1) * 3, places, products.Wanted((1, 0, -1)))()
+    products.products(out, x, y, (size,) * 3, (size, 1) * 3, places, products.HalfSpace((1, 0, -1)))()
     assert np.isfinite(out).all()
 
 

@@ -216,14 +216,14 @@ def test_by_steps_tasks_are_timed_where_they_run():
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_tuned_is_what_is_looked_up(model, monkeypatch):
     job, looked = jobs.start(model, "local", 4, ""), set()
-    monkeypatch.setattr(choice, "find", lambda *call: looked.add(choice.key(choice.wanted(*call))))
+    monkeypatch.setattr(choice, "find", lambda *call: looked.add(choice.key(choice.kernel_call(*call))))
     for name, plan in seeds(job.lowering).items():
         prepared = job.prepare(plan)
         job.execute(prepared, 0)
         graph = prepared.tasks
         tuned = set(tuning.names(Table("numpy"), graph, range(graph.num_tasks)))
         assert tuned and tuned <= looked, name
-    assert all(choice.key(choice.wanted_of(text)) == text for text in looked)
+    assert all(choice.key(choice.call_of(text)) == text for text in looked)
 
 
 class Meter:

@@ -80,7 +80,7 @@ def test_a_setting_that_was_chosen_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
     made = fake_plan("softmax", ((x,), {}))
     assert made is not None and len(made.settings) > 1
     last = Choice("triton", setting_text(made.settings[-1]))
-    choice.remember(choice.key(choice.wanted("softmax", (x,), (x,), {}, False)), last)
+    choice.remember(choice.key(choice.kernel_call("softmax", (x,), (x,), {}, False)), last)
     for one in (x, x.copy(), y):
         Table("triton").bind("softmax", (one,), (one,), {})
     assert taken[:2] == [made.settings[-1]] * 2 and taken[2] != taken[0]

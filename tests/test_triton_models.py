@@ -41,7 +41,7 @@ def calls(graph: Graph, how: str, updates: Updates) -> set[str]:
 @cache
 def on_host(name: str) -> bool:
     """Whether no form takes a call."""
-    call = choice.wanted_of(name)
+    call = choice.call_of(name)
     outs, args = (
         tuple(array(x.shape, x.dtype) if isinstance(x, Array) else x for x in xs) for xs in (call.outs, call.args)
     )
@@ -58,11 +58,11 @@ def test_every_kernel_of_a_model_runs_on_a_gpu(name: str, dtype: str) -> None:
     updates = Updates(optimizers.parse("sgd:momentum=0.5"), clip=1.0)
     every = set().union(*(calls(graph, how, updates) for how in PLANS[dtype]))
     assert len(every) > 3
-    assert Counter(choice.wanted_of(one).kernel for one in every if on_host(one)) == {}
+    assert Counter(choice.call_of(one).kernel for one in every if on_host(one)) == {}
 
 
 @pytest.mark.parametrize("name", models.available())
 def test_every_kernel_of_a_rewritten_model_runs_on_a_gpu(name: str) -> None:
     graph = rewrite.apply("+".join(rewrite.available()), models.parse(scaled(name)).graph(batch=4, dtype="bfloat16"))
     every = calls(graph, "last", Updates(optimizers.parse("sgd")))
-    assert Counter(choice.wanted_of(one).kernel for one in every if on_host(one)) == {}
+    assert Counter(choice.call_of(one).kernel for one in every if on_host(one)) == {}

@@ -76,7 +76,7 @@ def test_every_way_comes_to_the_same_on_a_gpu(name: str) -> None:
     table = Table("triton")
     which = tuning.named(table, name, outs, args, params, False)
     ways = tuning.ways(table, which) or [Choice("triton")]
-    call, found = choice.wanted_of(which), list[Any]()
+    call, found = choice.call_of(which), list[Any]()
     with measuring.place():
         taken = measuring.operands(call)[0].args
         if name == "dispatch":

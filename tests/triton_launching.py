@@ -220,7 +220,7 @@ def test_what_is_compiled_ahead_is_what_is_bound(name: str, monkeypatch: pytest.
         args, params = cast(name, case, dtype)
         there = tuple(DeviceArray(x.shape, x.dtype.name) if hasattr(x, "strides") else x for x in args)
         outs = tuple(DeviceArray(one.shape, one.dtype) for one in results(name, args, params))
-        wanted = choice.wanted(name, outs, there, params, False)
+        wanted = choice.kernel_call(name, outs, there, params, False)
         ways = [one for one in tuning.ways(table, choice.key(wanted)) if one.form == "triton"] or [None]
         for way in ways if number == 0 else ways[:: max(1, len(ways) - 1)]:
             with suppress(Refused):
@@ -235,7 +235,7 @@ def test_processes_leave_nothing_to_compile(library: Any, monkeypatch: pytest.Mo
     table, calls = Table("triton"), []
     for name, num in (("relu", 1), ("add", 2), ("relu_grad", 2), ("softmax", 1)):
         arrays = tuple(DeviceArray((48, 256), "float32") for _ in range(num))
-        which = choice.key(choice.wanted(name, arrays[:1], arrays, {}, False))
+        which = choice.key(choice.kernel_call(name, arrays[:1], arrays, {}, False))
         # what is chosen is compiled, what was remembered too, and else what comes first
         way = tuning.ways(table, which)[-1] if num == 1 else None
         if name == "relu":

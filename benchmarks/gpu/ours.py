@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.gpu import cases, sides, steps
 from benchmarks.gpu.calls import Call, calls
 from castile.kernels import choice, tuning
-from castile.kernels.choice import Array, Choice, wanted_of
+from castile.kernels.choice import Array, Choice, call_of
 from castile.kernels.cupy import measuring
 from castile.kernels.form import Refused
 from castile.kernels.table import Table
@@ -42,7 +42,7 @@ def fastest(call: Call, errand: str) -> dict[str, Any]:
         if not any(way.form == "triton" for way in found):
             found |= tuning.tune(table, call.named, tuning.gpu(), some)
     if not found:
-        every = measuring.operands(wanted_of(call.named))
+        every = measuring.operands(call_of(call.named))
         bound = [table.bind(call.kernel, one.args, one.outs, call.params) for one in every]
         return {"seconds": measuring.seconds(bound)}
     tuning.take({call.named: min(found, key=lambda way: found[way])})
@@ -96,7 +96,7 @@ def copied(nbytes: int) -> float:
     def copy(to: Any, source: Any) -> None:
         cupy.cuda.runtime.memcpyAsync(to.data.ptr, source.data.ptr, half.shape[0], 3, stream.ptr)
 
-    every = measuring.operands(wanted_of(Call("copy", (half,), {}).named))
+    every = measuring.operands(call_of(Call("copy", (half,), {}).named))
     return measuring.seconds([partial(copy, one.outs[0], one.args[0]) for one in every])
 
 
@@ -114,7 +114,7 @@ def _run(call: Call, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _operands(call: Call) -> tuple[Any, ...]:
-    return measuring.operands(wanted_of(call.named))[0].args
+    return measuring.operands(call_of(call.named))[0].args
 
 
 def _distance(got: Sequence[Any], want: Sequence[Any]) -> dict[str, float]:
@@ -186,7 +186,7 @@ def compile_ways(named: str) -> None:
 
     What is wrong with one is told where it is measured.
     """
-    table, call = Table("triton"), wanted_of(named)
+    table, call = Table("triton"), call_of(named)
     with cupy.cuda.Stream(non_blocking=True), suppress(Exception):
         outs, args = (tuple(_empty(x) if isinstance(x, Array) else x for x in xs) for xs in (call.outs, call.args))
         for way in tuning.ways(table, named) or [Choice("triton")]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from castile.kernels.choice import Array, Operands, Wanted, arrays_of
+from castile.kernels.choice import Array, KernelCall, Operands, arrays_of
 from castile.kernels.table import Call, definitions
 
 # Operands together are so many times as large as the device's last cache, but no more than so many, nor a share of what
@@ -41,7 +41,7 @@ def _stream(device: int) -> Any:
     return import_module("cupy").cuda.Stream(non_blocking=True)
 
 
-def operands(call: Wanted) -> list[Operands]:
+def operands(call: KernelCall) -> list[Operands]:
     """Random arrays for a call, never zeros; integers are below what they number, or are an index of any array.
 
     MemoryError where not even one fits.
@@ -74,7 +74,7 @@ def seconds(calls: Sequence[Call]) -> float:
     return float(np.median([_timed(cuda, stream, lambda: _run(turns), count * each) for _ in range(NUM_SAMPLES)]))
 
 
-def _operands(cupy: Any, call: Wanted, random: Any) -> Operands:
+def _operands(cupy: Any, call: KernelCall, random: Any) -> Operands:
     extents = [n for one in arrays_of(call) if "float" in one.dtype for n in one.shape if n > 1]
     numbered = getattr(definitions().get(call.kernel), "numbers", "")
     below = call.params.get(numbered, min(extents, default=2))

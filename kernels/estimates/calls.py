@@ -34,7 +34,7 @@ def estimates(calls: Sequence[str], kind: str) -> Iterator[tuple[str, Estimate |
     None for those that are left to their definitions, and for those that Triton cannot compile for it.
     """
     num_processes = min(MOST_PROCESSES, len(sched_getaffinity(0)), -(-len(calls) // LEAST_CALLS))
-    with side_by_side.crew([__name__, kind], max(1, num_processes)) as ask:
+    with side_by_side.worker_pool([__name__, kind], max(1, num_processes)) as ask:
         for name, answer in zip(calls, ask(calls), strict=True):
             yield name, Estimate(*answer) if answer else None
 

@@ -157,7 +157,7 @@ def lost(one: Counted, held: int, nbytes: int, about: Chip) -> float:
 
 def of_call(which: str, about: Chip) -> list[Estimate]:
     """Of each launch of the default setting of the call of that name; none where it is left to its definition."""
-    call = choice.wanted_of(which)
+    call = choice.call_of(which)
     if call.kernel not in forms("triton"):
         return []
     outs, args = operands(call, hollow)

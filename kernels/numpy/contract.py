@@ -19,7 +19,7 @@ from castile.kernels.calls import chain, nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.elementwise import altered
 from castile.kernels.numpy.gemm import Gemm, Matrix, address, has_gemm, matrix
-from castile.kernels.numpy.products import ALL, Wanted, by_blas, in_tiles, products
+from castile.kernels.numpy.products import ALL, HalfSpace, by_blas, in_tiles, products
 from castile.kernels.numpy.views import Scratch, merge
 
 Ints = tuple[int, ...]
@@ -191,7 +191,7 @@ def _best_split(sorts: list[list[Label]]) -> Split:
     return best
 
 
-def _wanted(split: Split, terms: list[str], shape: Ints, after: After) -> Wanted:
+def _wanted(split: Split, terms: list[str], shape: Ints, after: After) -> HalfSpace:
     """What a product's indices say of the two labels; all where these are not all that two of its labels stand for."""
     late, first, early = after
     sizes = dict(zip(terms[0] + terms[1], shape, strict=True))
@@ -200,11 +200,11 @@ def _wanted(split: Split, terms: list[str], shape: Ints, after: After) -> Wanted
     for label, names in zip(split[:3], (x & z - y, y & z - x, x & y - z), strict=True):
         turns.append((names == {late}) - (names == {early}) if label.size == prod(sizes[n] for n in names) else 0)
     i, j, k = turns
-    return Wanted((i, j, k), first) if sorted(turns) == [-1, 0, 1] else ALL
+    return HalfSpace((i, j, k), first) if sorted(turns) == [-1, 0, 1] else ALL
 
 
 def _in_tiles(
-    out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split, accumulate: bool, wanted: Wanted
+    out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split, accumulate: bool, wanted: HalfSpace
 ) -> Callable[[], Any] | None:
     """A compiled loop that makes all products where it is expected to take less than BLAS, None elsewhere."""
     num = prod(label.size for label in (*split.kept, *split.summed))

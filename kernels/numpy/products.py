@@ -41,7 +41,7 @@ _UNPACKED = 10**6 if lanes(4) == 16 else inf
 _LARGE, _WIDE = 1 << 24, 64
 
 
-class Wanted(NamedTuple):
+class HalfSpace(NamedTuple):
     """The terms that matter, of products x[i, k] * y[k, j]: those with i * I + j * J + k * K + first >= 0, where I, J
     and K, `turns`, are 1, 0 or -1. What has no such term need not be written, and all others are zero.
     """
@@ -50,13 +50,13 @@ class Wanted(NamedTuple):
     first: int = 0
 
     @property
-    def turned(self) -> "Wanted":
+    def turned(self) -> "HalfSpace":
         """Of the product of y and x."""
         i, j, k = self.turns
-        return Wanted((j, i, k), self.first)
+        return HalfSpace((j, i, k), self.first)
 
 
-ALL = Wanted()
+ALL = HalfSpace()
 
 _three, _two, _one = panel(ROWS, 3), panel(ROWS, 2), panel(ROWS, 1)
 
@@ -92,7 +92,7 @@ def products(
     sizes: Sizes,
     steps: tuple[int, int, int, int, int, int],
     places: np.ndarray,
-    wanted: Wanted = ALL,
+    wanted: HalfSpace = ALL,
 ) -> Call:
     """The work of out[i, j] = sum over k of x[i, k] * y[k, j], or +=, for many matrices in three arrays of one dtype.
 

@@ -49,7 +49,7 @@ def compile_all(wanted: Sequence[Launched], capability: int, tell: Callable[[int
     num_processes = min(MOST_PROCESSES, len(sched_getaffinity(0)), len(rest) // LEAST_CALLS)
     if num_processes < 2:
         return
-    with side_by_side.crew([__name__, str(capability)], num_processes) as ask:
+    with side_by_side.worker_pool([__name__, str(capability)], num_processes) as ask:
         for number, _ in enumerate(ask(rest), done + 2):
             tell(number, len(calls))
 
@@ -57,7 +57,7 @@ def compile_all(wanted: Sequence[Launched], capability: int, tell: Callable[[int
 def _compile(name: str, setting: str) -> None:
     # What is wrong with it is told by whoever binds it.
     with suppress(Exception):
-        call = choice.wanted_of(name)
+        call = choice.call_of(name)
         outs, args = operands(call, lambda x: hollow(x).view(chip.Absent))
         _table().bind(call.kernel, args, outs, call.params, None, call.accumulate, Choice("triton", setting))
 

@@ -43,7 +43,7 @@ class Samples(Protocol):
         """For each input named, its rows [n, ...] of the n samples of these numbers, as `as_input` has them."""
 
 
-class Taken(NamedTuple):
+class InputSpec(NamedTuple):
     """What is to be taken of one input of a sample: its shape, and below what each of its whole numbers is to be.
 
     whole   whether its numbers are whole. share: whether they lie from 0 to 1
@@ -306,7 +306,7 @@ def available() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in iter_modules(__path__)))
 
 
-def load(text: str, seed: int, takes: Mapping[str, Taken] | None = None) -> Dataset:
+def load(text: str, seed: int, takes: Mapping[str, InputSpec] | None = None) -> Dataset:
     """The data set of NAME or NAME:key=value,...; what is not said there is as samples have to be to be taken.
 
     Raises ValueError in one sentence for an unknown name or setting, and for data that are missing or damaged.
@@ -345,12 +345,12 @@ def _whole(samples: Samples, names: frozenset[str]) -> Samples:
     return replace(samples, whole=names) if isinstance(samples, Arrays) else Whole(samples, names)
 
 
-def _fitting(module: Any, takes: Mapping[str, Taken]) -> dict[str, Any]:
+def _fitting(module: Any, takes: Mapping[str, InputSpec]) -> dict[str, Any]:
     """What a data set is given so that its samples are what is taken: settings that they show, or all, if it asks."""
     found: dict[str, Any] = {"takes": takes} if "takes" in settings.names(module.load) else {}
     kinds = settings.names(module.load, RESERVED)
     for key, (name, what) in getattr(module, "SHOWN", {}).items():
-        taken = takes.get(name, Taken(()))
+        taken = takes.get(name, InputSpec(()))
         if isinstance(what, int) and what < len(taken.shape):
             found[key] = taken.shape[what]
         elif what == BELOW and taken.below is not None:

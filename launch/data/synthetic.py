@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from castile.launch.data import Dataset, Taken, split
+from castile.launch.data import Dataset, InputSpec, split
 from castile.launch.data.noise import windows
 from castile.runtime import rng
 
@@ -19,7 +19,7 @@ from castile.runtime import rng
 TRUTHS = 2
 
 
-def load(seed: int, *, takes: Mapping[str, Taken], samples: int = 10_000, held_out: float = 0.05) -> Dataset:
+def load(seed: int, *, takes: Mapping[str, InputSpec], samples: int = 10_000, held_out: float = 0.05) -> Dataset:
     """each input of the model in its shape: float32 of mean 0 and deviation 1, or from 0 to 1 where it has to lie
     there, or int32 below what it may be.
 
@@ -31,7 +31,7 @@ def load(seed: int, *, takes: Mapping[str, Taken], samples: int = 10_000, held_o
     return Dataset("synthetic", seed, Drawn(takes, lines, train), Drawn(takes, lines, rest))
 
 
-def _line(seed: int, name: str, taken: Taken, samples: int) -> np.ndarray:
+def _line(seed: int, name: str, taken: InputSpec, samples: int) -> np.ndarray:
     length = (prod(taken.shape) + samples,)
     if not taken.whole and not taken.share:
         return rng.normal(seed, f"synthetic {name}", length).astype(np.float32)
@@ -46,7 +46,7 @@ class Drawn:
     rows    the numbers of the samples that are meant, in order
     """
 
-    takes: Mapping[str, Taken]
+    takes: Mapping[str, InputSpec]
     lines: Mapping[str, np.ndarray]
     rows: np.ndarray
 

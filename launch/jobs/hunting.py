@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from itertools import product
 from math import inf
 
-from castile.launch.jobs.wanted import Dropped, Wanted
+from castile.launch.jobs.request import Dropped, Request
 from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.budget import Budget, clock
 from castile.planner.evaluation.evaluator import Evaluator
@@ -51,7 +51,7 @@ class Hunt:
     is_gathered  whether parameters are gathered for each pass, in place of a search among plans that keep them
     """
 
-    wanted: Wanted
+    request: Request
     limits: Budget
     progress: Progress | None
     refused: list[NoPlanFits] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Hunt:
         """What is known to be better than a search there would find, or taken where that would hardly find any, at last
         the next of those that compute more again; or None.
         """
-        if not self.wanted.may_fill:
+        if not self.request.may_fill:
             return None
         instead_of = self._may_gather and self._gives_up(chosen)
         if instead_of:
@@ -104,7 +104,7 @@ class Hunt:
         if self._may_gather and not chosen.fits:
             self._expect(chosen)
         try:
-            return chosen, self._search(chosen, left, self.wanted.start)
+            return chosen, self._search(chosen, left, self.request.start)
         except NoPlanFits as error:
             # its traceback holds who hunts
             self.refused.append(error.with_traceback(None))
@@ -129,28 +129,29 @@ class Hunt:
     @property
     def _may_gather(self) -> bool:
         """Whether plans in other numbers of microbatches are searched from: of a time nothing would be left for it."""
-        return self.wanted.may_fill and self.limits.seconds is None
+        return self.request.may_fill and self.limits.seconds is None
 
     def _is_hopeless(self, chosen: Chosen) -> bool:
         """Whether a search would take a minute and hardly find a plan that fits."""
-        is_refused_late = self.wanted.may_fill and not chosen.fits and self.wanted.is_dear
-        return is_refused_late and not self.wanted.foreseen(chosen).fitting
+        is_refused_late = self.request.may_fill and not chosen.fits and self.request.is_dear
+        return is_refused_late and not self.request.foreseen(chosen).fitting
 
     def _gives_up(self, chosen: Chosen) -> bool:
         """Whether plans are in more microbatches than was asked for, or compute more again."""
-        return (chosen.number, chosen.evaluator.lowering.recompute) != (self.wanted.microbatches, self.wanted.recompute)
+        request = self.request
+        return (chosen.number, chosen.evaluator.lowering.recompute) != (request.microbatches, request.recompute)
 
     def _late(self, chosen: Chosen) -> Looked | None:
         """The soonest pipeline that fits, where a search looks at none, as late is better than nothing; or None."""
-        if not self.wanted.may_fill:
+        if not self.request.may_fill:
             return None
         return instead(chosen, self._others(chosen, self.limits, self.timed), self._again)
 
     def _computed_again(self) -> Iterator[Chosen]:
         """From where on pipelines that compute more again are looked at, once nothing else fits."""
-        for number, way in product(self.wanted.numbers[1:2], self.wanted.ways_left if self.wanted.may_fill else ()):
+        for number, way in product(self.request.numbers[1:2], self.request.ways_left if self.request.may_fill else ()):
             with suppress(ValueError):  # a model that cannot be cut has no pipelines
-                yield Chosen(number, *self.wanted.at(self.wanted.dropped(way), number))
+                yield Chosen(number, *self.request.at(self.request.dropped(way), number))
 
     def _again(self, chosen: Chosen, plan: Strategy | None) -> Found:
         """The same search in another number of microbatches, or, with a known plan, that one alone."""
@@ -163,66 +164,66 @@ class Hunt:
         no plan fits, that of a time is shared with these as long as no known plan is known, or taken, to fit.
         """
         share = 1.0
-        if self.limits.seconds is not None and self.wanted.may_fill:
+        if self.limits.seconds is not None and self.request.may_fill:
             chosen = cut_for(chosen, self._others(chosen, self.timed, self.timed))
-            share = 1.0 if chosen.fits or self.wanted.foreseen(chosen).fitting else DOUBTED
+            share = 1.0 if chosen.fits or self.request.foreseen(chosen).fitting else DOUBTED
         return chosen, remaining(self.limits, clock() - self.began, share)
 
     def _others(self, chosen: Chosen, for_more: Budget, for_better: Budget) -> Others:
         """The other numbers of microbatches in which pipelines are looked at, from the least that fills one on: until
         when for more numbers, and until when for better plans once there is one.
         """
-        counts = microbatch_counts(chosen.evaluator.lowering)[1:] if self.wanted.could_fit else ()
-        outlook = self.wanted.outlook(chosen.evaluator.lowering.recompute, is_pipeline)
+        counts = microbatch_counts(chosen.evaluator.lowering)[1:] if self.request.could_fit else ()
+        outlook = self.request.outlook(chosen.evaluator.lowering.recompute, is_pipeline)
         return Others([n for n in counts if n != chosen.number], outlook, for_better.is_over, for_more.is_over)
 
     @cached_property
     def _gathering(self) -> Gathering:
         """Where plans are looked at whose parameters are gathered for each pass, and more and more computed again."""
-        may_help = self.wanted.may_fill and self.wanted.ways_left
-        ways = (NOTHING, *self.wanted.recomputation.rising(SMALL_STEPS)) if may_help else ()
-        each = (self.wanted.outlook(self.wanted.dropped(f"{way},{PARAMETERS}"), is_in_pieces) for way in ways)
+        may_help = self.request.may_fill and self.request.ways_left
+        ways = (NOTHING, *self.request.recomputation.rising(SMALL_STEPS)) if may_help else ()
+        each = (self.request.outlook(self.request.dropped(f"{way},{PARAMETERS}"), is_in_pieces) for way in ways)
         return Gathering(self._in_all_numbers(each))
 
     @cached_property
     def _computing(self) -> Gathering:
         """The same of plans whose parameters stay: none but where a search takes a second or two."""
-        is_quick = num_parts(self.wanted.desk.evaluator) <= QUICK_PARTS
-        ways = (NOTHING, *self.wanted.ways_left) if self.wanted.may_fill and is_quick else ()
-        each = (self.wanted.outlook(self.wanted.dropped(way)) for way in ways)
+        is_quick = num_parts(self.request.desk.evaluator) <= QUICK_PARTS
+        ways = (NOTHING, *self.request.ways_left) if self.request.may_fill and is_quick else ()
+        each = (self.request.outlook(self.request.dropped(way)) for way in ways)
         return Gathering(self._in_all_numbers(each), are_few=True)
 
     def _in_all_numbers(self, each: Iterable[Outlook]) -> list[Others]:
         """Each of them in every number of microbatches, as long as there is time."""
         is_over = self.timed.is_over
-        return [Others(microbatch_counts(self.wanted.lowering), one, is_over, is_over) for one in each]
+        return [Others(microbatch_counts(self.request.lowering), one, is_over, is_over) for one in each]
 
     def _enough(self, recompute: Dropped, numbers: Iterable[int]) -> Chosen | None:
         """In which of these numbers of microbatches to search."""
         # Who wants an end waits for no further number.
         is_late, is_over = self.timed.is_over, self.limits.is_over
-        return accumulating.enough(self.wanted.outlook(recompute), numbers, is_late, is_over, self._expect)
+        return accumulating.enough(self.request.outlook(recompute), numbers, is_late, is_over, self._expect)
 
     def _expect(self, chosen: Chosen) -> None:
         """That pipelines are likely to be looked at, while other known plans are simulated."""
-        if self.wanted.may_fill and self.wanted.is_dear:
+        if self.request.may_fill and self.request.is_dear:
             expect(chosen.number, self._others(chosen, self.limits, self.limits))
 
     def _places(self) -> Iterator[Chosen]:
         """In what to search, one after the other, until a plan fits."""
-        wanted = self.wanted
-        smallest = wanted.smallest(self.timed.is_over) if wanted.command.objective == "memory" else None
+        request = self.request
+        smallest = request.smallest(self.timed.is_over) if request.command.objective == "memory" else None
         if smallest is not None:
             yield smallest
-        first = Chosen(wanted.microbatches, *wanted.at(wanted.recompute, wanted.microbatches))
-        numbers, chosen = wanted.numbers if wanted.is_free else (first.number,), None
+        first = Chosen(request.microbatches, *request.at(request.recompute, request.microbatches))
+        numbers, chosen = request.numbers if request.is_free else (first.number,), None
         # A search takes half a minute to say that it found none, known plans in sketches a second or two.
-        if wanted.is_free and wanted.is_long and wanted.foreseen(first).is_far:
-            shares = {first.number: wanted.foreseen(first).share}
+        if request.is_free and request.is_long and request.foreseen(first).is_far:
+            shares = {first.number: request.foreseen(first).share}
             left = [n for n in numbers if n > first.number and may_need(shares, n, NEAR)]
-            chosen = self._enough(wanted.recompute, left)
-        for way in (NOTHING, *wanted.ways_left):
-            chosen = chosen or first if way == NOTHING else self._enough(wanted.dropped(way), numbers)
+            chosen = self._enough(request.recompute, left)
+        for way in (NOTHING, *request.ways_left):
+            chosen = chosen or first if way == NOTHING else self._enough(request.dropped(way), numbers)
             while chosen is not None:
                 yield chosen
                 more = [n for n in numbers if n > chosen.number]
@@ -232,31 +233,32 @@ class Hunt:
         """That no plan fits: why none can, or where the number of microbatches was said one that would do, or that
         others were looked at too.
         """
-        if not self.wanted.could_fit:
+        if not self.request.could_fit:
             return NoPlanFits(f"{refused}; none can: {self._too_much()}", refused.num_proposals)
-        if self.wanted.is_free and len(self.wanted.numbers) > 1:
+        if self.request.is_free and len(self.request.numbers) > 1:
             also = "nor was one found in microbatches, or with results computed again"
             return NoPlanFits(f"{refused}; {also}", refused.num_proposals)
-        numbers = [] if self.wanted.is_free else [n for n in self.wanted.numbers if n > self.wanted.microbatches]
-        more = self._enough(self.wanted.recompute, numbers)
+        numbers = [] if self.request.is_free else [n for n in self.request.numbers if n > self.request.microbatches]
+        more = self._enough(self.request.recompute, numbers)
         if more is None:
             return refused
         # A plan that is given says into how many pieces it cuts the batch.
-        free, near = "leave --from out and " if self.wanted.start else "", "fits" if more.fits else "comes near fitting"
+        free = "leave --from out and " if self.request.start else ""
+        near = "fits" if more.fits else "comes near fitting"
         return NoPlanFits(f"{refused}; or {free}give --accumulate {more.number}, with which a known plan {near}")
 
     def _too_much(self) -> str:
         """That what any plan keeps has no room, in words."""
-        machine = self.wanted.desk.machine
-        carried, given = accumulating.kept_bytes(self.wanted.evaluator(self.wanted.microbatches, self.wanted.recompute))
-        whose = "parameters" if self.wanted.mode == "forward" else "parameters and what updates them"
+        request, machine = self.request, self.request.desk.machine
+        carried, given = accumulating.kept_bytes(request.evaluator(request.microbatches, request.recompute))
+        whose = "parameters" if self.request.mode == "forward" else "parameters and what updates them"
         return (
             f"{whose} take {written(carried)} and the samples of a step {written(given)}, each kept but once, of "
             f"{written(int(machine.capacity.sum()))} in all"
         )
 
     def _search(self, chosen: Chosen, limits: Budget, start: dict[str, Strategy] | None = None) -> Found:
-        evaluator, pinned, given = chosen.evaluator, chosen.pins, self.wanted.given(start or {}, self.progress)
+        evaluator, pinned, given = chosen.evaluator, chosen.pins, self.request.given(start or {}, self.progress)
 
         def ended(found: Found, within: Pins | None) -> Found:
             return settled(evaluator, found, given["sizes"], self.is_settled, pins=within)
@@ -265,7 +267,7 @@ class Hunt:
             part = limits if limits.seconds is None else replace(limits, seconds=share * limits.seconds)
             began, starts = clock(), given["start"] | self._layer_wise(evaluator, part, within)
             left = remaining(part, clock() - began)
-            found = search(self.wanted.command.search, evaluator, left, pins=within, **{**given, "start": starts})
+            found = search(self.request.command.search, evaluator, left, pins=within, **{**given, "start": starts})
             # What is best on some processors is known once it is settled; of a time that is done with the best alone.
             return ended(found, within) if limits.seconds is None else found
 
@@ -274,7 +276,7 @@ class Hunt:
 
     def _layer_wise(self, evaluator: Evaluator, limits: Budget, pins: Pins | None) -> dict[str, Strategy]:
         """A plan to begin from besides the known ones, by its name, unless only some of these are to be begun from."""
-        if self.wanted.names is not None or not layerwise.is_worth(evaluator, self.wanted.command.search, limits):
+        if self.request.names is not None or not layerwise.is_worth(evaluator, self.request.command.search, limits):
             return {}
         return layerwise.layer_wise(evaluator, pins, limits.begun(layerwise.SHARE).is_over)
 

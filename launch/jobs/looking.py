@@ -10,7 +10,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 
 from castile.launch.jobs.hunting import Hunt, Looked, remaining
-from castile.launch.jobs.wanted import Wanted
+from castile.launch.jobs.request import Request
 from castile.planner.evaluation.budget import Budget, clock
 from castile.planner.search import DATA_PARALLEL, Found, NoPlanFits, Progress, same
 from castile.planner.searching.accumulating import Chosen
@@ -29,7 +29,7 @@ LOOKED_SMALL = 0.25
 
 
 @dataclass(frozen=True)
-class Looking(Wanted):
+class Looking(Request):
     """A way to what was asked for."""
 
     def look(self, limits: Budget, progress: Progress | None) -> tuple[Chosen, Found, list[Point]]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from castile.launch.data import Dataset, Samples, Taken, outside, rows_of
+from castile.launch.data import Dataset, InputSpec, Samples, outside, rows_of
 from castile.launch.processes.ranks import UserError
 from castile.planner.graph import Graph, Node
 from castile.runtime.region import slices
@@ -34,16 +34,16 @@ UNKNOWN = 2**62
 MOVED = ("reshape", "transpose")
 
 
-def taken(graph: Graph) -> dict[str, Taken]:
+def taken(graph: Graph) -> dict[str, InputSpec]:
     """What a graph takes of each of its inputs."""
     shares = _shares(graph)
     return {name: _taken(graph, name, name in shares) for name in graph.inputs}
 
 
-def _taken(graph: Graph, name: str, is_share: bool) -> Taken:
+def _taken(graph: Graph, name: str, is_share: bool) -> InputSpec:
     tensor = graph.tensors[name]
     whole = np.issubdtype(tensor.dtype, np.integer)
-    return Taken(tensor.shape[1:], whole, _below(graph, name) if whole else None, is_share)
+    return InputSpec(tensor.shape[1:], whole, _below(graph, name) if whole else None, is_share)
 
 
 def _shares(graph: Graph) -> dict[str, Node]:
@@ -59,7 +59,7 @@ def _shares(graph: Graph) -> dict[str, Node]:
 
 
 def _below(graph: Graph, name: str) -> np.ndarray | None:
-    """Below what each whole number of a sample is to be, as `Taken` has it.
+    """Below what each whole number of a sample is to be, as `InputSpec` has it.
 
     Each is followed to what it numbers by giving every place of a sample a number of its own.
     """

@@ -14,7 +14,7 @@ from castile.kernels.estimates.calls import Estimate, estimates
 from castile.kernels.table import Table
 from castile.launch.measuring.kinds import is_among, of_pass
 from castile.launch.measuring.tables import Row
-from castile.launch.measuring.tuning import Taken, called
+from castile.launch.measuring.tuning import TunedCall, called
 from castile.planner.costs.snapshot import Measured
 from castile.planner.lower import Lowering
 from castile.planner.lowering.instances import StepInstance
@@ -117,10 +117,10 @@ def _sum(key: CostKey, parts: Iterable[Estimate | None]) -> Measured | None:
     return Measured(key, sum(seconds)) if seconds and len(seconds) == len(each) else None
 
 
-def _taken(calls: Iterable[str], estimated: Mapping[str, Estimate | None]) -> tuple[Taken, ...]:
+def _taken(calls: Iterable[str], estimated: Mapping[str, Estimate | None]) -> tuple[TunedCall, ...]:
     """Which kernels are called, each once, and what they wait for most, where that was told now."""
-    found: dict[str, Taken] = {}
+    found: dict[str, TunedCall] = {}
     for call in calls:
         one, kernel = estimated.get(call), tuning.kernel_of(call)
-        found.setdefault(kernel, Taken(kernel, "triton", "", (), one.binds if one else ""))
+        found.setdefault(kernel, TunedCall(kernel, "triton", "", (), one.binds if one else ""))
     return tuple(found.values())

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from castile.launch.measuring.coverage import ALL
-from castile.launch.measuring.tuning import Taken
+from castile.launch.measuring.tuning import TunedCall
 from castile.launch.reports import report
 from castile.planner.cost import CostModel
 from castile.planner.costs.snapshot import Measured
@@ -51,7 +51,7 @@ class Row:
     share: float
     is_new: bool
     beside: str
-    kernels: tuple[Taken, ...]
+    kernels: tuple[TunedCall, ...]
     nodes: tuple[str, ...]
 
 
@@ -125,7 +125,7 @@ def _fact(cost: CostModel, row: Row) -> dict[str, Any]:
     }
 
 
-def _kernel(taken: Taken) -> dict[str, Any]:
+def _kernel(taken: TunedCall) -> dict[str, Any]:
     timed = [{"form": way.form, "setting": way.setting, "seconds": way.seconds} for way in taken.ways]
     facts = {"kernel": taken.kernel, "form": taken.form, "setting": taken.setting, "ways": timed}
     return facts | ({"binds": taken.binds} if taken.binds else {})

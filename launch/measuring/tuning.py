@@ -25,7 +25,7 @@ from castile.runtime.task import Arg, Body, CostKey, TaskGraph, View
 
 
 @dataclass(frozen=True)
-class Taken:
+class TunedCall:
     """A kernel call of a task, and by which form it is run; `setting` as text, "" where that leaves nothing to choose.
 
     ways   all that were timed, the fastest first; none where there was nothing to choose
@@ -104,15 +104,15 @@ def settings_line(job: Job, graph: TaskGraph, command: str) -> str:
     return f"kernels: {left}; to measure what is fastest here: {command}"
 
 
-def kernels_of(job: Job, graph: TaskGraph, task: int) -> tuple[Taken, ...]:
+def kernels_of(job: Job, graph: TaskGraph, task: int) -> tuple[TunedCall, ...]:
     """Which kernels a task calls, each once, and how they are run."""
     table, by_call = _table(job.backend), ways.by_call(job.ways)
-    found: dict[str, Taken] = {}
+    found: dict[str, TunedCall] = {}
     body = graph.tasks[task].body
     for call, name in zip(body.calls, names(table, graph, [task]), strict=True):
         timed = by_call.get(name, ())
         form = timed[0].form if timed else table.form if call.kernel in table.forms else "reference"
-        found.setdefault(call.kernel, Taken(call.kernel, form, timed[0].setting if timed else "", timed))
+        found.setdefault(call.kernel, TunedCall(call.kernel, form, timed[0].setting if timed else "", timed))
     return tuple(found.values())
 
 

@@ -56,7 +56,7 @@ def read(form: type[T], prog: str, args: Sequence[str], default: T | None = None
     can_deny   whether --no-x is an option too where x is a switch, for what else a default would have switched on
     Raises UserError in one sentence for words that make no such command; `--help` raises SystemExit.
     """
-    _check(taken_by(form, can_deny), prog, args)
+    _check(arguments_of(form, can_deny), prog, args)
     config = () if can_deny else (tyro.conf.FlagCreatePairsOff,)
     if default is None:
         return tyro.cli(form, prog=prog, args=list(args), config=config)
@@ -64,7 +64,7 @@ def read(form: type[T], prog: str, args: Sequence[str], default: T | None = None
 
 
 @dataclass(frozen=True)
-class Taken:
+class Argument:
     """What a command takes: an option, by the flags that it may be typed as, or without any a word known by its place.
 
     metavar   what stands for its value in the help, "" for a switch, which has none
@@ -80,13 +80,13 @@ class Taken:
     is_many: bool
 
 
-def taken_by(form: Any, can_deny: bool = False) -> list[Taken]:
+def arguments_of(form: Any, can_deny: bool = False) -> list[Argument]:
     """All that a command of dataclass `form` takes, in the order of its fields; `can_deny` as for `read`."""
     hints = get_type_hints(form, include_extras=True)
-    return [_taken(field, hints[field.name], can_deny) for field in fields(form)]
+    return [_argument(field, hints[field.name], can_deny) for field in fields(form)]
 
 
-def _taken(field: Field[Any], hint: Any, can_deny: bool) -> Taken:
+def _argument(field: Field[Any], hint: Any, can_deny: bool) -> Argument:
     bare, *marks = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
     said = [mark for mark in marks if hasattr(mark, "metavar")]
     choices = get_args(bare) if get_origin(bare) is Literal else ()
@@ -98,10 +98,10 @@ def _taken(field: Field[Any], hint: Any, can_deny: bool) -> Taken:
         flags.append(f"--no-{name}")
     if _PLACED in marks:
         flags = []
-    return Taken(tuple(flags), metavar, kind, choices, field.default is MISSING, get_origin(bare) is tuple)
+    return Argument(tuple(flags), metavar, kind, choices, field.default is MISSING, get_origin(bare) is tuple)
 
 
-def _check(takes: Sequence[Taken], prog: str, args: Sequence[str]) -> None:
+def _check(takes: Sequence[Argument], prog: str, args: Sequence[str]) -> None:
     """Raises UserError where tyro would find a fault, and tell of it in a box; what follows --help is not looked at."""
     known = {flag: taken for taken in takes for flag in taken.flags}
     places, given = [taken for taken in takes if not taken.flags], set()
@@ -129,7 +129,7 @@ def _check(takes: Sequence[Taken], prog: str, args: Sequence[str]) -> None:
         raise UserError(f"{prog} needs {missed}; `{prog} --help` tells what it takes")
 
 
-def _unknown(typed: str, flag: str, takes: Sequence[Taken], prog: str) -> str:
+def _unknown(typed: str, flag: str, takes: Sequence[Argument], prog: str) -> str:
     """What is said of an option, as it was typed and as a flag, that the command does not have."""
     if place := next((one for one in takes if not one.flags and flag[2:].upper() in one.metavar.split("|")), None):
         return f"{prog} has no option {typed}: give {place.metavar} by itself; `{prog} --help` tells what it takes"
@@ -145,7 +145,7 @@ def _parted(word: str, known: Container[str]) -> tuple[str, str | None]:
     return typed, value if equals else None
 
 
-def _check_value(taken: Taken, who: str, value: str | None) -> None:
+def _check_value(taken: Argument, who: str, value: str | None) -> None:
     """Raises UserError for a value that the option or the place `who` cannot have."""
     if not taken.metavar:
         if value is not None:

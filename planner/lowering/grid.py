@@ -15,7 +15,7 @@ import numpy as np
 
 from castile.planner.axes import Operand
 from castile.planner.graph import Node
-from castile.planner.lowering.many import asked
+from castile.planner.lowering.many import over_arrays
 from castile.planner.op import Op, Part
 from castile.planner.step.program import Micro, Port
 from castile.planner.strategy import ranges
@@ -120,7 +120,7 @@ class Grid:
     def _flops_of(self, which: str) -> Sequence[float]:
         op = self.node.op
         if which not in self._flops:
-            found: Any = asked(lambda: op.flops(which, self._every))
+            found: Any = over_arrays(lambda: op.flops(which, self._every))
             if found is None:
                 self._flops[which] = [op.flops(which, self.part(n)) for n in range(self.count)]
             else:
@@ -168,7 +168,7 @@ class Grid:
 
     def _asked(self, operand: int) -> Layout:
         """What parts touch of an operand of which the operator says so itself."""
-        found = asked(lambda: self._every.reads(operand))
+        found = over_arrays(lambda: self._every.reads(operand))
         if found is None:
             every = [self.part(n).reads(operand) for n in range(self.count)]
         else:

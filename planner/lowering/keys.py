@@ -16,7 +16,7 @@ from castile.planner.step.program import Step, bearing
 from castile.runtime.task import LOOKS, ROWS_OF_IMAGES, CostKey
 
 
-class Asked:
+class KeyMaker:
     """What the cost keys of a pass have in common, whatever the shapes of its parts; dtypes: those of all its ports."""
 
     def __init__(self, step: Step, dtypes: Sequence[str]) -> None:

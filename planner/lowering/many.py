@@ -20,7 +20,7 @@ Pairs = tuple[np.ndarray, np.ndarray]
 Answer = TypeVar("Answer")
 
 
-def asked(what: Callable[[], Answer]) -> Answer | None:
+def over_arrays(what: Callable[[], Answer]) -> Answer | None:
     """What an operator says of a part whose ranges are arrays; None where it takes numbers only."""
     try:
         return what()

@@ -18,7 +18,7 @@ from castile.planner.bodies.trace import Recording
 from castile.planner.bodies.vocabulary import Spec
 from castile.planner.graph import Node
 from castile.planner.lowering.grid import Grid, Layout, joint
-from castile.planner.lowering.keys import Asked
+from castile.planner.lowering.keys import KeyMaker
 from castile.planner.lowering.recordings import Recorder, place_counts
 from castile.planner.lowering.watched import Shared, Watched
 from castile.planner.op import Op, Part
@@ -306,7 +306,7 @@ class _Common:
         self.dtypes = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
         self.bears = bearing(step)
         self._turns = [one.back for one in self.bears]
-        self._recorder, self._asked = Recorder(step), Asked(step, self.dtypes)
+        self._recorder, self._key_maker = Recorder(step), KeyMaker(step, self.dtypes)
         self._place_counts = place_counts(step)
         # the axes on whose ranges depends what parts record
         self._axes = set[str]()
@@ -368,6 +368,6 @@ class _Common:
             assert one is None or one.shape == shape, f"{self.step.name}: {port} is {one}, its box has shape {shape}"
         inputs, outputs = tuple([i in recording.reads for i in range(num_inputs)]), tuple([s is not None for s in made])
         touched = [n for n, t in enumerate((*inputs, *outputs)) if t]
-        key = self._asked.key([(n, shapes[n]) for n in touched], flops, part)
+        key = self._key_maker.key([(n, shapes[n]) for n in touched], flops, part)
         dtypes = tuple([self.dtypes[n] for n in touched if n >= num_inputs])
         return Work(key, recording, bodies, inputs, outputs, dtypes, tuple([self._turns[n] for n in touched]))

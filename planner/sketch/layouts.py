@@ -14,7 +14,7 @@ import numpy as np
 
 from castile.planner.axes import Operand
 from castile.planner.graph import Node
-from castile.planner.lowering.many import Pairs, all_blocks, asked, in_turn
+from castile.planner.lowering.many import Pairs, all_blocks, in_turn, over_arrays
 from castile.planner.op import Part
 from castile.planner.sketch.arrays import Layouts
 from castile.planner.sketch.prices import MOST_DIMS
@@ -158,7 +158,7 @@ def reads_of(node: Node, index: int, cuts: Cuts) -> Reads:
     lo, hi, ends = in_turn(tuple([(a.extents[axis], (1, *degrees)) for axis, degrees in cuts]))
     ranges: dict[str, Any] = {axis: (first, last) for (axis, _), first, last in zip(cuts, lo, hi, strict=True)}
     part = Part(node.op, a, {**node.whole().ranges, **ranges})
-    read = asked(lambda: part.reads(index))
+    read = over_arrays(lambda: part.reads(index))
     places = [slice(*place) for place in zip((0, *ends), ends)]
     found = np.empty((2, num_dims, ends[-1]), np.int64)
     each = [(read, slice(None))] if read is not None else [

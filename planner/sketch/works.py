@@ -18,7 +18,7 @@ from castile.planner.bodies.vocabulary import Spec, itemsize
 from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
-from castile.planner.lowering.keys import Asked, kernel_of, looked_up, priced
+from castile.planner.lowering.keys import KeyMaker, kernel_of, looked_up, priced
 from castile.planner.lowering.many import Cut
 from castile.planner.lowering.recordings import Recorder
 from castile.planner.lowering.rows import pointer
@@ -192,7 +192,7 @@ class Works:
         every = [self._program.dtypes[port.region] for port in (*step.inputs, *step.outputs)]
         ports = zip((*step.inputs, *step.outputs), self._touched(step), strict=True)
         rows = [(n, of.shape(port.of_operand, port.index)) for n, (port, t) in enumerate(ports) if t]
-        key = Asked(step, every).key(rows, of.flops(step.which), of.part)
+        key = KeyMaker(step, every).key(rows, of.flops(step.which), of.part)
         kinds = range(len(self._lowering.machine.kinds))
         return np.array([self._cost.picoseconds([key], kind) for kind in kinds]).T / PICOSECONDS
 

@@ -45,7 +45,7 @@ class Listed(Table):
     ) -> Callable[[], Any]:
         """See Table."""
         if name in self.forms:
-            call = choice.wanted(name, outs, args, params, accumulate)
+            call = choice.kernel_call(name, outs, args, params, accumulate)
             self.called.add(tuning.named(self, name, call.outs, call.args, call.params, accumulate))
         return _nothing
 

@@ -1,5 +1,5 @@
-"""What is wanted of a search, as `castile plan` was asked: on what lowerings to look, with which pins, and what known
-plans are taken for there.
+"""What a search is asked for, by the options of `castile plan`: on what lowerings to look, with which pins, and what
+known plans are taken for there.
 
 It does not know in which order these are looked at, nor what is found.
 """
@@ -37,7 +37,7 @@ from castile.runtime.machine import num_cores
 Dropped = tuple[str, ...]
 
 
-class Asked(Protocol):
+class Options(Protocol):
     """Those options of the command that say how to look."""
 
     @property
@@ -68,14 +68,14 @@ def mode_of(objective: str) -> str:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Request:
     """What was asked for, and the plan to start from, if one is given, by the name "given".
 
     only       the processors on which all is to stay; empty for all that may be used
     is_alone   whether no process may be begun beside this one
     """
 
-    command: Asked
+    command: Options
     desk: Desk
     start: dict[str, Strategy]
     only: tuple[int, ...] = ()
