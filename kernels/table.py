@@ -158,7 +158,7 @@ class Table:
         if taken and name in self.library and taken.form == LIBRARIES[self.form]:
             form, taken = self.library[name], None
         if accumulate and not native_accumulate(form):
-            held, scratch = _held(outs, scratch)
+            held, scratch = _padded_results(outs, scratch)
             work = self._formed(name, args, held, params, scratch, False, chosen)
             adds = [self.bind("copy", (part,), (out,), {}, None, True) for out, part in zip(outs, held, strict=True)]
             return work and chain([work, *adds])
@@ -192,7 +192,7 @@ def native_accumulate(form: Callable[..., Any]) -> bool:
     return "accumulate" in _keywords(form)
 
 
-def _held(outs: Arrays, scratch: np.ndarray | None) -> tuple[Arrays, np.ndarray]:
+def _padded_results(outs: Arrays, scratch: np.ndarray | None) -> tuple[Arrays, np.ndarray]:
     """Arrays for the results at the head of scratch, each padded to a multiple of 64 bytes, and the rest of it.
 
     Their dims lie in the order of the results' own.

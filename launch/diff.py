@@ -150,7 +150,7 @@ def _tell(facts: Mapping[str, Any]) -> None:
     for name, of in facts["settings"].items():
         if name == hidden:
             continue
-        here, there = (_said(name, of[plan]) for plan in "ab")
+        here, there = (_setting_words(name, of[plan]) for plan in "ab")
         out.say(f"  {name.removesuffix('_name').removesuffix('_bytes').replace('_', ' ')}: {here} -> {there}")
     figures = facts["figures"]
     if figures is None:
@@ -167,7 +167,7 @@ def _tell(facts: Mapping[str, Any]) -> None:
         out.say(f"  and {len(facts['moved']) - MOST_ROWS} more moves")
 
 
-def _said(name: str, setting: Any) -> str:
+def _setting_words(name: str, setting: Any) -> str:
     """A setting in words; of several nodes how many they are."""
     if setting and name.endswith("_bytes"):
         return memory.written(setting)

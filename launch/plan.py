@@ -138,7 +138,7 @@ COMMAND = Plan
 def run(command: Plan) -> int:
     """Search, tell, write; rank 0 alone. Raises ValueError or UserError in one sentence for a user's mistake."""
     _check(command)
-    each = _each(command)
+    each = _commands(command)
     for one in each:
         checks.writable(of=one, out=one.out, trace=one.trace, picture=one.picture or command.picture)
     found = {text: offline.find_machine(text) for text in dict.fromkeys(one.machine[0] for one in each)}
@@ -175,7 +175,7 @@ def _check(command: Plan) -> None:
         raise UserError("several machines and several searches or seeds: give several of the one or of the other")
 
 
-def _each(command: Plan) -> list[Plan]:
+def _commands(command: Plan) -> list[Plan]:
     """The command for each of its machines, or its searches with each seed, with files of its own.
 
     Raises UserError where these cannot be numbered.

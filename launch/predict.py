@@ -103,11 +103,11 @@ def parse(args: Sequence[str]) -> Predict:
     found = runfile.parse(Predict, prog, args, Train, TAKEN)
     typed = options.read(Predict, prog, args, can_deny=True)
     # who names weights means these, and not what the run has saved
-    own = "" if typed.weights else _beside(typed.model) or found.checkpoint
+    own = "" if typed.weights else _checkpoints_beside(typed.model) or found.checkpoint
     return replace(found, checkpoint=typed.checkpoint or own)
 
 
-def _beside(path: str) -> str:
+def _checkpoints_beside(path: str) -> str:
     """The folder of a run file that training wrote beside its checkpoints, wherever they are now; "" for others."""
 
     if Path(path).name != RESOLVED:

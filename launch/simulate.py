@@ -80,7 +80,7 @@ def run(command: Simulate) -> int:
     """Lower, simulate, pack, tell; rank 0 alone. Raises ValueError or UserError for a user's mistake."""
     checks.counts(batch=command.batch)
     checks.writable(of=command, trace=command.trace, picture=command.picture)
-    path, model, given = _given(command)
+    path, model, given = _named_plan(command)
     machine = offline.machine_of(command.machine, given, path)
     if offline.is_silent(machine):
         return 0
@@ -120,7 +120,7 @@ def run(command: Simulate) -> int:
     return 0
 
 
-def _given(command: Simulate) -> tuple[str, str, Strategy | None]:
+def _named_plan(command: Simulate) -> tuple[str, str, Strategy | None]:
     """The plan's file, the model, and the plan, if the user named one."""
     # a name of the zoo is a model, whatever files lie here: ./gpt is a file
     is_model = models.is_file(command.what) or command.what in models.available()

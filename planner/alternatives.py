@@ -108,7 +108,7 @@ def alternatives(evaluator: Evaluator, plan: Strategy, name: str, budget: Budget
     floors = _floors(evaluator, plan, name, layouts)
     best: list[tuple[Config, Evaluated]] = []
     budget, num_spent, num_excluded, num_refused = budget.begun(), 0, 0, 0
-    for number in sorted(range(len(layouts)), key=lambda n: (*_apart(layouts[n], chosen), floors[n])):
+    for number in sorted(range(len(layouts)), key=lambda n: (*_distance(layouts[n], chosen), floors[n])):
         if len(best) == most and best[-1][1].fits and floors[number] > best[-1][1].seconds:
             num_excluded += 1
         elif _is_left(budget, num_spent):
@@ -199,7 +199,7 @@ def _layouts(node: Node, chosen: Config, num_procs: int) -> list[Config]:
     return [c for c in found if (plain(c).split, c.replicas) != (own.split, own.replicas)]
 
 
-def _apart(one: Config, other: Config) -> tuple[int, float]:
+def _distance(one: Config, other: Config) -> tuple[int, float]:
     """How many processors only one of them has, to which all would be sent; and by how many halvings or doublings of
     degrees the one becomes the other."""
     pairs = [(one.degree(axis), other.degree(axis)) for axis in sorted({*one.split, *other.split})]

@@ -67,7 +67,7 @@ def apply(names: str, graph: Graph) -> Graph:
     Raises ValueError for an unknown name, and where one that was brought makes what is no graph in the place of this.
     """
     for name in names.split(AND):
-        graph = _held(name, graph) if name in _brought else find(name)(graph)
+        graph = _checked(name, graph) if name in _brought else find(name)(graph)
     return graph
 
 
@@ -92,7 +92,7 @@ def made_of(graph: Graph, rows: Iterable[Row]) -> Graph:
     return made
 
 
-def _held(name: str, graph: Graph) -> Graph:
+def _checked(name: str, graph: Graph) -> Graph:
     """What a rewrite that was brought makes of a graph. Raises ValueError where it did what none may do."""
     before = {field: copy(getattr(graph, field)) for field in FIELDS}
     made = find(name)(graph)

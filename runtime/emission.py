@@ -47,7 +47,7 @@ def collective(t: Transfer, special: Special, targets: Mapping[Read, int]) -> No
 
 def _broadcast(t: Transfer, special: Special, ends: Views) -> _Exchange:
     (root,), nothing = special.members, (None,) * len(ends)
-    group = (root.proc, *[copy.proc for copy in _made(special)])
+    group = (root.proc, *[copy.proc for copy in _copies_of(special)])
     counts = ((root.box.volume,) * len(group),) * len(group)
     send = (transfer.packed(t, root, unbroken=True), *nothing)
     return _Exchange(group, send, (None, *ends), (None, *nothing), counts)
@@ -65,7 +65,7 @@ def _all_reduce(t: Transfer, special: Special, ends: Views) -> _Exchange:
 def _reduce_scatter(t: Transfer, special: Special, ends: Views) -> _Exchange:
     group, n = _members(special), len(special.members)
     counts = (tuple([copy.box.volume if copy else 0 for copy in special.copies]),) * n
-    send = _sent(t, special.members, [[copy.box for copy in _made(special)]] * n)
+    send = _sent(t, special.members, [[copy.box for copy in _copies_of(special)]] * n)
     return _Exchange(group, send, ends, _room(t, group, counts[0]), counts)
 
 
@@ -74,12 +74,12 @@ def _all_gather(t: Transfer, special: Special, ends: Views) -> _Exchange:
     pieces = [member.box for member in special.members]
     counts = tuple([(piece.volume,) * n for piece in pieces])
     send = tuple([transfer.packed(t, m, unbroken=True) for m in special.members])
-    receive, taken = _landed(t, _made(special), [pieces] * n, ends)
+    receive, taken = _landed(t, _copies_of(special), [pieces] * n, ends)
     return _Exchange(group, send, receive, (None,) * n, counts, taken)
 
 
 def _all_to_all(t: Transfer, special: Special, ends: Views) -> _Exchange:
-    copies = _made(special)
+    copies = _copies_of(special)
     rows = [[intersect(member.box, copy.box) for copy in copies] for member in special.members]
     counts = tuple([tuple([piece.volume if piece else 0 for piece in row]) for row in rows])
     send = _sent(t, special.members, [[*filter(None, row)] for row in rows])
@@ -101,7 +101,7 @@ def _members(special: Special) -> tuple[int, ...]:
     return tuple([member.proc for member in special.members])
 
 
-def _made(special: Special) -> list[Delivery]:
+def _copies_of(special: Special) -> list[Delivery]:
     return [copy for copy in special.copies if copy is not None]
 
 

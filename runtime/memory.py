@@ -217,7 +217,7 @@ def lacking(lengths: np.ndarray, capacities: np.ndarray) -> tuple[int, str] | No
     """
     excess = lengths - capacities
     proc = int(excess.argmax())
-    return (proc, _apart(int(lengths[proc]), int(capacities[proc]))) if excess[proc] > 0 else None
+    return (proc, _need_and_room(int(lengths[proc]), int(capacities[proc]))) if excess[proc] > 0 else None
 
 
 def written(nbytes: int) -> str:
@@ -228,7 +228,7 @@ def written(nbytes: int) -> str:
     return f"{nbytes} bytes"
 
 
-def _apart(need: int, have: int) -> str:
+def _need_and_room(need: int, have: int) -> str:
     """That this is needed where there is that, in bytes where both read alike otherwise."""
     words = written(need), written(have)
     needed, there = words if words[0] != words[1] else (f"{need:,} bytes", f"{have:,}")

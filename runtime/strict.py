@@ -39,7 +39,7 @@ def from_toml(data: bytes, form: type[T], source: str) -> T:
         tree = tomllib.loads(data.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{source} is not TOML: {error}") from error
-    return convert(_whole(tree), form, source)
+    return convert(_with_whole_numbers(tree), form, source)
 
 
 def from_json(data: bytes | str, form: type[T], source: str) -> T:
@@ -79,12 +79,12 @@ def hint(word: str, known: list[str]) -> str:
     return suggestion(word, known) or f"; there are {', '.join(known[:MOST_NAMES])}{more}"
 
 
-def _whole(tree: Any) -> Any:
+def _with_whole_numbers(tree: Any) -> Any:
     """The tree of a TOML file with numbers that are whole, as 80e9, as such: who reads a number takes these too."""
     if isinstance(tree, dict):
-        return {key: _whole(value) for key, value in tree.items()}
+        return {key: _with_whole_numbers(value) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [_whole(value) for value in tree]
+        return [_with_whole_numbers(value) for value in tree]
     return int(tree) if isinstance(tree, float) and tree.is_integer() and abs(tree) < MOST_EXACT else tree
 
 

@@ -46,8 +46,8 @@ def piped(data: st.DataObject, counts: st.SearchStrategy[int]) -> tuple[Evaluato
 
 
 def one_of(graph: Graph, count: int) -> Graph:
-    """The graph of one of so many microbatches: no plan that is drawn for it cuts samples into more parts than there are
-    in one. Rejects an example that cannot be cut.
+    """The graph of one of so many microbatches: no plan that is drawn for it cuts samples into more parts than one has
+    samples. Rejects an example that cannot be cut.
 
     Of plans that are drawn for the whole batch five in six are refused, once all else was drawn.
     """

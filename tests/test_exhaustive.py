@@ -92,9 +92,9 @@ def test_a_space_that_just_has_room_in_the_budget_and_in_tables_is_searched(monk
 
 
 def test_how_many_plans_there_are_is_told_in_few_letters():
-    assert exhaustive._told(10**12 - 1) == "999,999,999,999"
-    assert exhaustive._told(10**12) == "about 10^12"
-    assert exhaustive._told(7 * 10**5000) == "about 10^5001"
+    assert exhaustive._readable(10**12 - 1) == "999,999,999,999"
+    assert exhaustive._readable(10**12) == "about 10^12"
+    assert exhaustive._readable(7 * 10**5000) == "about 10^5001"
 
 
 def test_memory_is_a_hard_limit():

@@ -120,7 +120,7 @@ def test_users_of_a_parameter_move_together():
     configs = begin(some, 0)
     configs["tok"] = Config({"d": 4}, 1, (3, 1, 0, 2))
     tokens, axes = "head", dict(some.shared[0 if "tok" in some.shared[0] else 1]["tok"])["head"]
-    assert some._alike(configs["tok"], tokens, axes, random.Random(0)) == Config({"i": 4}, 1, (3, 1, 0, 2))
+    assert some._like_neighbour(configs["tok"], tokens, axes, random.Random(0)) == Config({"i": 4}, 1, (3, 1, 0, 2))
 
 
 def test_turning_keeps_cuts_and_renames_processors():

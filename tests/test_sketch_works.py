@@ -263,6 +263,6 @@ def test_configs_have_numbers_and_numbers_configs(procs: int, most: int) -> None
             assert tuple(procs_of.tolist()) == config.procs and arrays.replicas[number] == config.replicas
             assert arrays.degree[number, : len(axes)].tolist() == [config.degree(axis) for axis in axes]
             assert arrays.parts[number] == config.num_parts
-    crowd = {n: frozenset(table.config(0, n).procs) for n in range(table.first[1])}
-    assert all((arrays.proc_set[n] == arrays.proc_set[m]) == (crowd[n] == crowd[m]) for n in crowd for m in list(crowd)[:9])
+    procs, sets = {n: frozenset(table.config(0, n).procs) for n in range(table.first[1])}, arrays.proc_set
+    assert all((sets[n] == sets[m]) == (procs[n] == procs[m]) for n in procs for m in list(procs)[:9])
     assert table.find(0, Config({}, 1, (10**6,))) is None and table.find(0, Config({"none": 2}, 1, (0, 1))) is None

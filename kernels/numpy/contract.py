@@ -134,7 +134,7 @@ def _two(
 ) -> Callable[[], Any]:
     three = (x, y, out)
     split = _split((*terms, result), tuple([z.shape for z in three]), tuple([z.strides for z in three]), out.itemsize)
-    wanted = _wanted(split, [*terms, result], x.shape + y.shape, after) if after else ALL
+    wanted = _half_space(split, [*terms, result], x.shape + y.shape, after) if after else ALL
     tiled = _in_tiles(out, x, y, split, accumulate, wanted)
     if tiled is not None:
         return tiled
@@ -191,7 +191,7 @@ def _best_split(sorts: list[list[Label]]) -> Split:
     return best
 
 
-def _wanted(split: Split, terms: list[str], shape: Ints, after: After) -> HalfSpace:
+def _half_space(split: Split, terms: list[str], shape: Ints, after: After) -> HalfSpace:
     """What a product's indices say of the two labels; all where these are not all that two of its labels stand for."""
     late, first, early = after
     sizes = dict(zip(terms[0] + terms[1], shape, strict=True))

@@ -58,10 +58,10 @@ def _into(out: np.ndarray, x: np.ndarray, accumulate: bool) -> Call | None:
     """The work of copying or adding x to out, of one shape."""
     if accumulate:
         return copy(out, x, accumulate=True)
-    return _turned(out, x) or moves(out, x)
+    return _transposed(out, x) or moves(out, x)
 
 
-def _turned(out: np.ndarray, x: np.ndarray) -> Call | None:
+def _transposed(out: np.ndarray, x: np.ndarray) -> Call | None:
     """The work of copying x to out where neighbours in one are far apart in the other; None where they are not."""
     shape, strides = merge(out.shape, [out.strides, x.strides])
     steps = [tuple(step // x.itemsize for step in one) for one in strides]

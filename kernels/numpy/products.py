@@ -134,7 +134,7 @@ def _product(plan, out, x, y, adds, held, sums):  # type: ignore[no-untyped-def]
                 seen, down = held, width
             for i in range(0, rows, ROWS):
                 high = min(ROWS, rows - i)
-                begin, end = _wanted(plan, (i, high), (left, width), (low, num))
+                begin, end = _terms_that_matter(plan, (i, high), (left, width), (low, num))
                 if begin == end:
                     continue
                 to, a = after(out, i * row + left * col), after(first, i * x_row + begin * x_col)
@@ -153,7 +153,7 @@ def _product(plan, out, x, y, adds, held, sums):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _wanted(plan, rows, cols, terms):  # type: ignore[no-untyped-def]
+def _terms_that_matter(plan, rows, cols, terms):  # type: ignore[no-untyped-def]
     """Between which of these terms of a tile lie those that matter, at least one where its result does; each a pair of
     the first and how many."""
     by_row, by_col, by_term, most = plan[11], plan[12], plan[13], plan[14]

@@ -57,7 +57,7 @@ def forward(
     """The sums of all windows."""
     calls: list[Call | None] = []
     for few in _pieces(len(x), samples):
-        seen, sums = _held(out[few], w.shape, scratch)
+        seen, sums = _working_room(out[few], w.shape, scratch)
         there = _by_samples(sums, out[few])
         calls.append(_unfolds(seen, x[few], out.shape[2:], windows))
         calls.append(contract(sums, "oirs,pirs->op", w, seen, scratch=None, accumulate=False))
@@ -77,7 +77,7 @@ def backward(
     """What windows give back to what they see."""
     calls: list[Call | None] = [] if accumulate else [clears(out)]
     for few in _pieces(len(dy), samples):
-        seen, slopes = _held(dy[few], w.shape, scratch)
+        seen, slopes = _working_room(dy[few], w.shape, scratch)
         calls.append(moves(_by_samples(slopes, dy[few]), dy[few]))
         calls.append(contract(seen, "op,oirs->pirs", slopes, w, scratch=None, accumulate=False))
         calls.append(_folds(out[few], seen, dy.shape[2:], windows))
@@ -96,7 +96,7 @@ def slopes(
     """Sums over all windows of what they see times dy."""
     calls: list[Call | None] = []
     for few in _pieces(len(x), samples):
-        seen, gradients = _held(dy[few], out.shape, scratch)
+        seen, gradients = _working_room(dy[few], out.shape, scratch)
         adds = accumulate or few.start > 0
         calls.append(_unfolds(seen, x[few], dy.shape[2:], windows))
         calls.append(moves(_by_samples(gradients, dy[few]), dy[few]))
@@ -108,7 +108,7 @@ def _pieces(batch: int, samples: int) -> Iterator[slice]:
     return (slice(first, min(batch, first + samples)) for first in range(0, batch, samples))
 
 
-def _held(y: np.ndarray, w: Shape, scratch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _working_room(y: np.ndarray, w: Shape, scratch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Room for what the windows of y see [places,i,r,s], and for y's numbers by channels [o,places]."""
     memory, places = Scratch(scratch), y.size // y.shape[1]
     return memory.take((places, *w[1:]), y.dtype), memory.take((y.shape[1], places), y.dtype)

@@ -320,7 +320,10 @@ def load(text: str, seed: int, takes: Mapping[str, InputSpec] | None = None) -> 
     values = settings.typed(module.load, given, f"data set {name}", RESERVED)
     found: Dataset = module.load(seed, **{**_fitting(module, takes or {}), **values})
     whole = frozenset(name for name, taken in (takes or {}).items() if taken.whole)
-    return replace(found, train=_whole(found.train, whole), held_out=_whole(found.held_out, whole)) if whole else found
+    if not whole:
+        return found
+    train, held_out = (_with_whole_numbers(some, whole) for some in (found.train, found.held_out))
+    return replace(found, train=train, held_out=held_out)
 
 
 def has_setting(name: str, setting: str) -> bool:
@@ -340,7 +343,7 @@ def changed_setting(text: str, before: str) -> str:
     return next((key for key in getattr(module, "FITTED", ()) if ours.get(key) != theirs.get(key)), "")
 
 
-def _whole(samples: Samples, names: frozenset[str]) -> Samples:
+def _with_whole_numbers(samples: Samples, names: frozenset[str]) -> Samples:
     """Samples of whose inputs these are taken as whole numbers."""
     return replace(samples, whole=names) if isinstance(samples, Arrays) else Whole(samples, names)
 

@@ -52,13 +52,13 @@ def _mend(model: Model, graph: Graph, there: Shapes, needed: Collection[str] | N
             if any(name in found for name in called):
                 given = {**given, "inputs": "+".join(found.get(name, name) for name in called)}
             others = [f"call {new!r} of the data {old!r}" for old, new in found.items() if old not in called]
-            return " and ".join([*([f"say {_said(model, given)}"] if given else []), *others])
+            return " and ".join([*([f"say {_as_typed(model, given)}"] if given else []), *others])
     lacks = [name for name in called if name not in there]
-    names = f" ({_said(model, {'inputs': 'A+B'})} gives {', '.join(called)} other names)" if lacks else ""
+    names = f" ({_as_typed(model, {'inputs': 'A+B'})} gives {', '.join(called)} other names)" if lacks else ""
     return f"let names and shapes agree{names}, or choose another with --data (synthetic fits any model)"
 
 
-def _said(model: Model, given: Mapping[str, str]) -> str:
+def _as_typed(model: Model, given: Mapping[str, str]) -> str:
     """The model with other settings, as a user types it."""
     name, said = settings.split(model.text)
     return settings.joined(name, {**said, **given})

@@ -37,10 +37,10 @@ MOVED = ("reshape", "transpose")
 def taken(graph: Graph) -> dict[str, InputSpec]:
     """What a graph takes of each of its inputs."""
     shares = _shares(graph)
-    return {name: _taken(graph, name, name in shares) for name in graph.inputs}
+    return {name: _input_spec(graph, name, name in shares) for name in graph.inputs}
 
 
-def _taken(graph: Graph, name: str, is_share: bool) -> InputSpec:
+def _input_spec(graph: Graph, name: str, is_share: bool) -> InputSpec:
     tensor = graph.tensors[name]
     whole = np.issubdtype(tensor.dtype, np.integer)
     return InputSpec(tensor.shape[1:], whole, _below(graph, name) if whole else None, is_share)

@@ -94,7 +94,7 @@ def _rows(
         spent = {key: rows[key].seconds * count for key, count in counts.items() if key in rows}
         total = sum(spent.values())
         for key in spent.keys() - seen:
-            kernels = _taken(kinds.calls[key], estimated)
+            kernels = _tuned_calls(kinds.calls[key], estimated)
             nodes = tuple(kinds.nodes[plan][key])
             yield Row(rows[key], plan, counts[key], spent[key] / total, key in new, "same", kernels, nodes)
         seen |= spent.keys()
@@ -117,7 +117,7 @@ def _sum(key: CostKey, parts: Iterable[Estimate | None]) -> Measured | None:
     return Measured(key, sum(seconds)) if seconds and len(seconds) == len(each) else None
 
 
-def _taken(calls: Iterable[str], estimated: Mapping[str, Estimate | None]) -> tuple[TunedCall, ...]:
+def _tuned_calls(calls: Iterable[str], estimated: Mapping[str, Estimate | None]) -> tuple[TunedCall, ...]:
     """Which kernels are called, each once, and what they wait for most, where that was told now."""
     found: dict[str, TunedCall] = {}
     for call in calls:

@@ -135,7 +135,7 @@ def choose(
     is_made_to_fit = not trials
     if is_made_to_fit:
         progress("no known plan fits: looking for one that does")
-        fitting = job.agreed_plan(lambda: next_found(lambda: _looked(job, wish)))
+        fitting = job.agreed_plan(lambda: next_found(lambda: _searched(job, wish)))
         job.lowering = job.lowering.remade(microbatches=fitting.microbatches, recompute=fitting.recompute)
         plans = known(job, asked_for)
         trials = _fitting(job, plans | {"found to fit": fitting}, seed)
@@ -161,7 +161,7 @@ def choose(
     return Chosen(predicted, prepared, candidates, equals, bool(asked_for), is_made_to_fit, num_proposals)
 
 
-def _looked(job: Job, wish: Wish) -> Found:
+def _searched(job: Job, wish: Wish) -> Found:
     """What is found as `castile plan` looks: where nothing fits, in more pieces and with more computed again.
 
     For rank 0. It begins no process beside, which ranks may not on every network.

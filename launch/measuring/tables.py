@@ -203,11 +203,11 @@ def _cells(key: Mapping[str, Any]) -> tuple[str, ...]:
         _giga(key["flops_per_second"]),
         _giga(key["bytes_per_second"]),
         report.percent(key["roofline_share"]),
-        _shortened(", ".join(map(_taken, key["kernels"])), WIDEST_KERNELS),
+        _shortened(", ".join(map(_kernel_words, key["kernels"])), WIDEST_KERNELS),
     )
 
 
-def _taken(kernel: Mapping[str, Any]) -> str:
+def _kernel_words(kernel: Mapping[str, Any]) -> str:
     """A kernel, and how it is run where there was a choice."""
     how = f" {kernel['form']} {kernel['setting']}".rstrip() if kernel["ways"] else ""
     binds = f" ({kernel['binds']})" if "binds" in kernel else ""

@@ -106,13 +106,13 @@ def names(dots: Sequence[Dot], inside: Box, taken: Iterable[Box] = ()) -> Iterat
     """The name of each dot beside it, those of the first before others'; none where it would lie on something."""
     occupied = [*taken, *(Box(x - r, y - r, x + r, y + r) for x, y, r, _ in dots)]
     for dot in dots:
-        free = (box for box in _beside(dot, inside) if not any(box.meets(other) for other in occupied))
+        free = (box for box in _label_boxes(dot, inside) if not any(box.meets(other) for other in occupied))
         if dot.name and (box := next(free, None)):
             occupied.append(box)
             yield text(box.left, box.bottom, dot.name, SMALL)
 
 
-def _beside(dot: Dot, inside: Box) -> Iterator[Box]:
+def _label_boxes(dot: Dot, inside: Box) -> Iterator[Box]:
     """Where a name can stand at a dot: to its right or left, level with it, above or below."""
     width = length(dot.name, SMALL)
     for left in (dot.x + dot.radius + 3, dot.x - dot.radius - 3 - width):

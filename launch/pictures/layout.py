@@ -110,13 +110,13 @@ def _rows(evaluator: Evaluator, plan: Strategy) -> tuple[list[_Row], list[_Row]]
         word = word if len(of) > 1 else of[0]
         every.append(_Row(word, word, axes, kinds, (config,), len(of), seconds))
     rows = every
-    if len(rows) > MOST_ROWS and len(rows := _beside(every)) > MOST_ROWS:
-        rows = _beside(_wherever(every))
+    if len(rows) > MOST_ROWS and len(rows := _merged(every)) > MOST_ROWS:
+        rows = _merged(_wherever(every))
     most = sorted(range(len(rows)), key=lambda number: -rows[number].seconds)[:MOST_ROWS]
     return [rows[n] for n in sorted(most)], [rows[n] for n in sorted(set(range(len(rows))) - set(most))]
 
 
-def _beside(rows: Sequence[_Row]) -> list[_Row]:
+def _merged(rows: Sequence[_Row]) -> list[_Row]:
     """Neighbours that lie alike as one row."""
     return [_joined(list(alike)) for _, alike in groupby(rows, lambda row: (row.kinds, row.configs))]
 

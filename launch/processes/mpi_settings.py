@@ -58,7 +58,7 @@ def write_settings(etc: Path) -> list[Path]:
         path = etc / name
         text = _read(path)
         if _missing(text, wanted):
-            theirs, _ = _apart(text)
+            theirs, _ = _split(text)
             lines = [f"{key} = {value}" for key, value in wanted.items() if key not in _settings(theirs)]
             _write(path, [*theirs, "", _MARK, *lines] if theirs else [_MARK, *lines])
             changed.append(path)
@@ -66,11 +66,11 @@ def write_settings(etc: Path) -> list[Path]:
 
 
 def _missing(text: str, wanted: dict[str, str]) -> list[str]:
-    theirs, ours = map(_settings, _apart(text))
+    theirs, ours = map(_settings, _split(text))
     return [key for key, value in wanted.items() if key not in theirs and ours.get(key) != value]
 
 
-def _apart(text: str) -> tuple[list[str], list[str]]:
+def _split(text: str) -> tuple[list[str], list[str]]:
     """The lines of a parameter file that are the user's, and those that castile wrote: its mark and what follows it."""
     theirs: list[str] = []
     ours: list[str] = []

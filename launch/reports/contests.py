@@ -22,14 +22,15 @@ def facts(objective: str, runs: Sequence[Facts]) -> dict[str, Any]:
     runs   the figures of each search, with what was `refused` in place of figures where nothing was found
     """
     found = [run for run in runs if not run["refused"]]
-    best = min((_worth(objective, run) for run in found), default=None)
+    best = min((_objective_of(objective, run) for run in found), default=None)
     names = dict.fromkeys(run["search"] for run in runs)
     rows = [_of_search(name, objective, [run for run in runs if run["search"] == name], best) for name in names]
-    first = next((number for number, run in enumerate(runs) if run in found and _worth(objective, run) == best), None)
+    are_best = (run in found and _objective_of(objective, run) == best for run in runs)
+    first = next((number for number, is_best in enumerate(are_best) if is_best), None)
     return {"searches": rows, "best": first, "runs": list(runs)}
 
 
-def _worth(objective: str, run: Facts) -> float:
+def _objective_of(objective: str, run: Facts) -> float:
     """What a search is to make small: seconds or bytes."""
     return float(max(run["found"]["arena_bytes"]) if objective == "memory" else run["found"]["step_seconds"])
 
@@ -37,7 +38,7 @@ def _worth(objective: str, run: Facts) -> float:
 def _of_search(name: str, objective: str, runs: Sequence[Facts], best: float | None) -> dict[str, Any]:
     """One search's figures over its seeds; `above_best` says how much more its median is than the best of all."""
     found = [run for run in runs if not run["refused"]]
-    worth = [_worth(objective, run) for run in found]
+    worth = [_objective_of(objective, run) for run in found]
     return {
         "search": name,
         "seeds": [run["seed"] for run in runs],

@@ -34,7 +34,7 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
     op = facts.get("op")
     for line in [f"{op['config']}  {with_members(op)}"] if op else lines:
         out.say(f"  {line}")
-    out.say(f"\n{_worth(facts, what)}\n")
+    out.say(f"\n{_figures(facts, what)}\n")
     # What is found for forward passes foretells no step.
     if facts["predicted_step_seconds"] is None and not facts["forward"]:
         out.say("its file foretells no step; --forward explains its forward pass alone\n")
@@ -53,7 +53,7 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
     out.say_files(facts)
 
 
-def _worth(facts: Mapping[str, Any], what: str) -> str:
+def _figures(facts: Mapping[str, Any], what: str) -> str:
     """What the plan takes, in a sentence."""
     before = facts["predicted_step_seconds"]
     changed = before is not None and duration(before) != duration(facts["step_seconds"])

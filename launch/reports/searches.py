@@ -76,7 +76,7 @@ def tell_machines(model: str, objective: str, rows: Sequence[Mapping[str, Any]])
         "machine", ">processors", f">{what}", ">samples/s", ">of each processor", ">MFU", ">memory", ">of", "plan"
     )
     for row in rows:
-        worth = [""] * 6 + ["none"] if row["refused"] else [*_worth(row), briefly(row)]
+        worth = [""] * 6 + ["none"] if row["refused"] else [*_columns(row), briefly(row)]
         made.add_row(row["machine"], str(row["num_procs"]), *worth)
     out.say_table(made)
     for row in rows:
@@ -86,7 +86,7 @@ def tell_machines(model: str, objective: str, rows: Sequence[Mapping[str, Any]])
             out.say_files(row)
 
 
-def _worth(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _columns(row: Mapping[str, Any]) -> tuple[str, ...]:
     """What a plan takes, does and needs, in the columns of the table of machines."""
     needed, there = max(zip(row["found"]["arena_bytes"], row["capacity_bytes"]), key=lambda pair: pair[0] / pair[1])
     paces = (report.pace(row[name]) for name in ("samples_per_second", "samples_per_second_per_proc"))

@@ -180,7 +180,7 @@ def begin(command: Any, undecayed: str) -> Begun:
     saved = _saved(command, job, facts, say)
     begun = Begun(
         command, records.as_facts(command), job, say, dataset, values, num_steps, facts, saved,
-        _given(command, job, saved),
+        _given_plan(command, job, saved),
     )
     job.measure()
     if saved is not None and begun.is_over:
@@ -210,7 +210,7 @@ def _saved(command: Any, job: Job, facts: Facts, say: Speaker) -> Reader | None:
     return resume.begin(job, command.checkpoint, facts, say)
 
 
-def _given(command: Any, job: Job, saved: Reader | None) -> tuple[Strategy, str] | None:
+def _given_plan(command: Any, job: Job, saved: Reader | None) -> tuple[Strategy, str] | None:
     """The plan of the file that the user named, or the one that was trained with before, and whose it is."""
     again = job.lowering.recompute if command.recompute else None
     if command.plan:

@@ -55,7 +55,7 @@ def truths(graph: Graph, there: Iterable[str]) -> dict[str, str]:
     first = labels_of(graph) if graph.outputs else None
     found = {graph.outputs[0]: first} if first is not None and first in there else {}
     for output in graph.outputs[1:] if found else ():
-        apart = [name for name in _beside(graph, output) if name not in (*before(graph), *found.values())]
+        apart = [name for name in _read_with(graph, output) if name not in (*before(graph), *found.values())]
         label = next((name for name in apart if _fits(_judged(graph, output), graph.tensors[name])), None)
         found |= {output: label} if label is not None and label in there else {}
     return found
@@ -81,12 +81,12 @@ def labels_of(graph: Graph) -> str | None:
     judged, needed = _judged(graph, graph.outputs[0]), before(graph)
     read = {name for node in graph.nodes.values() for name in node.inputs}
     apart = [name for name in graph.inputs if name in read and name not in needed]
-    beside = _beside(graph, graph.outputs[0])
+    beside = _read_with(graph, graph.outputs[0])
     found = (*(name for name in beside if name in apart), *beside, *apart)
     return next((name for name in found if _fits(judged, graph.tensors[name])), None)
 
 
-def _beside(graph: Graph, output: str) -> list[str]:
+def _read_with(graph: Graph, output: str) -> list[str]:
     """The inputs that nodes read together with an output."""
     judged = _judged(graph, output).name
     readers = [node for node in graph.nodes.values() if judged in node.inputs]
@@ -95,11 +95,11 @@ def _beside(graph: Graph, output: str) -> list[str]:
 
 def _judged(graph: Graph, output: str) -> Tensor:
     """An output as its labels are compared with it: classes of images are told apart by the last dim there."""
-    turned = _turned(graph, output)
+    turned = _moves_dims(graph, output)
     return graph.tensors[turned.name if turned else output]
 
 
-def _turned(graph: Graph, output: str) -> Node | None:
+def _moves_dims(graph: Graph, output: str) -> Node | None:
     """What makes of an output that of which a cross-entropy is taken, where it moves dims alone."""
     compared = {node.inputs[0] for node in graph.nodes.values() if node.op.name == "cross_entropy"}
     moved = (node for node in graph.nodes.values() if node.op.name == "transpose" and node.name in compared)
@@ -202,7 +202,7 @@ class Judging:
 
     def _classes_last(self, outputs: np.ndarray) -> np.ndarray:
         """Outputs as `_judged` has them."""
-        if (turned := _turned(self.graph, self.output)) is None:
+        if (turned := _moves_dims(self.graph, self.output)) is None:
             return outputs
         (before,), (after,) = turned.alignment.operands, turned.alignment.results
         return outputs.transpose([before.dims.index(dim) for dim in after.dims])

@@ -152,11 +152,11 @@ def check_same(saved: Facts, here: Facts, path: Path) -> None:
 
 def changes(saved: Facts, here: Facts) -> Changes:
     """Options that are not what the checkpoint was trained with: what they were, and what they are."""
-    pairs = {name: [then, here.options[name]] for name, then in saved.options.items() if name in here.options}
-    return {name: [then, now] for name, (then, now) in pairs.items() if _meant(name, then) != _meant(name, now)}
+    both = [(name, then, here.options[name]) for name, then in saved.options.items() if name in here.options]
+    return {name: [then, now] for name, then, now in both if _normalized(name, then) != _normalized(name, now)}
 
 
-def _meant(name: str, value: Option) -> object:
+def _normalized(name: str, value: Option) -> object:
     """What an option says, however it is written."""
     if name != "optimizer":
         return value or None

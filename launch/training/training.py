@@ -104,7 +104,7 @@ class Training:
             self._saves.break_off()
             raise
         except KeyboardInterrupt:
-            raise self._saves.interrupted(self._done) from None
+            raise self._saves.interrupted(self._num_done) from None
 
     def _run(self) -> Progress:
         course, progress, runner = self.course, self.progress, self.course.execution.runner
@@ -121,7 +121,7 @@ class Training:
         return progress
 
     @property
-    def _done(self) -> int:
+    def _num_done(self) -> int:
         """How many steps are done until now."""
         return self.course.first_step + self.progress.num_steps
 
@@ -148,7 +148,7 @@ class Training:
                 self._after(step + 1)
                 if course.saver is not None and not self.progress.stopped_by and self._is_asked_to_stop(step):
                     self.progress.stopped_by = self._stopping.name
-            self._saves.end(self._done)
+            self._saves.end(self._num_done)
 
     def _is_asked_to_stop(self, step: int) -> bool:
         with self.course.execution.runner.prompt():
@@ -289,18 +289,18 @@ class Training:
         )  # fmt: skip
 
     @property
-    def _every(self) -> int:
+    def _sampled_every(self) -> int:
         """Every so many steps one is measured task by task: about twenty in all, on a GPU fewer."""
         num_steps = self.course.num_steps - self.course.first_step
         least = 1 if self.job.backend == "numpy" else min(LEAST_BETWEEN, num_steps)
         return max(least, num_steps // NUM_SAMPLED)
 
     def _is_sampled(self, step: int) -> bool:
-        return (step + 1 - self.course.first_step) % self._every == 0
+        return (step + 1 - self.course.first_step) % self._sampled_every == 0
 
     def _sample(self, step: int, timeline: Timeline) -> None:
         """Gather a step that was measured whole, and tell a line of it."""
-        course, every = self.course, self._every
+        course, every = self.course, self._sampled_every
         self.progress.num_sampled += 1
         with course.execution.runner.prompt():
             whole = self.job.gather(timeline)

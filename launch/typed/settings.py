@@ -54,10 +54,10 @@ def names(function: Callable[..., Any], reserved: Iterable[str] = ()) -> dict[st
     """
     hints, parameters = get_type_hints(function), inspect.signature(function).parameters
     plain = {p: type(one.default) if type(one.default) in (int, float, bool) else str for p, one in parameters.items()}
-    return {p: _given(hints.get(p, plain[p])) for p in parameters if p not in set(reserved)}
+    return {p: _without_none(hints.get(p, plain[p])) for p in parameters if p not in set(reserved)}
 
 
-def _given(hint: Any) -> Any:
+def _without_none(hint: Any) -> Any:
     """The type of a hint without None."""
     return next(kind for kind in get_args(hint) if kind is not NoneType) if NoneType in get_args(hint) else hint
 

@@ -173,7 +173,7 @@ class _ByFigures(_Known):
             # Fewer numbers name fewer rows.
             borne = free if n in tables else _operand(step, port).axes
             axes = tuple(sorted(free[axis] for axis in borne if axis in free))
-            volume = int(_whole(step).touches(port.index)) if n in tables else box.volume
+            volume = int(_whole_part(step).touches(port.index)) if n in tables else box.volume
             size = volume * np.dtype(self.dtypes(port.region)).itemsize
             found.append((size, int(size * _smallest_share(axes, self.most_parts)) if every else 0))
         return found
@@ -229,7 +229,7 @@ def _density(step: Step) -> float:
     return density
 
 
-def _whole(step: Step) -> Part:
+def _whole_part(step: Step) -> Part:
     """All that a pass computes in its microbatch, as one part."""
     return parts(step.node, {}, step.axis, (step.micro.number, step.micro.count))[0]
 

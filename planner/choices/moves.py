@@ -122,7 +122,7 @@ class Moves:
         if rng.random() >= COPY:
             configs[name] = self._drawn(name, rng)
         for other, axes in users[name]:
-            if (config := self._alike(configs[name], other, axes, rng)) is not None:
+            if (config := self._like_neighbour(configs[name], other, axes, rng)) is not None:
                 configs[other] = config
 
     def spread(self, configs: Configs, rng: random.Random) -> None:
@@ -130,7 +130,7 @@ class Moves:
         name = rng.choice(self.names)
         while self.neighbours[name]:
             other, axes = rng.choice(self.neighbours[name])
-            if (config := self._alike(configs[name], other, axes, rng)) is None:
+            if (config := self._like_neighbour(configs[name], other, axes, rng)) is None:
                 return
             configs[other], name = config, other
             if rng.random() >= GO_ON:
@@ -178,9 +178,9 @@ class Moves:
                 pieces = self._pieces(name, configs[self.users[name]].procs)
                 configs[update_name(name)] = pieces
                 if keeping == "accumulated" and accumulate_name(name) in self.nodes:
-                    configs[accumulate_name(name)] = self._apart(name, accumulate_name(name), pieces)
+                    configs[accumulate_name(name)] = self._as_its_update(name, accumulate_name(name), pieces)
                 if keeping == "fetched":
-                    configs[fetch_name(name)] = self._apart(name, fetch_name(name), used[update_name(name)])
+                    configs[fetch_name(name)] = self._as_its_update(name, fetch_name(name), used[update_name(name)])
 
     def _elsewhere(self, name: str, old: Config, where: str, way: float, away: float) -> Config:
         """A Config on half of the processors, on others or on twice as many, cut alike but for one axis; else the old.
@@ -219,7 +219,7 @@ class Moves:
         degree = min(len(every), a.extents.get(longest, 1))
         return Config({longest: degree} if degree > 1 else {}, 1, tuple(every[:degree]))
 
-    def _apart(self, param: str, other: str, config: Config) -> Config:
+    def _as_its_update(self, param: str, other: str, config: Config) -> Config:
         """The Config of a parameter's fetch or accumulate that lies as one of its update does."""
         ours, theirs = (self.nodes[n].alignment.operands[0].axes for n in (update_name(param), other))
         axes = dict(zip(ours, theirs, strict=True))
@@ -229,7 +229,7 @@ class Moves:
         space = space_of(self.nodes[name], self.num_procs) if self.spaces is None else self.spaces[name]
         return space.draw(rng)
 
-    def _alike(self, config: Config, other: str, axes: dict[str, str], rng: random.Random) -> Config | None:
+    def _like_neighbour(self, config: Config, other: str, axes: dict[str, str], rng: random.Random) -> Config | None:
         """The Config of `other` that cuts what it shares as `config` does, on the same processors, if there is one."""
         a = self.nodes[other].alignment
         split = {axes[axis]: degree for axis, degree in config.split.items() if axis in axes and degree > 1}

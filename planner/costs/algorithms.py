@@ -164,14 +164,14 @@ def _ring(t: Transfer) -> Way:
     """
     levels = crossed(t.spread)
     if t.form == "all_to_all":
-        return Way("ring", tuple(_apart(t, at) for at in levels))
+        return Way("ring", tuple(_crossing(t, at) for at in levels))
     volume = t.nbytes if t.form == "broadcast" else t.rounds * (t.members - 1) / t.members * t.nbytes
     total = levels[-1].outer if levels else 1
     stages = (at.stage(t.rounds * (at.fan - 1) * (total // at.outer), volume) for at in levels)
     return Way("ring", tuple(stages), at_once=True)
 
 
-def _apart(t: Transfer, at: Crossed) -> Stage:
+def _crossing(t: Transfer, at: Crossed) -> Stage:
     """The part of an all-to-all that crosses this level and no farther one."""
     others = at.outer - at.inner
     return at.stage(others, at.inner * others / math.prod(t.spread.counts) * t.nbytes)

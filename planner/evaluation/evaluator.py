@@ -253,7 +253,7 @@ class Evaluator:
         """
         count = self._count(strategy)
         if shown == count:
-            return self._in_window(strategy, most) or self._whole(strategy, most), 0
+            return self._in_window(strategy, most) or self._with_all_microbatches(strategy, most), 0
         step = simulated(self._written(shown, strategy), strategy, self.cost, most)
         cycle = repeats.cycle(step.folded.graph, step.number, step.simulated)
         if cycle is None:
@@ -276,7 +276,7 @@ class Evaluator:
         step = written and simulated_in_window(written, strategy, self.cost, left, most)
         return step and step.with_lasting
 
-    def _whole(self, strategy: Strategy, most: float = inf) -> SimulatedStep:
+    def _with_all_microbatches(self, strategy: Strategy, most: float = inf) -> SimulatedStep:
         """The same with all of them written out."""
         return simulated(self._written(self._count(strategy), strategy), strategy, self.cost, most)
 
@@ -313,7 +313,8 @@ class Evaluator:
     def _written_out(self, strategy: Strategy) -> SimulatedStep:
         """The plan simulated; if through a window, with all its microbatches written out where they are few enough."""
         step = self._simulated(strategy, self._key(strategy))
-        return self._whole(strategy) if step.left and self._can_be(self._count(strategy), strategy) else step
+        is_few = step.left and self._can_be(self._count(strategy), strategy)
+        return self._with_all_microbatches(strategy) if is_few else step
 
     def _simulated_whole(self, strategy: Strategy) -> SimulatedStep:
         """The plan with all tasks of all processors written out."""

@@ -154,7 +154,7 @@ class Grid:
         axes = [dim[0] for dim in operand.dims if dim]
         follows = not port.of_operand or self.node.op.follows(port.index)
         if not follows or len(set(axes)) < len(axes):
-            return self._asked(port.index)
+            return self._by_hook(port.index)
         # Many arrays of a node have the same dims, as all of an update.
         if operand.dims not in self._layouts:
             self._layouts[operand.dims] = self._along(operand, axes)
@@ -166,7 +166,7 @@ class Grid:
         dims = [[a.ends(dim, own) for own in self.blocks[dim[0]]] if dim else [(0, 1)] for dim in operand.dims]
         return _lying(tuple(map(tuple, dims)), self.along(axes).of, a.uneven.isdisjoint(operand.axes))
 
-    def _asked(self, operand: int) -> Layout:
+    def _by_hook(self, operand: int) -> Layout:
         """What parts touch of an operand of which the operator says so itself."""
         found = over_arrays(lambda: self._every.reads(operand))
         if found is None:

@@ -75,7 +75,7 @@ def parts(machine: Machine, procs: Sequence[int]) -> Iterator[tuple[tuple[int, .
     left = tuple(procs)
     for level in reversed(machine.levels[:-1]):
         groups = _groups(left, level.group)
-        alike = _alike(machine, groups)
+        alike = _most_uniform(machine, groups)
         while len(groups) > 1:
             groups = alike[: len(groups) // 2]
             left = tuple(chain.from_iterable(groups))
@@ -90,7 +90,7 @@ def _groups(procs: Sequence[int], size: int) -> list[tuple[int, ...]]:
     return [tuple(group) for _, group in groupby(procs, lambda proc: proc // size)]
 
 
-def _alike(machine: Machine, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _most_uniform(machine: Machine, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """The largest set of groups that have the same kinds of processors; of equally large ones that of larger groups."""
     found: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for group in groups:

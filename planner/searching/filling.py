@@ -92,7 +92,7 @@ def expect(first: int, others: Others) -> None:
     microbatches, then with the next smaller one, then with larger ones. Of each two of these the farther is drawn
     first: if it is still being drawn when this process gets there, this process draws the nearer.
     """
-    fewer, more = _apart(first, others)
+    fewer, more = _outward(first, others)
     pairs = [more[at : at + 2][::-1] for at in range(0, LIKELY, 2)]
     for number in (first, *fewer[:1], *chain(*pairs))[::-1]:
         others.outlook.expect(number)
@@ -305,7 +305,7 @@ def _of_many_parts(first: int, others: Others) -> Iterator[Place]:
     faster: each takes seconds to look at.
     """
     least, best = inf, first
-    fewer, more = _apart(first, others)
+    fewer, more = _outward(first, others)
     for number in fewer[:1]:
         others.outlook.expect(number)
     for number in (first, *fewer):
@@ -324,7 +324,7 @@ def _of_many_parts(first: int, others: Others) -> Iterator[Place]:
     others.outlook.forget()
 
 
-def _apart(first: int, others: Others) -> tuple[list[int], list[int]]:
+def _outward(first: int, others: Others) -> tuple[list[int], list[int]]:
     """The numbers below the first, descending, and those above it, ascending."""
     fewer, more = ([n for n in others.numbers if n < first], [n for n in others.numbers if n > first])
     return fewer[::-1], more

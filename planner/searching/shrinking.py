@@ -45,7 +45,7 @@ def smallest(outlooks: Sequence[Outlook], numbers: Sequence[int], is_over: IsOve
     number, least = _enough(outlooks[-1], numbers, is_over), inf
     found: list[tuple[Outlook, Small]] = []
     for outlook in reversed(outlooks):
-        small = None if found and is_over() else _found(outlook, number, least, is_over)
+        small = None if found and is_over() else _shrunk(outlook, number, least, is_over)
         if small is not None:
             found.append((outlook, small))
             least = min(least, small.nbytes)
@@ -54,7 +54,7 @@ def smallest(outlooks: Sequence[Outlook], numbers: Sequence[int], is_over: IsOve
         return None
     outlook, best = near[-1]
     for fewer in [n for n in reversed(numbers) if n < number]:
-        small = None if is_over() else _found(outlook, fewer, least, is_over)
+        small = None if is_over() else _shrunk(outlook, fewer, least, is_over)
         if small is None or (1 - GAIN) * small.nbytes > least:
             break
         best, least = small, min(least, small.nbytes)
@@ -70,7 +70,7 @@ def _enough(outlook: Outlook, numbers: Sequence[int], is_over: IsOver) -> int:
     return max((number for number, share in shares.items() if (1 - GAIN) * share <= least), default=numbers[0])
 
 
-def _found(outlook: Outlook, number: int, least: float, is_over: IsOver) -> Small | None:
+def _shrunk(outlook: Outlook, number: int, least: float, is_over: IsOver) -> Small | None:
     """The smallest plan that fits which a short search from a known plan finds; None where by sketches the smallest
     known plan needs far more than `least` bytes, or none fits.
     """

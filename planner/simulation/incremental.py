@@ -74,7 +74,7 @@ class Incremental:
         self._lasts: dict[tuple[Hashable, ...], np.ndarray] = {}
         self._homes: dict[tuple[str, Config], Config] = {}
         self._contents: dict[int, Contents] = {}
-        self._laid = self._anew(strategy, self._whole(strategy))
+        self._laid = self._anew(strategy, self._from_scratch(strategy))
         self._proposed: _Laid | None = None
 
     @property
@@ -112,9 +112,9 @@ class Incremental:
         Raises ValueError in one sentence where the plan does not fit graph and machine.
         """
         self._proposed = None
-        near = self._near(strategy)
+        near = self._from_present(strategy)
         if near is None:
-            laid = self._anew(strategy, self._whole(strategy))
+            laid = self._anew(strategy, self._from_scratch(strategy))
             found = laid.delta.seconds if laid.delta.seconds <= limit else None
         else:
             laid, change = self._changed(strategy, *near)
@@ -134,7 +134,7 @@ class Incremental:
                 laid = self._anew(laid.strategy, laid.lowered)
         self._laid = laid
 
-    def _whole(self, strategy: Strategy) -> _Lowered:
+    def _from_scratch(self, strategy: Strategy) -> _Lowered:
         """A plan's program and instances."""
         lowering = self.lowering
         check(strategy, lowering.names, lowering.graph, lowering.machine)
@@ -150,7 +150,7 @@ class Incremental:
         steps, flows = self.lowering.instances_of(program, configs, numbers)
         return _Lowered(program, configs, numbers, [*steps, *flows])
 
-    def _near(self, strategy: Strategy) -> tuple[_Lowered, list[int]] | None:
+    def _from_present(self, strategy: Strategy) -> tuple[_Lowered, list[int]] | None:
         """A plan's instances, found by way of those of the present one, and which of them may be others.
 
         None where the two name not the same nodes, or one of them cuts the batch in time, drops results, or has buckets
@@ -160,7 +160,7 @@ class Incremental:
         known = self.strategy.configs
         if strategy.configs.keys() != known.keys() or not (_is_plain(strategy) and _is_plain(self.strategy)):
             return None
-        if not _alike(strategy, self.strategy):
+        if not _are_comparable(strategy, self.strategy):
             check(strategy, lowering.names, lowering.graph, lowering.machine)
         fresh = {name: config for name, config in strategy.configs.items() if known[name] is not config}
         for name, config in fresh.items():
@@ -306,7 +306,7 @@ def _is_plain(plan: Strategy) -> bool:
     return plan.microbatches == 1 and not plan.recompute and not plan.bucket_bytes and plan.order == READY
 
 
-def _alike(one: Strategy, other: Strategy) -> bool:
+def _are_comparable(one: Strategy, other: Strategy) -> bool:
     """Whether two plans are made for the same."""
     made_for = attrgetter("microbatches", "graph", "machine", "num_procs")
     return bool(made_for(one) == made_for(other))

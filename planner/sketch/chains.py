@@ -91,13 +91,13 @@ class Chains:
             free.put(self._sketch.beside())
         for chain in chains:
             state, plan, draws = self._rng.bit_generator.state, self._number(chain.configs), self._draws(chain)
-            trail = self._aside.submit(self._beside, free, chain, plan, draws)
+            trail = self._aside.submit(self._in_thread, free, chain, plan, draws)
             self._foreseen.append(_Foreseen(chain, state, plan, draws, trail))
 
     def walk(self, chain: Chain) -> Walked:
         """What the next chain finds; at once where it was foreseen and is done."""
         if self._foreseen and self._foreseen[0].chain == chain:
-            trail = self._found(self._foreseen.popleft().trail)
+            trail = self._awaited(self._foreseen.popleft().trail)
         else:
             self.stop()
             trail = self._trail(self._sketch, chain, self._number(chain.configs), self._draws(chain))
@@ -128,7 +128,7 @@ class Chains:
             self._numbers[id(configs)] = configs, self._sketch.number(configs)
         return self._numbers[id(configs)][1].copy()
 
-    def _found(self, trail: Future[Trail]) -> Trail:
+    def _awaited(self, trail: Future[Trail]) -> Trail:
         """What a foreseen chain finds; until it has, chains that wait for a thread are walked here."""
         for number, (chain, _, plan, draws, other) in enumerate(self._foreseen):
             if trail.done():
@@ -139,7 +139,7 @@ class Chains:
                 self._foreseen[number] = self._foreseen[number]._replace(trail=here)
         return trail.result()
 
-    def _beside(self, free: SimpleQueue[Sketch], chain: Chain, plan: np.ndarray, draws: np.ndarray) -> Trail:
+    def _in_thread(self, free: SimpleQueue[Sketch], chain: Chain, plan: np.ndarray, draws: np.ndarray) -> Trail:
         sketch = free.get()
         try:
             return self._trail(sketch, chain, plan, draws)

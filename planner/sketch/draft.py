@@ -40,7 +40,7 @@ class _Asker(NamedTuple):
     operand: int
 
 
-class _Met(NamedTuple):
+class _Ports(NamedTuple):
     """Where flows are made, or read: entries of the slot of the pass (NONE for a home), the node that decides it, and
     the layout there.
 
@@ -52,9 +52,9 @@ class _Met(NamedTuple):
     owner: np.ndarray
     layout: np.ndarray
 
-    def of(self, which: np.ndarray) -> _Met:
+    def of(self, which: np.ndarray) -> _Ports:
         """Some of it."""
-        return _Met(*(column[which] for column in self))
+        return _Ports(*(column[which] for column in self))
 
 
 class Draft:
@@ -105,7 +105,7 @@ class Draft:
         """
         owner, mine = self._owner[self._agenda.slot], np.flatnonzero(~self._agenda.is_ahead)
         place, ahead = (self._agenda.places(len(self._owner), is_ahead) for is_ahead in (False, True))
-        ends, reads = self._met()
+        ends, reads = self._ends_and_reads()
         partial = (ends.slot >= 0) & ~self._is_late[ends.slot] & ~self._bears_all(ends.layout)
         reads = reads.of(_is_needed(ends, partial, reads, ahead[reads.slot] >= 0))
         # What is sent ahead reads what the step itself does.
@@ -125,7 +125,7 @@ class Draft:
         )  # fmt: skip
         return program, num_rows
 
-    def _met(self) -> tuple[_Met, _Met]:
+    def _ends_and_reads(self) -> tuple[_Ports, _Ports]:
         """(where flows lie before they are read, who reads flows of which there is something)"""
         steps, made, read, home = self._program.steps, self._made, self._read, self._homes()
         asker, num_inputs = self._askers_of_steps(), np.array([len(step.inputs) for step in steps], np.int64)
@@ -144,7 +144,7 @@ class Draft:
         met = met[np.lexsort((is_read[met], flow[met]))]
         number, first = numbered(which[met])
         layout = np.array([self._layout(*divmod(n, width)) for n in alike[which[met[first]]].tolist()], np.int64)
-        found = _Met(flow[met], slot[met], owner[met], layout[number])
+        found = _Ports(flow[met], slot[met], owner[met], layout[number])
         return found.of(~is_read[met]), found.of(is_read[met])
 
     def _homes(self) -> np.ndarray:
@@ -255,7 +255,7 @@ def _read_by_host(program: Passes) -> Passes:
     return replace(program, steps=tuple(steps), flows=tuple(flows))
 
 
-def _is_needed(ends: _Met, partial: np.ndarray, reads: _Met, is_ahead: np.ndarray) -> np.ndarray:
+def _is_needed(ends: _Ports, partial: np.ndarray, reads: _Ports, is_ahead: np.ndarray) -> np.ndarray:
     """Of each read whether it brings something: what a node has made, or has read for an earlier pass, it has.
 
     is_ahead   of each read, whether what it brings is sent ahead: nobody else finds it there

@@ -74,7 +74,7 @@ class _Moves(NamedTuple):
 _NONE = _Moves(np.zeros((0, NUM_DRAWS)), np.zeros(0, np.int64), np.zeros(0), loops.NEVER)
 
 
-class _Wanted(NamedTuple):
+class _Aim(NamedTuple):
     """What walks make small: energy, within so many bytes of each processor."""
 
     capacity: np.ndarray
@@ -230,7 +230,7 @@ class Sketch:
         self._begin(plan)
         best, rises = plan.copy(), -heats * np.log(1 - draws[:, -1])
         moves = _Moves(draws, _NONE.first, rises, loops.NEVER)
-        _, least, number = self._walk(moves, plan, np.nan, best, np.nan, _wanted(capacity, longer))
+        _, least, number = self._walk(moves, plan, np.nan, best, np.nan, _aim(capacity, longer))
         return Trail(best, least, number)
 
     def trimmed(
@@ -243,7 +243,7 @@ class Sketch:
         """
         for known in (first, best):
             self._begin(known)
-        plan, wanted = best.copy(), _wanted(capacity, longer)
+        plan, wanted = best.copy(), _aim(capacity, longer)
         energy, _, _ = self._walk(_NONE, plan, np.nan, best, np.nan, wanted)
         back = _Moves(_NONE.draws, first, np.full(2 * len(plan), each), energy * (1 + every))
         # Nothing is the best of these.
@@ -252,7 +252,7 @@ class Sketch:
         return energy, plan
 
     def _walk(
-        self, moves: _Moves, plan: np.ndarray, energy: float, best: np.ndarray, least: float, wanted: _Wanted
+        self, moves: _Moves, plan: np.ndarray, energy: float, best: np.ndarray, least: float, wanted: _Aim
     ) -> tuple[float, float, int]:
         """(energy, least energy, the proposal that led to that): `loops.walk` to its end, with the prices that it lacks
         on its way found, and the table of transfers widened.
@@ -366,14 +366,14 @@ def _links(cost: CostModel) -> Links:
     return Links(group, np.array(latency), np.array(per_byte), has_trees, task, 0.0)
 
 
-def _wanted(capacity: np.ndarray, longer: float) -> _Wanted:
+def _aim(capacity: np.ndarray, longer: float) -> _Aim:
     """What walks make small: seconds, within the bytes of each processor; with `longer`, bytes.
 
     Both as the same types, so that the walk is compiled once.
     """
     if longer:
-        return _Wanted(np.ones(len(capacity)), Worth(1.0, 1 / longer, 1.0))
-    return _Wanted(capacity.astype(np.float64), Worth(0.0, 1.0, PENALTY))
+        return _Aim(np.ones(len(capacity)), Worth(1.0, 1 / longer, 1.0))
+    return _Aim(capacity.astype(np.float64), Worth(0.0, 1.0, PENALTY))
 
 
 class _Bodies(NamedTuple):

@@ -62,10 +62,10 @@ class Recomputation:
         if NOTHING in words and len(words) > 1:
             raise ValueError(f"{NOTHING!r} stands alone: {text!r} asks for more besides")
         for word in words:
-            found.update(dict.fromkeys(self._meant(word)))
+            found.update(dict.fromkeys(self._parsed(word)))
         return tuple(found)
 
-    def _meant(self, word: str) -> Sequence[str]:
+    def _parsed(self, word: str) -> Sequence[str]:
         graph = self.graph
         match word:
             case "none":
@@ -91,7 +91,7 @@ class Recomputation:
         """Words by which ever more is computed again: `selective`, shares in so many equal steps, if they mean
         something else, and `full`.
         """
-        most, least = self._left(self.selective), self._left(self.full)
+        most, least = self._kept_share(self.selective), self._kept_share(self.full)
         meant, end = {frozenset(self.selective): SELECTIVE}, frozenset(self.full)
         for n in range(1, steps):
             percent = round(100 * (most + n * (least - most) / steps))
@@ -131,7 +131,7 @@ class Recomputation:
         takes as much the first come first: those are in the stages of pipelines that keep most.
         """
         found, sizes = {*self.selective}, self._sizes
-        left = sum(sizes.values()) * (self._left(self.selective) - share)
+        left = sum(sizes.values()) * (self._kept_share(self.selective) - share)
         for _, frees, again in self._worth:
             if left <= 0:
                 break
@@ -150,11 +150,11 @@ class Recomputation:
         for node in (graph.nodes[name] for name in graph.nodes if name in may):
             frees = sum(sizes[t] for t in there.intersection(node.outputs))
             if frees:
-                again = self._again(node, there, may)
+                again = self._recomputed(node, there, may)
                 rows.append((sum(_flops(of) for of in again) / frees, frees, {of.name for of in again}))
         return sorted(rows, key=itemgetter(0))
 
-    def _again(self, node: Node, there: Collection[str], may: Collection[str]) -> list[Node]:
+    def _recomputed(self, node: Node, there: Collection[str], may: Collection[str]) -> list[Node]:
         """What is computed again for a node, from what is there and from what may not be."""
         found, left = {node.name: node}, [node]
         while left:
@@ -185,7 +185,7 @@ class Recomputation:
             if end_of[n] < len(nodes) and all(last.get(t, n) < end_of[n] for t in node.outputs)
         )
 
-    def _left(self, dropped: Iterable[str]) -> float:
+    def _kept_share(self, dropped: Iterable[str]) -> float:
         """Which share is kept of what gradients read."""
         free = sum(self._sizes.get(t, 0) for name in dropped for t in self.graph.nodes[name].outputs)
         return 1 - free / max(1, sum(self._sizes.values()))

@@ -38,7 +38,7 @@ class Backend(base.Backend):
         # Persistent arrays lie outside the arena, so that several graphs can share them; the packer puts them lowest.
         self._floor = int((packing.offset[lasting] + _aligned(graph.buffer_bytes[lasting])).max(initial=0))
         self._lent, self.nbytes = lent, 0
-        self.arena = self._taken(int(packing.peak_bytes[proc]) - self._floor)
+        self.arena = self._lent_or_new(int(packing.peak_bytes[proc]) - self._floor)
         self._arrays: dict[int, np.ndarray] = {}
         self.persistent = {}
         for index in lasting.tolist():
@@ -66,7 +66,7 @@ class Backend(base.Backend):
         buffer = self._graph.buffers[index]
         key = (buffer.region, buffer.box, buffer.proc)
         if key not in state:
-            memory = self._taken(int(_aligned(buffer.box.volume * np.dtype(buffer.dtype).itemsize)))
+            memory = self._lent_or_new(int(_aligned(buffer.box.volume * np.dtype(buffer.dtype).itemsize)))
             state[key] = _array(memory, 0, buffer.dtype, buffer.box.shape)
         array = state[key]
         if array.dtype != buffer.dtype or array.shape != buffer.box.shape:
@@ -139,7 +139,7 @@ class Backend(base.Backend):
         """The call that fills memory with NaN."""
         return partial(memory.fill, POISON)
 
-    def _taken(self, nbytes: int) -> np.ndarray:
+    def _lent_or_new(self, nbytes: int) -> np.ndarray:
         """Aligned bytes of what was lent, as far as that goes, or others."""
         if self._lent is not None and self._lent.nbytes >= nbytes:
             memory, self._lent = self._lent[:nbytes], self._lent[nbytes:]

@@ -46,7 +46,7 @@ def split(num_parts: int) -> float:
 
 def most() -> int:
     """Into how many parts the driver divides the current device. Raises ValueError as `split` does."""
-    return len(_made(*_whole(), GRAIN))
+    return len(_groups_of(*_device(), GRAIN))
 
 
 def place(proc: int) -> Place:
@@ -77,37 +77,37 @@ def _groups(num_parts: int) -> tuple[int, list[Any]]:
 
     Groups lie within what multiprocessors share, so that there may be fewer of a size than the whole has room for.
     """
-    driver, whole = _whole()
+    driver, whole = _device()
     total = int(whole.sm.smCount)
     for size in range(total // num_parts // GRAIN * GRAIN, 0, -GRAIN):
-        if len(groups := _made(driver, whole, size)) >= num_parts:
+        if len(groups := _groups_of(driver, whole, size)) >= num_parts:
             return total, groups[:num_parts]
-    least = len(_made(driver, whole, GRAIN))
+    least = len(_groups_of(driver, whole, GRAIN))
     raise ValueError(f"this GPU has {total} multiprocessors: at most {least} parts of {GRAIN}")
 
 
-def _whole() -> tuple[Any, Any]:
+def _device() -> tuple[Any, Any]:
     """The driver, and the multiprocessors of the current device."""
     driver = _driver()
     # Makes the device's own context, which the parts share memory and modules with.
     cupy.cuda.runtime.memGetInfo()
-    device = _done(driver.cuDeviceGet(cupy.cuda.runtime.getDevice()))
-    return driver, _done(driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
+    device = _checked(driver.cuDeviceGet(cupy.cuda.runtime.getDevice()))
+    return driver, _checked(driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
 
 
-def _made(driver: Any, whole: Any, size: int) -> list[Any]:
+def _groups_of(driver: Any, whole: Any, size: int) -> list[Any]:
     """All groups of so many multiprocessors that the driver makes."""
-    groups, count, _ = _done(driver.cuDevSmResourceSplitByCount(int(whole.sm.smCount) // size, whole, 0, size))
+    groups, count, _ = _checked(driver.cuDevSmResourceSplitByCount(int(whole.sm.smCount) // size, whole, 0, size))
     return list(groups[:count])
 
 
 def _place(device: int, group: Any) -> Place:
     driver = _driver()
-    description = _done(driver.cuDevResourceGenerateDesc([group], 1))
+    description = _checked(driver.cuDevResourceGenerateDesc([group], 1))
     flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
-    context = _done(driver.cuGreenCtxCreate(description, _done(driver.cuDeviceGet(device)), flags))
+    context = _checked(driver.cuGreenCtxCreate(description, _checked(driver.cuDeviceGet(device)), flags))
     flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-    streams = [_done(driver.cuGreenCtxStreamCreate(context, flags, 0)) for _ in range(2)]
+    streams = [_checked(driver.cuGreenCtxStreamCreate(context, flags, 0)) for _ in range(2)]
     compute, traffic = (cupy.cuda.Stream.from_external(_Outside(int(stream))) for stream in streams)
     return Place(compute, traffic, (description, context, streams))
 
@@ -122,7 +122,7 @@ def _driver() -> Any:
     return driver
 
 
-def _done(answer: tuple[Any, ...]) -> Any:
+def _checked(answer: tuple[Any, ...]) -> Any:
     """What a call of the driver gave besides its status. Raises ValueError with its word where it has failed."""
     status, *found = answer
     if int(status):
