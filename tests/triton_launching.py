@@ -256,7 +256,7 @@ def test_processes_leave_nothing_to_compile(library: Any, monkeypatch: pytest.Mo
     assert built and not any(built), "each of them is found in the cache"
     # and then no process is started
     ahead._seen.clear()
-    monkeypatch.setattr(ahead.side_by_side, "crew", None)
+    monkeypatch.setattr(ahead.side_by_side, "worker_pool", None)
     tuning.ahead([(which, way) for *_, which, way in calls], lambda *one: None)
 
 

@@ -62,7 +62,7 @@ class Additive:
     def __init__(self, lowering: Lowering, cost: CostModel) -> None:
         self.lowering, self.cost = lowering, cost
         plan = lowering.plan({})
-        # What is fetched anew lies where its update does, of which this knows as little as of others in pieces.
+        # Parameters that are fetched anew lie as their updates do, in pieces: such updates are not priced here.
         again = tuple([name for name in plan.recompute if name in lowering.names.nodes])
         self.program: Program = lowering.program(msgspec.structs.replace(plan, recompute=again))
         self._numbers: dict[Hashable, int] = {}
@@ -93,7 +93,7 @@ class Additive:
     @cached_property
     def kinds(self) -> dict[str, int]:
         """By node: a number, equal for nodes whose passes are alike."""
-        # What has the same templates costs the same; what differs there may do so too.
+        # Passes with the same templates cost the same; some with other templates do so too.
         like = [(kind, step.micro.number) for kind, step in zip(self.step_kinds, self.program.steps, strict=True)]
         alike = {key: self._priced_as(step) for key, step in dict(zip(like, self.program.steps)).items()}
         cost = [alike[key] for key in like]
@@ -161,7 +161,7 @@ class Additive:
         """
         found = []
         for flow in self.program.flows:
-            # what lies where nobody alone decides, as the loss's scale does, is little
+            # what no single node decides, as where the loss's scale lies, is little
             if flow.role == "input" or (flow.home is not None and flow.home.node.name not in self.deciders):
                 continue
             made, read = self._ends(flow.producers), self._ends((*flow.readers, *flow.overwriters))

@@ -45,7 +45,7 @@ def crossing(model: Additive, flow: Flow, configs: Mapping[str, Config]) -> Cros
         [found.port_step[before], found.port_task[before], found.port_step[after], found.port_task[after]], 1
     )
     real = (rows[:, 0] != HOST) & (rows[:, 2] != HOST)
-    # From task to task of passes nothing moves; of two ports of one task neither waits for the other.
+    # Edges between the host and tasks are left out, and those between two ports of one task.
     real &= (rows[:, 0] != rows[:, 2]) | (rows[:, 1] != rows[:, 3])
     counts, lanes = found.lanes
     engines = np.array(model.lowering.machine.engines, np.int64)

@@ -53,7 +53,7 @@ class Ladder:
         node = len(chosen) - 1
         sums = self._sums(self.tables, chosen, node)[:, chosen[node]]
         paths = self._sums(self.paths, chosen, node, ahead=False)[:, chosen[node]]
-        # The path up to each pass whose nodes are all chosen takes at least as long as is known of its end.
+        # Up to a pass whose nodes are all chosen the path takes at least as long as that pass is known to.
         of_nodes = [self.relaxed.node[s] for s in self.path]
         known = next((n for n, own in enumerate(of_nodes) if own > node), len(self.path))
         later = self.num_procs * ends[self.path[:known]] - paths[1 : known + 1]

@@ -31,7 +31,7 @@ from castile.runtime.timeline import PICOSECONDS
 
 # With measured prices every split is priced; where all together have more parts than this, there is no bound.
 MOST_PARTS = 20_000
-# Of many microbatches the passes of so few are looked at.
+# So many microbatches are looked at, however many there are.
 FEWEST = 2
 
 
@@ -76,7 +76,7 @@ def lower_bound(evaluator: Evaluator, most_parts: int | None = None) -> Bound | 
     that a search considers is priced (`_BySplits`), on arrays without strides. None where these are too many.
     """
     lowering = evaluator.lowering
-    # Microbatches do the same work and none needs another.
+    # All microbatches do the same work, and none needs another.
     program = lowering.shortened(FEWEST).program(lowering.plan({}))
     most_parts = most_parts or lowering.machine.num_procs
     is_measured = bool(evaluator.cost_snapshot)
@@ -119,7 +119,7 @@ class _BySplits(_Known):
 
     def find(self, step: Step, whole: StepTemplate) -> Least:
         if only_call(whole.part(0).work) is not None:
-            # What it takes as one of several in a task was not measured.
+            # It may be joined with others into one task, and its share of that was not measured.
             return Least(0, 0)
         each = [
             self._prices(step, split) for split in space_of(step.node, self.most_parts).splits if _fits(step, split)
@@ -141,14 +141,14 @@ class _ByFigures(_Known):
     def __init__(self, lowering: Lowering, program: Program, cost: CostModel, most_parts: int) -> None:
         name, best = lowering.machine.name, _best(lowering.machine.processors)
         super().__init__(lowering, program, CostModel(Machine(name, (best,), ())), most_parts)
-        # A task that stands for several has its overhead once.
+        # Several joined into one task have its overhead once.
         self._shared = CostModel(Machine(name, (msgspec.structs.replace(best, task_overhead_seconds=0.0),), ()))
 
     def find(self, step: Step, whole: StepTemplate) -> Least:
         key = whole.part(0).key
         nbytes = self._bytes(step, whole)
         share = _density(step) * _smallest_share(tuple(sorted(_free(step).values())), self.most_parts)
-        # Operations and picoseconds of each part and of the whole are rounded, by a half at most.
+        # Operations and picoseconds are rounded for each part and for the whole, by a half at most.
         rounding = self.most_parts - 1
         total = msgspec.structs.replace(key, flops=max(0, key.flops - rounding), nbytes=sum(size for size, _ in nbytes))
         part = msgspec.structs.replace(
@@ -163,11 +163,11 @@ class _ByFigures(_Known):
         whole.
         """
         free, piece, tables = _free(step), whole.part(0), looked_up(step)
-        # A body that asks which part it computes may leave an operand to others.
+        # A body that asks which part it computes may leave an operand unread.
         every = not place_counts(step)
         found = []
         for n, (port, box) in enumerate(zip((*step.inputs, *step.outputs), (*piece.inputs, *piece.outputs))):
-            # Where a hook says what is read, parts may leave gaps between them.
+            # Boxes that a hook gives may leave gaps between them.
             if box is None or _is_hooked(step, port):
                 continue
             # Fewer numbers name fewer rows.
@@ -191,7 +191,7 @@ def _longest_chain(program: Program, known: _Known) -> int:
             volume, made = producers[port.region]
             for slot, number in made:
                 written = known.template(program.steps[slot], {}).part(0).outputs[number]
-                # Whatever is read of a region is there when all have ended that write the whole of it, in parts or not.
+                # What is read of a region is there at the latest when a pass that writes all of it has ended.
                 if written is not None and written.volume == volume:
                     begin = max(begin, ends[slot])
         ends.append(begin + known.of(step).part)
@@ -205,7 +205,7 @@ def _is_hooked(step: Step, port: Port) -> bool:
 
 def _is_always_read(step: Step, port: Port) -> bool:
     """Whether every part, however small, reads something through a port: so the first and the last of each axis do."""
-    # What is added to only the first of those read that give the same piece.
+    # Only the first of the parts that add to one piece read it.
     if _operand(step, port).param or port.role == "onto":
         return False
     if not _is_hooked(step, port):
@@ -273,7 +273,7 @@ def _smallest_share(extents: tuple[int, ...], num_parts: int) -> float:
     if not extents:
         return 1.0
     extent, others = extents[0], extents[1:]
-    # Of the degrees that leave the other axes as many parts the largest has the smallest block.
+    # Among degrees that leave equally many parts for the other axes the largest has the smallest block.
     lefts = {num_parts // degree for degree in range(1, min(extent, num_parts) + 1)}
     degrees = {min(extent, num_parts // left) for left in lefts}
     return min(extent // degree / extent * _smallest_share(others, num_parts // degree) for degree in degrees)

@@ -19,8 +19,8 @@ from castile.planner.strategy import Config
 from castile.runtime.task import CostKey
 from castile.runtime.timeline import PICOSECONDS
 
-# Of what a link's figures say one can be sure of its latency and, as forms round differently, of half of the bytes;
-# of less where measurements correct the figures.
+# The shares of a link's latency and of its seconds a byte that a transfer takes for sure: collectives round bytes in
+# several ways; and where measurements correct the figures one can be sure of little.
 SURE, SURE_LEARNED = (1.0, 0.5), (0.05, 0.05)
 
 

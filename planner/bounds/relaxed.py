@@ -25,7 +25,7 @@ from castile.runtime.region import uncovered, whole
 from castile.runtime.task import NUM_LANES, Lane
 from castile.runtime.timeline import PICOSECONDS
 
-# The delay of a wait that is none: nothing begins the later for it.
+# Delay where a part need not wait: nothing begins later for it.
 NEVER = -(2**60)
 
 
@@ -72,7 +72,7 @@ class Relaxed:
         self._flows = [(f, users) for f in model.program.flows if (users := self._users(f)) is not None]
         for flow in model.program.flows:
             self._add(flow)
-        # An open node's pass stands for the shortest part that it may have, on no engine.
+        # A pass of an open node is one task: the shortest part that it may have, on no engine.
         nowhere = np.zeros((0, 2), np.int64)
         self._open = [(shortest.min(keepdims=True), nowhere) for shortest in self.shortest]
         self._anyway: dict[tuple[int | None, ...], np.ndarray] = {}
@@ -240,7 +240,7 @@ class Relaxed:
         else:
             missing, reads, met = elements(held, needed), (needed.volume > 0)[None], _meet(written, wanted)
         least = np.where(reads, missing, np.inf).min(axis=-1)
-        # What others write of the region is not waited for here.
+        # Only where the parts cover the region: what others write of it is not waited for here.
         covers = np.array([_is_apart(p) and _covers(p, flow) for p in written])
         apart = np.array([_is_apart(p) for p in wanted])
         least = np.where(covers & apart if a == b else covers[:, None] & apart, least, 0)

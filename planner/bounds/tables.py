@@ -19,12 +19,12 @@ from castile.planner.bounds.elimination import Scope, elimination, filled, minim
 from castile.planner.bounds.missing import least
 from castile.planner.strategy import Config
 
-# Of more microbatches so many are priced: what is done once a step, as sums of gradients, counts for little then.
+# At most so many microbatches are priced: with more, what is done once a step, as sums of gradients, counts for little.
 MICROBATCHES = 32
-# Work counts twice; transfers, those of one node and those between two, count fully, or half, or only the latter do:
-# sums of gradients are hidden first beside work.
+# Weights of work, and of (sync, move) in turn: transfers count as much as work, half as much, or only those between
+# nodes do, as sums of gradients are the first to be hidden beside work.
 WORK, WEIGHTS = 2, ((2, 2), (1, 1), (0, 2))
-# Entries of all tables on the way: what elimination can hold.
+# The most entries of all tables that elimination makes.
 MOST_ENTRIES = 2**21
 
 
@@ -163,7 +163,7 @@ class Tables:
             news, bound = True, moves[i, j]
             self._set(number, i, j)
             if moves[i, j] < bound:
-                # This bound is none, so none of its table is trusted.
+                # The price is below the bound, so no bound of this table is trusted.
                 for i, j in takewhile(lambda _: not self.spent(), np.argwhere(~known).tolist()):
                     self._set(number, i, j)
         return news

@@ -19,11 +19,10 @@ from castile.planner.simulation import repeats
 from castile.planner.step.program import Program
 from castile.runtime.task import TaskGraph
 
-# How many are written out; the last but one of them is copied, if it is to the one before as that is to the one before
-# it.
+# How many microbatches are written out, and the number of the one that is copied, the last but one.
 FEW = repeats.LEAST
 EACH = FEW - 2
-# All fields of a folded graph but needs: what waits for what.
+# The fields of a folded graph, and of its task graph, but for what waits for what.
 FOLDED = tuple(field.name for field in fields(Folded) if field.name != "graph")
 GRAPH = tuple(field.name for field in fields(TaskGraph) if field.name not in ("need_ptr", "needs"))
 

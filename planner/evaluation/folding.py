@@ -79,7 +79,7 @@ class Folding:
     def __init__(self, lowering: Lowering) -> None:
         self.lowering = lowering
         self._shapes = Shapes(lowering.machine.engines)
-        # The last plan, as sizes of buckets are tried one after the other, and each is asked about before it is folded.
+        # Of the last plan only: sizes of buckets are tried one after another, each asked about before it is folded.
         self._last: tuple[Strategy, Folded | None] | None = None
         self._laid: tuple[Strategy, _Assembly] | None = None
 
@@ -114,10 +114,10 @@ class Folding:
             return int(self._assembled(strategy).base[-1])
 
     def _assembled(self, strategy: Strategy) -> _Assembly:
-        # what is begun ahead only waits for something else
+        # beginning microbatches ahead changes needs only
         plain = msgspec.structs.replace(strategy, bucket_bytes=0, ahead=0)
         if self._laid is None or self._laid[0] != plain:
-            # What the last one holds of a large machine is not kept meanwhile.
+            # The last one is freed first: of a large machine it holds much.
             self._laid = None
             self._laid = plain, self._assembly(*self.instances(plain))
         return self._laid[1]
@@ -189,7 +189,7 @@ class _Small:
         side = np.where(spans, 0, 1 + self.proc_class[union.home[own]])
         _, inverse = np.unique(mixed(roles.node[own], side), return_inverse=True)
         _, alike = np.unique(roles.node[own], return_inverse=True)
-        # By the least number of its members a class stands, on every engine that it shares, where its members stand.
+        # Ordered by the least number of its members, a class has on each engine the place that its members have.
         num = int(inverse.max(initial=-1)) + 1
         least = np.full((2, num), union.num_nodes)
         np.minimum.at(least[0], inverse, own)
@@ -210,7 +210,7 @@ class _Small:
         self.place = np.full(union.num_nodes, -1)
         self.place[own] = rank[inverse] - self.pick_ptr[union.shape[own]]
         self.count = np.bincount(rank[inverse], minlength=num)
-        # A step's task at a flow's port is here where its processor is; a transfer where it was picked.
+        # A pass's task at a flow's port is here if its processor is; a transfer if it was picked.
         theirs = np.flatnonzero(~union.own)
         self.place[theirs] = self.place[union.alias[theirs]]
         self.is_here = self.small_proc[union.home] >= 0
@@ -231,7 +231,7 @@ class _Assembly:
         shapes, slots = zip(*blocks, strict=True)
         self.shape = np.fromiter(map(where.__getitem__, shapes), np.int64, len(blocks))
         self.base = pointer(np.diff(small.pick_ptr)[self.shape])
-        # The block of each relation of each block: itself, then the steps that it touches.
+        # For each block the blocks that `Shape.rel` counts: itself, then the passes that it touches.
         begin, touched = pointer([*map(len, slots)]), np.fromiter(chain.from_iterable(slots), np.int64)
         self.rel_ptr = begin + np.arange(len(begin))
         self.rel_block = np.insert(touched, begin[:-1], np.arange(len(blocks)))
@@ -315,7 +315,7 @@ class _Assembly:
             tasks=Lazy(lambda n: full.task(int(number[n])), num_tasks),
             buffers=Lazy(lambda n: full.buffer(int(written[n])), len(buffer)),
         )  # fmt: skip
-        # without all that it is made of, which takes a gigabyte of 16,384 processors
+        # `rows` alone is kept, not this assembly, which takes a gigabyte for 16,384 processors
         every, rows = np.arange(num_tasks), self._rows
         return Folded(graph, small.proc_class, small.representative, number, every, small.count[pick], lambda: rows)
 

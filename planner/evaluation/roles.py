@@ -109,9 +109,9 @@ class Shapes:
         self._engines = np.asarray(engines)
         self._known: dict[StepInstance | FlowInstance, Block] = {}
         self._made: dict[Hashable, Shape] = {}
-        # each with what keeps the identity of its ports its own
+        # with the template, so that no other object gets the id of its ports
         self._wirings: dict[Hashable, tuple[FlowTemplate, _Wiring]] = {}
-        # By their processors the tasks of a step, their lanes, and how many come before each there.
+        # By processors of a pass: its tasks, their lanes, and how many tasks come before each there.
         self._placed: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._digests: dict[int, tuple[np.ndarray, bytes]] = {}
 
@@ -151,7 +151,7 @@ class Shapes:
         )  # fmt: skip
 
     def _block(self, flow: FlowInstance, steps: Sequence[Block]) -> Block:
-        # A version and its processors say all of the transfers and buffers, shapes and ports all of what touches them.
+        # The version and its processors determine transfers and buffers; shapes and ports determine what touches these.
         key = flow.template, tuple([steps[slot].shape.number for slot in flow.slots])
         if key not in self._made:
             self._made[key] = self._flow(flow, [steps[slot].shape for slot in flow.slots])
@@ -364,12 +364,12 @@ def _held(union: Union, nodes: np.ndarray) -> np.ndarray:
     """A hash for each processor of the bytes that live on it, and from when till when."""
     num_procs = len(union.kind_of)
     users = sums(union.num_buffers, union.use_buffer, nodes[union.use_node])
-    # A first node of -1, for a persistent buffer, finds the zero at the end.
+    # Persistent buffers have no first node: -1 finds the zero at the end.
     firsts = np.append(nodes, np.uint64(0))[union.buffer_first]
     # Arenas are packed by number where blocks are alike, so the sequence of buffers counts too.
     buffers = mixed(union.buffer_shape, _ranks(union), union.buffer_bytes, firsts, users)
     alone = ~union.spans & (union.own | (union.adding > 0))
-    # What steps record tells whether adding takes other bytes only where something is added.
+    # Adding may take other private bytes, which depends on what a pass records: only where something is added.
     adding = np.where(union.own, 0, union.adding)
     private = mixed(nodes, union.private, adding)[alone]
     return sums(num_procs, union.buffer_proc, buffers) + sums(num_procs, union.home[alone], private)

@@ -26,7 +26,7 @@ from castile.runtime.memory import aligned
 from castile.runtime.task import NUM_LANES, Buffer, Lane, Task, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
 
-# Microbatches of more tasks than these all together take ten seconds and more to write out.
+# To write out more tasks than this takes ten seconds and more.
 MOST_WRITTEN = 2**17
 
 

@@ -30,7 +30,8 @@ from castile.runtime.compiled import compiled
 from castile.runtime.task import Buffer, Task, TaskGraph
 
 NUMBER = re.compile(r"@(\d+)")
-# How a pair is copied: not at all; copy with copy; each copy with the copy before; with the last copy; with every copy.
+# How a pair (one, other) is copied: not at all; each copy of the one with that of the other; with the copy before; the
+# one with the last copy of the other; with every copy.
 ONCE, LIKE, BEFORE, LAST, ALL = range(5)
 NONE = np.empty((2, 0), np.int64)
 
@@ -91,7 +92,7 @@ class _Places:
         run = np.cumsum(begins) - 1
         length = np.bincount(run[repeated], minlength=1)
         first = np.arange(len(repeated)) + more * np.where(repeated, np.append(before[begins], 0)[run], before)
-        # There may be millions, but never more than 32 bits can count.
+        # There may be millions, but 32 bits count them.
         self.length, self.first = np.where(repeated, length[run], 0).astype(np.int32), first.astype(np.int32)
         which, copies = np.flatnonzero(repeated), np.arange(1, more + 1, dtype=np.int32)[:, None]
         self.source = np.empty(len(repeated) + more * len(which), np.int32)
@@ -196,7 +197,7 @@ class _Many:
         is_one, is_other = pairs.of_one == EACH, pairs.of_other == EACH
         ways = [is_one & (pairs.of_other == EACH - 1), is_other & (pairs.of_one > EACH), is_one, is_other]
         kind = np.select(ways, [BEFORE, LAST, LIKE, ALL], ONCE).astype(np.int8)
-        # A pair with the microbatch before is, from the first copy on, one with the copy before.
+        # A pair with the microbatch before becomes, from the first copy on, a pair with the copy before.
         of_each, of_before = (np.flatnonzero(self.few.of_task == micro) for micro in (EACH, EACH - 1))
         same = pairs.other.copy()
         same[ways[0]] = of_each[np.searchsorted(of_before, pairs.other[ways[0]])]
@@ -217,7 +218,7 @@ class _Many:
         """
         begun, last, into = turns.begun, turns.last, self.few.folded.into
         task, found = into[begun[:, 0]], list[np.ndarray]()
-        # By microbatch: of which of the FEW it is a copy, and which copy.
+        # By microbatch: which of the FEW it is a copy of, and which copy.
         every = np.arange(FEW + self.more)
         one_of, copy = np.minimum(every, EACH), np.clip(every - EACH, 0, self.more)
         one_of[-1] = FEW - 1

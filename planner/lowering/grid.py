@@ -179,7 +179,7 @@ class Grid:
 
 
 def distinct(rows: Sequence[Hashable]) -> Numbering:
-    """Parts of which the same is told are of one kind, in the order in which they come."""
+    """Parts for which the operator's hooks say the same are of one kind, in the order in which they come."""
     numbers: dict[Hashable, int] = {}
     of = tuple([numbers.setdefault(row, len(numbers)) for row in rows])
     return Numbering(of, tuple(map(of.index, range(len(numbers)))))

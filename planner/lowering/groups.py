@@ -107,13 +107,13 @@ def grouped(ones: Sequence[Joinable], size: int) -> list[list[Joinable]]:
     for one in ones:
         latest[one.pattern.name] = max(one.made, latest.get(one.pattern.name, -1))
     found: list[list[Joinable]] = []
-    # Of each key the last group, its bytes, and the first step that reads one of it.
+    # By key the latest group, its bytes, and the first slot that reads any transfer of it.
     current: dict[tuple[object, ...], tuple[list[Joinable], int, int]] = {}
     for one in ones:
         form, nbytes = one.pattern.name, one.pattern.key.nbytes
         if nbytes > size:
             continue
-        # what waits for no step need not wait for what does
+        # transfers that wait for no pass are not joined with those that do
         key = form, one.procs, one.pattern.key.dtype, one.read > latest[form], one.made < 0, one.micro
         group, held, read = current.get(key, ([], 0, one.read))
         if not group or held + nbytes > size or one.made >= read:

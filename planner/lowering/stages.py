@@ -29,9 +29,9 @@ from castile.planner.strategy import Strategy
 
 Procs = Sequence[int]
 
-# What a stage begins with a microbatch only in its turn; all else has none.
+# Forms of passes with which a stage begins a microbatch, only in its turn; and the turn of all others: none.
 BEGIN, NO_TURN = ("F", FETCHED_ANEW), (0, 0)
-# Large plans have many steps.
+# Getters in C: large plans have many steps.
 _IS_LATE, _COUNT = attrgetter("is_late"), attrgetter("step.micro.count")
 
 
@@ -187,7 +187,7 @@ def turns(rows: Rows, ahead: int = 0) -> Turns:
     columns = []
     for step in every:
         form, number, (most, visit) = step.step.form, step.step.micro.number, place.get(step.step.node.name, NO_TURN)
-        # Its own, that of forward passes of the microbatch before, and that of gradients of activations.
+        # The kinds of this pass, of forward passes of the microbatch before, and of gradients of activations.
         kinds = kind[form, number, visit], kind["F", number - 1, visit], kind["B", number, visit]
         columns.append((*kinds, number, most, form in BEGIN, form == "W" and len(depth) > 1))
     tasks, of = rows.of(cut)

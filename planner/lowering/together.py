@@ -100,7 +100,7 @@ def only_calls(steps: Sequence[StepInstance]) -> list[list[Call | None]]:
 
     of_parts: dict[StepTemplate, list[Call | None]] = {}
     for template in dict.fromkeys([step.template for step in steps]):
-        # Parts of one work differ in literals at most: all of them consist of such a call, or none does.
+        # Parts with the same work differ in literals at most: all of them are such a call, or none is.
         is_any = any(each(template.does.each))
         of_parts[template] = each([p.work for p in template.parts]) if is_any else [None] * template.num_parts
     return [of_parts[step.template] for step in steps]
@@ -120,7 +120,7 @@ def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call]]) -> list[list[int]
     wait for comes, then in the program's.
     """
     waiting = _waiting(tasks)
-    # What waits for nobody may be waited for by anybody.
+    # A task that waits for nobody may have any tasks wait for it.
     waiting[(waiting > 0) & (np.diff(tasks.need_ptr) == 0)] = -1
     every = np.array([task for task, _ in calls], np.int64)
     able = np.flatnonzero(waiting[every] < 2)
@@ -228,7 +228,7 @@ def together(tasks: TaskGraph, groups: Sequence[Sequence[int]]) -> Contracted:
     keys = {key: n for n, key in enumerate(tasks.cost_keys)}
     cost, private = tasks.cost[c.kept], tasks.private_bytes[c.kept]
     for number, group in of_number.items():
-        # What a kernel works in it has for one after the other.
+        # The arrays are worked on one after the other, in the same working memory.
         private[number] = tasks.private_bytes[np.array(group)].max()
         key = _key([tasks.cost_keys[tasks.cost[task]] for task in group])
         cost[number] = keys.setdefault(key, len(keys))

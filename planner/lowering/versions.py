@@ -54,7 +54,7 @@ class Versions:
         self._known: dict[Hashable, tuple[Version, tuple[int, ...]]] = {}
         self._placed: dict[tuple[int, Config], Placed] = {}
         self._boxes: dict[tuple[Box | None, ...], int] = {}
-        # by identity, each with what keeps its identity its own: many ask with the same ones
+        # by id, with the object, so that no other gets that id: many ask with one and the same object
         self._numbers: dict[int, tuple[tuple[Box | None, ...], int]] = {}
         self._apart: dict[int, bool] = {}
         self._tasks: dict[tuple[bool, ...], np.ndarray] = {}
@@ -106,7 +106,7 @@ class Versions:
         procs, of_ports = self._renamed(tuple([p.touching for p in every]))
         among, apart = self._links(procs)
         carried, overwritten = flow.role == "carried", bool(flow.overwriters)
-        # how many replicas there are follows from how many boxes are touched
+        # the number of replicas need not be in the key: it follows from the boxes and the slots that touch them
         layouts = tuple([p.layout for p in every])
         key = (together, layouts, of_ports, flow.dtype, flow.role, overwritten, apart)
         if key not in self._made:
@@ -123,7 +123,7 @@ class Versions:
     def _renamed(self, touching: tuple[Procs, ...]) -> tuple[Procs, tuple[Procs, ...]]:
         """(the processor of each slot, the slots of each layout), given the processors that touch each layout."""
         if touching not in self._slots:
-            # many touch it alike
+            # many layouts are touched by the same processors
             different = dict.fromkeys(touching)
             every = tuple(dict.fromkeys(chain.from_iterable(different)))
             slots = dict(zip(every, range(len(every))))
@@ -135,7 +135,7 @@ class Versions:
         """Whether all parts have a box and no two overlap."""
         if placed.layout not in self._apart:
             full = [box for box in placed.boxes if box is not None and box.volume]
-            # Of sums all parts have one box: it need not be compared with itself.
+            # All summands have one box, which need not be compared with itself.
             differ = len({*full}) == len(placed.boxes)
             self._apart[placed.layout] = differ and disjoint(full)
         return self._apart[placed.layout]
@@ -173,7 +173,7 @@ def _analysed(
 ) -> Version:  # fmt: skip
     """The version, by `runtime.dependence`; slots: of each of `made`, then of `read`, those of all that touch it."""
     readers = [row for p, of in zip(read, slots[len(made) :], strict=True) for row in zip(of, p.touched, strict=True)]
-    # Of those that are no replicas each would be its own twin.
+    # Without replicas each would be its own twin.
     twins = [twin for number, p in enumerate(read) for twin in _twins(p, number)] if _are_replicas(read) else ()
     if flow.role == "input":
         return filled(readers, twins)

@@ -26,7 +26,7 @@ def blocked(sketch: Sketch, configs: Mapping[str, Config]) -> float:
     work = room.work / (more + 2)
     firsts = np.unique(stage, return_index=True)[1]
     each = np.array([work[list(configs[sketch.names[n]].procs)].max() for n in firsts])
-    # As a step's seconds are worked out (`sweep.step_seconds`).
+    # As `sweep.step_seconds` works out a step's seconds.
     busiest = float(work.max())
     sooner = max(0.0, min(turn * sketch.program.slopes * (1 - 1 / num_stages), turn - busiest))
     said = min(max((turn - sooner) / num_stages, busiest), turn)
@@ -46,7 +46,7 @@ def _sent_within(sketch: Sketch, stage: np.ndarray, begin: int, end: int) -> np.
     read, source = np.repeat(np.arange(last - first), np.diff(sources)), uses.source[sources[0] : sources[-1]]
     is_within = (source >= begin) & (source < end) & (of_step[source] == of_step[reader[read]])
     is_own = np.bincount(read, is_within, last - first) == np.maximum(1, np.diff(sources))
-    # What is only sent on its way is waited for where it is read.
+    # A step that only sends waits for nothing: the pass that reads it later does.
     is_own &= program.row[reader] >= 0
     seconds = np.where(is_own, sketch.room.transfer[first:last].clip(0), 0.0)
     return np.bincount(of_step[reader], seconds, 1 + int(stage.max()))

@@ -21,16 +21,16 @@ from castile.planner.sketch.sketch import NUM_DRAWS, Sketch, Trail, Walked
 from castile.planner.strategy import Config
 from castile.runtime.machine import num_cores
 
-# Of a plan's own time: at first, a plan that takes so much longer is kept with probability 1/e; of coarse chains a
-# tenth.
+# Shares of a plan's own time: in the beginning a plan that takes so much longer is accepted with probability 1/e; in
+# coarse chains one that takes a tenth of that longer.
 TEMPERATURE, COARSE = 0.02, 0.002
-# Of plans of more nodes, each of which has a smaller part in the time, it is as much less.
+# In plans of more nodes than this each has a smaller part of the time, and the temperature is as much lower.
 MOST_HOT = 60
 # Seconds for which a thread that has walked waits for the interpreter's lock before it can go on: of a chain of 2,000
 # proposals the five milliseconds that Python has by default are half.
 PATIENCE = 5e-4
-# Of its time: what a plan may be longer for by the sketch where a change is taken back, and where all of them are. So
-# little a sketch cannot tell; each node that does otherwise than those alike is lowered for itself.
+# By what shares of its time a plan may become longer where one change is taken back, and where all are. A sketch cannot
+# tell so little; and each node that is cut otherwise than nodes like it is lowered by itself.
 LITTLE, LITTLE_OF_ALL = 3e-4, 1e-3
 
 

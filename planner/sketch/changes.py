@@ -10,16 +10,15 @@ import numpy as np
 
 # Where nodes go from their processors: to the lower or upper half of them, to others, to them and as many others.
 LOWER, UPPER, OTHERS, TWICE = 0, 1, 2, 3
-# Each of these in so many ways: by which axis is cut less or more, or how far the others are.
+# Each of these in so many ways: by which axis is then cut less or more, or how far away the others are.
 NUM_WAYS = 3
 NUM_TURNS = 4 * NUM_WAYS
 # One move in so many is of a region.
 REGIONS = 9
-# Of the moves of one node, the share in which it is of any kind, however few nodes are of it: in a network unrolled
-# over many steps an embedding or a head would hardly come by. With more of them, plans that place many alike nodes
-# suffer.
+# The share of single-node moves that draw a kind first and then a node of it: in a network unrolled over many steps an
+# embedding or a head would hardly ever be drawn otherwise. A larger share costs plans of many nodes that are alike.
 BY_KIND = 0.1
-# Of the moves of a coarse walk, the share that is of a node of any kind; the others are of groups.
+# The share of a coarse walk's moves that are of one node, of any kind; the others are of groups.
 SINGLE = 0.4
 
 
@@ -164,7 +163,7 @@ def changed(i, draws, plan, program, spaces, choices, nodes, old):  # type: igno
     if which % 3 == 0:
         u = draws[i, 2]
         if draws[i, 3] < BY_KIND:
-            # Configs on all processors are the first of a space, and most often those that a node alone gains by.
+            # Configs on all processors stand first in a space, and a node alone gains most often by these.
             n, u = rare(draws[i, 1], draws[i, 4], choices), u * u * u
         return put(n, drawn(n, u, program, spaces), 0, plan, nodes, old)
     if which % 3 == 1 or num_groups == 0:
@@ -213,7 +212,7 @@ def spread(n, i, draws, plan, program, spaces, choices, nodes, old):  # type: ig
             if nodes[k] == other:
                 return count
         count, n = put(other, c, count, plan, nodes, old), other
-        # What is left of the number after the choice of a neighbour is as good as drawn anew.
+        # The fraction that is left of the number after the choice of a neighbour is as good as a new draw.
         if draw - int(draw) > 0.75:
             break
     return count

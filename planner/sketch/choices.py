@@ -27,7 +27,7 @@ def choices_of(lowering: Lowering, kinds: np.ndarray, spaces: np.ndarray, table:
             of_space.setdefault(space_of[n], []).append(n)
         groups += [some for some in of_space.values() if len(some) > 1]
     pairs = neighbours_of(graph, lowering.templates.node_kind)
-    # Most neighbours share what lies along what, and their spaces.
+    # Most pairs of neighbours are alike in their spaces, and in which axis runs along which.
     here, there, count = spaces[pairs.node], spaces[pairs.other], len(table.axes)
     way, first = numbered((pairs.way * count + here) * count + there)
     ways = np.stack([here, there, pairs.way])[:, first].T.tolist()

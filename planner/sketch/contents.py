@@ -37,7 +37,7 @@ def content(layout, c, kind_axes, spaces, layouts, coords):  # type: ignore[no-u
             at = layouts.table[layout, d, spaces.rank[c, a] if a >= 0 else 0] + (coords[a] if a >= 0 else 0)
             box = hashed(hashed(box, layouts.lo[at]), layouts.hi[at])
         for at in range(begin + part * replicas, begin + (part + 1) * replicas):
-            # A sum: the order of parts does not matter.
+            # A sum, as the order of parts does not matter.
             found = (found + hashed(box, spaces.procs[at] + 1)) & MASK
         a = kind_axes - 1
         while a >= 0 and coords[a] == spaces.degree[c, a] - 1:
@@ -118,6 +118,6 @@ def rehashed(old_keys, old_values, keys, values):  # type: ignore[no-untyped-def
         keys[slot], values[slot] = old_keys[k], old_values[k]
 
 
-# What takes a few instructions is put in where it is called; to compile what is longer there takes longer than a call.
+# Functions of a few instructions are inlined; inlining longer ones takes more time to compile than it saves.
 INLINED = (hashed, slot_of, first_under, contents)
 PARTS = (identify, content, pattern)

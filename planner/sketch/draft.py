@@ -80,13 +80,13 @@ class Draft:
         reading = every[len(self._step_kinds) :]
         self._step_kinds += [step.inputs for step in reading]
         self._decider = {name: number[decider] for name, decider in additive.deciders.items()}
-        # Of nodes of the program that are none of the graph the parameter that they cast, update or clip, "" for none.
+        # By nodes of the program that the graph has not: the parameter that they cast, update or clip, "" for none.
         self._of = {name: param_of(name, self._program) for name in self._decider.keys() - number.keys()}
-        # The node that decides each step, NONE where a sketch does not keep the step, and whether it is of another one.
+        # By slot the node that decides the step, NONE for steps that are not kept; and whether it updates a parameter.
         owner = {name: n for name, n in self._decider.items() if self._of.get(name, name)}
         self._owner = np.array([owner.get(step.node.name, NONE) for step in every], np.int64)
         self._is_late = np.array([step.node.name not in number for step in every], np.bool_)
-        # What the host reads is sent as soon as it is made, and waited for at the end, as by updates.
+        # What the host reads is sent as soon as it is made, and waited for at the end, as gradients are by updates.
         self._owner[len(every) - len(reading) :], self._is_late[len(every) - len(reading) :] = len(names), True
         self._micro = np.array([s.micro.number if s.micro.count > 1 else NONE for s in every], np.int64)
         made, read = ([getattr(flow, of) for flow in self._program.flows] for of in ("producers", "readers"))
@@ -108,7 +108,7 @@ class Draft:
         ends, reads = self._ends_and_reads()
         partial = (ends.slot >= 0) & ~self._is_late[ends.slot] & ~self._bears_all(ends.layout)
         reads = reads.of(_is_needed(ends, partial, reads, ahead[reads.slot] >= 0))
-        # What is sent ahead reads what the step itself does.
+        # An entry that only sends has the reads of the step itself.
         sent = np.flatnonzero(ahead[reads.slot] >= 0)
         which = np.append(np.arange(len(reads.slot)), sent)
         reader = np.append(place[reads.slot], ahead[reads.slot[sent]])
@@ -135,7 +135,7 @@ class Draft:
         by = np.concatenate([asker[made.slot], home[2], asker[read.slot]])
         port = np.concatenate([made.port + num_inputs[made.slot], np.zeros_like(home[0]), read.port])
         is_read = np.arange(len(flow)) >= len(flow) - len(read.flow)
-        # Ports that are alike have one layout; they are asked in the order of flows, as layouts are numbered so.
+        # Ports that are alike have one layout. Layouts are numbered in the order of flows.
         width = int(port.max(initial=0)) + 1
         alike, which = np.unique(by * width + port, return_inverse=True)
         there = np.array([self._is_there(*divmod(number, width)) for number in alike.tolist()], np.bool_)[which]
@@ -197,7 +197,7 @@ class Draft:
         if operand != NONE:
             return self._layouts.number(self._nodes[owner], space, True, operand)
         assert step is not None
-        # What the host reads is a result of who makes it.
+        # What the host reads has the layout of the pass that makes it.
         node = self._nodes[owner] if owner < len(self._nodes) else step.node
         of = (*step.inputs, *step.outputs)[port]
         return self._layouts.number(node, space, of.of_operand, of.index, of.begin)
@@ -263,7 +263,7 @@ def _is_needed(ends: _Ports, partial: np.ndarray, reads: _Ports, is_ahead: np.nd
     count = 1 + int(max(ends.layout.max(initial=0), reads.layout.max(initial=0)))
     made, read = ends.owner * count + ends.layout, reads.owner * count + reads.layout
     flow, first, which = np.unique(ends.flow, return_index=True, return_inverse=True)
-    # Of flows of which one node has made all, in one layout and without sums, it needs nothing in this.
+    # A node that has made all of a flow, in one layout and without sums, need not be sent it in that layout.
     is_one, of = (
         np.logical_and.reduceat((made == made[first][which]) & ~partial, first),
         np.searchsorted(flow, reads.flow),
@@ -283,7 +283,7 @@ def _rows(owner: np.ndarray, mine: np.ndarray, kinds: np.ndarray, num_splits: np
     """
     rows, node = np.full(len(owner), NONE), owner[mine]
     order = np.argsort(node, kind="stable")
-    # How many steps of its node come before each.
+    # How many steps of the same node come before each step.
     seen = np.empty_like(order)
     seen[order] = np.arange(len(order)) - np.searchsorted(node[order], node[order])
     number, first = numbered(kinds[node] * len(owner) + seen)

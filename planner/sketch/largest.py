@@ -91,7 +91,7 @@ class Largest:
         """The elements of that shape."""
         key: object = (is_operand, index)
         if not is_operand or self.node.op.follows(index):
-            # Many ports of a node have the same dims, as all of an update.
+            # Many ports of a node have the same dims: all those of an update do.
             a = self.node.alignment
             key = (a.operands if is_operand else a.results)[index].dims
         if key not in self._sizes:

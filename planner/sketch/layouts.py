@@ -21,9 +21,9 @@ from castile.planner.sketch.prices import MOST_DIMS
 from castile.planner.sketch.spaces import SpaceTable
 from castile.runtime.region import Box
 
-# By axis the degrees above 1 into which it is cut.
+# For each axis the degrees above 1 into which it may be cut.
 Cuts = tuple[tuple[str, tuple[int, ...]], ...]
-# By dim the blocks of an axis: uncut, then one degree after the other.
+# By dim where the blocks of an axis begin and end: first uncut, then the blocks of one degree after another.
 Blocks = dict[int, Pairs]
 
 
@@ -60,7 +60,7 @@ class LayoutTable:
         self._numbers: dict[object, int] = {}
         self._dims: list[Dim] = []
         self._number_of: dict[object, int] = {}
-        # Of each layout its space, the numbers of its dims, and which axes of the space cut any.
+        # For each layout its space, the numbers of its dims, and by axis of the space whether it cuts any.
         self._rows: list[tuple[int, list[int], list[bool]]] = []
 
     def number(self, node: Node, space: int, is_operand: bool, index: int, begin: tuple[int, ...] = ()) -> int:
@@ -168,7 +168,7 @@ def reads_of(node: Node, index: int, cuts: Cuts) -> Reads:
         for end, dims in zip(found, every, strict=True):
             for d, of in enumerate(dims):
                 end[d, place] = of
-    # Windows may see all of a dim where it is cut in few, and less where it is cut in many. The first is uncut.
+    # The first is uncut. Windows may see all of a dim where an axis is cut in few parts, and less where in many.
     whole = found[:, :, 0]
     differ = np.logical_or.reduceat((found != whole[:, :, None]).any(axis=0), (0, *ends[:-1]), axis=1)
     by_axis = [
@@ -194,7 +194,7 @@ def _one_by_one(node: Node, index: int, axis: str, degrees: tuple[int, ...]) -> 
         los, his = (np.array([box[end] for box in map(known.__getitem__, every)]).T for end in (0, 1))
         return Box(tuple(los), tuple(his))
 
-    # Most axes of operators that read otherwise are as the line says: the coarsest and the finest cut tell.
+    # Most axes even of such operators follow the axis line: the coarsest and the finest cut show whether they do.
     is_lawful = all(_are_same(each(few), law(few)) for few in (degrees[1:2], degrees[-1:]))
     return law(degrees) if is_lawful else each(degrees)
 

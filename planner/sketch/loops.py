@@ -13,7 +13,7 @@ from castile.planner.sketch.changes import changed
 from castile.planner.sketch.classes import classed, staged
 from castile.planner.sketch.sweep import NEVER, STRIDE, commit, invalidate, roll_back, step_seconds
 
-# What a walk is told by: done, a split is not known yet, the table of transfers is full.
+# Why `walk` returns: it is done; a split has no price yet; the table of transfers is full.
 DONE, UNKNOWN, FULL = 0, 1, 2
 
 
@@ -34,7 +34,7 @@ def load(n, c, sign, type_of, program, spaces, prices, classes, room):  # type: 
 def load_all(plan, type_of, program, spaces, prices, classes, room):  # type: ignore[no-untyped-def]
     """Set what all nodes of a plan have their processors do and hold."""
     for p in range(len(room.work)):
-        # Processors of different types fare differently on the same bag.
+        # Processors of different types differ even if the same nodes lie on them.
         room.work[p], room.held[p], room.kept[p], classes.sign[p] = 0.0, 0.0, 0.0, type_of[p]
     for n in range(len(plan)):
         load(n, plan[n], 1, type_of, program, spaces, prices, classes, room)
@@ -85,7 +85,7 @@ def tried(  # type: ignore[no-untyped-def]
         busiest = max(busiest, room.work[p])
     first, is_turned = decided(count, nodes, old, plan, program, spaces)
     is_turned = is_turned or count == 0
-    # There is at least one stage.
+    # A bound: there is at least one stage.
     room.num_stages[1], room.rounds[1] = 1 if is_turned else room.num_stages[0], room.rounds[0]
     overflow = shortage(capacity, room.num_stages[1], room)
     limit = longest(most, overflow, worth)
@@ -96,7 +96,7 @@ def tried(  # type: ignore[no-untyped-def]
         overflow = shortage(capacity, room.num_stages[1], room)
         limit = longest(most, overflow, worth)
     seconds, stop = NEVER, 0
-    # Where stages become several, or one, all gradients are summed at other times.
+    # Where one stage becomes several, or several one, all gradients are summed at other times.
     is_whole = count == 0 or room.num_stages[1] != room.num_stages[0]
     first = 0 if is_whole else first // STRIDE
     if busiest <= limit:

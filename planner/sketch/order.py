@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Pairs of a slot and the number of a port.
+# Pairs of the slot of a pass and the number of a port.
 Slots = Sequence[tuple[int, int]]
 
 
@@ -64,23 +64,23 @@ def ordered(is_kept: np.ndarray, is_late: np.ndarray, micro: np.ndarray, made: J
     slots, is_made = np.flatnonzero(is_kept), np.bincount(made.flow, minlength=int(read.flow.max(initial=-1)) + 1) > 0
     read = read.of(is_made[read.flow])
     turn = _turns(slots, made, read)
-    # By microbatch, turn and slot.
+    # Passes but for updates: by microbatch, then by turn, then by slot.
     sooner = slots[np.lexsort((turn[slots], np.maximum(micro, 0)[slots]))]
     rank = np.zeros(len(is_kept), np.int64)
     rank[sooner] = np.arange(len(slots))
     late = slots[is_late[slots]]
     due = _due(late, sooner, rank, made, read)
-    # As their gradients come, the last layer's first: none waits for one that comes later.
+    # Updates in the order in which their gradients are made, the last layer's first: none waits for a later one.
     order, waits = slots.copy(), is_late[slots]
     order[waits] = late[np.argsort(due, kind="stable")]
     run = _numbered((micro[order], waits))
     inner = np.lexsort((np.where(waits, np.arange(len(order)), rank[order]), run))
     order, waits = order[inner], waits[inner]
-    # Steps of one microbatch and turn are a block, as are late ones.
+    # Passes of one microbatch and turn are a block; so are updates that follow each other.
     block = _numbered((run[inner], np.where(waits, -1, turn[order])))
     place = np.zeros(len(is_kept), np.int64)
     place[order] = np.arange(len(order))
-    # What is sent ahead comes behind the block after that in which it is made, before late ones.
+    # An entry that only sends comes behind the block after the one in which its data is made, before updates.
     source = sooner[due]
     early = ~is_late[source]
     behind, source, ahead = block[place[source[early]]] + 1, source[early], late[early]
@@ -93,7 +93,7 @@ def ordered(is_kept: np.ndarray, is_late: np.ndarray, micro: np.ndarray, made: J
 def _turns(slots: np.ndarray, made: Joined, read: Joined) -> np.ndarray:
     """By slot the length of the longest chain of passes that must come before it."""
     found = np.zeros(int(slots.max(initial=-1)) + 1, np.int64)
-    # By flow, the turn of who reads what is made of it so far.
+    # By flow, the earliest turn of a pass that reads what has been made of it so far.
     ready = [0] * (1 + int(made.flow.max(initial=-1)))
     for slot, reads, makes in zip(slots.tolist(), _by_slot(slots, read), _by_slot(slots, made), strict=True):
         turn = max([ready[flow] for flow in reads], default=0)

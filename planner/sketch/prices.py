@@ -12,7 +12,7 @@ import numpy as np
 
 from castile.planner.sketch.contents import index, slot_of
 
-# Readers that are looked at; layouts are regular, so that others fare like them.
+# So many readers are looked at: layouts are regular, so others fare like them.
 MOST_READERS = 8
 MOST_DIMS = 8
 FETCHED, SUMMED, JOINED, ADDED, MIXED = 0, 1, 2, 3, 4
@@ -162,7 +162,7 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
     num_readers = spaces.parts[r] * spaces.replicas[r]
     num_seen = min(num_readers, MOST_READERS)
     worst, arrived, reduced, is_packed = 0.0, 0.0, 0.0, False
-    # What one alone holds and all read goes to them in one broadcast; a sum that some of those who add read all make.
+    # One broadcast where one alone holds what all read; a reduction where readers are among those who add.
     is_cast = not partial and num_readers * copies <= twins * spaces.replicas[r] * spaces.parts[c]
     is_reduced = partial and how < MIXED and spaces.replicas[c] == 1 and not special
     for s in range(num_seen):
@@ -173,7 +173,7 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
             continue
         sources_by_level(p, made, c, partial, copies, spaces, layouts, links, room)
         pieces = hops[: len(links.group) + 2].sum()
-        # No collective sums boxes beside each other into one; what several read those gather who made it, all of it.
+        # No collective sums boxes beside each other into one; a gather brings all of it to those who made it.
         is_alone = is_cast or twins * spaces.replicas[r] == 1
         special = special and (pieces <= copies if partial else is_alone or takes_all(made, c, spaces, layouts, room))
         is_cast = is_cast and pieces <= 1
@@ -191,8 +191,8 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
             tasks, packs = packing_kernels(made, c, pieces, partial, special, spaces, layouts, room)
             seconds, is_packed = seconds + links.task * tasks, is_packed or packs > 0
         worst, arrived = max(worst, seconds), arrived + seconds / num_seen
-    # What few hold and many need leaves those few one after the other, as far as it is not the same for all. The pieces
-    # of a sum that no collective makes come from one of its summands after the other.
+    # Few holders send to many readers one after the other, unless all get the same. Without a collective the pieces
+    # of a sum come from one summand after the other.
     holders = spaces.parts[c] // (1 if special or not partial else copies) * (1 if partial else spaces.replicas[c])
     sent = arrived * num_readers / max(holders, 1) / (twins * spaces.replicas[r] if special or is_cast else 1)
     worst = min(max(worst, sent), reduced if is_reduced else np.inf)
@@ -222,7 +222,7 @@ def packing_kernels(made, c, pieces, partial, special, spaces, layouts, room):  
         a = layouts.axis[made, d]
         at = layouts.table[made, d, spaces.rank[c, a] if a >= 0 else 0] + (first[d] if a >= 0 else 0)
         extent = min(hi[d], layouts.hi[at]) - max(lo[d], layouts.lo[at])
-        # In one run all dims within one that is cut are whole, and those around it have one place.
+        # Elements lie in one run if all dims inside the one that is cut are whole, and those outside have length 1.
         if extent > 1:
             packed, unpacked = max(packed, int(not inner_made)), max(unpacked, int(not inner_read))
         inner_made = inner_made and extent == layouts.hi[at] - layouts.lo[at]
@@ -254,7 +254,7 @@ def reduce_seconds(nbytes, met, volume, copies, readers, bucket, links):  # type
         ring_steps += part * steps * copies / (here + more) * links.latency[level]
         ring_seconds = max(ring_seconds, rounds * (copies - 1) / copies * span / here * links.per_byte[level])
         if links.has_trees:
-            # Up a tree and down again; what is only scattered takes as long.
+            # A tree is gone up and down again; a sum that is only scattered takes as long.
             steps = min(steps, 2 * np.ceil(np.log2(groups)) * (1.0 if share == copies else rounds))
         apart_seconds += crossing * links.per_byte[level] + part * steps * links.latency[level]
         here += more
@@ -279,7 +279,7 @@ def fetch_seconds(p, r, base, twins, met, hops, itemsize, spaces, links, room): 
                     together += links.group[level - 1, spaces.procs[at]] == links.group[level - 1, p]
             together = max(together, 1)
             seconds += nbytes * (together - 1) / together * links.per_byte[level - 1]
-        # Up a tree, in which those that are reached double.
+        # Along a tree, in which each hop doubles the number of processors that are reached.
         doublings, reached = 0.0, 1.0
         while reached < 1 + hops[level + 1]:
             doublings, reached = doublings + 1, 2 * reached

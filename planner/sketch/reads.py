@@ -9,9 +9,9 @@ from __future__ import annotations
 from castile.planner.sketch.contents import contents, index
 from castile.planner.sketch.prices import ADDED, FETCHED, JOINED, MIXED, SUMMED, summands, transfer_seconds
 
-# What stands for the seconds of a read before they are found, and for how many ends of a flow differ.
+# What stands for the seconds of a read, and for the number of ends of a flow that differ, before they are found.
 UNPRICED, UNKNOWN = -1.0, -1
-# Of a read that no read before it brings, and which is packed before it is sent.
+# `brought_by` of a read that no earlier read brings, and which is packed before it is sent.
 PACKED = -2
 
 
@@ -39,7 +39,7 @@ def price_read(e, is_ahead, plan, axes_of, program, uses, spaces, layouts, links
         m = index(room.ends[k])
         who = index(program.owner[m])
         c, made = index(plan[who]), index(program.made[m])
-        # Sums that lie on single processors are added up there before they go on their way.
+        # Summands of which one processor has several are added up there before they are sent.
         if program.partial[m] and spaces.parts[c] < room.fullest[flow]:
             continue
         axes = (axes_of[index(program.space[who])], reader_axes)

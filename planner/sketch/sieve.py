@@ -17,17 +17,18 @@ from castile.planner.sketch.blocked import blocked
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.strategy import Config, Strategy
 
-# A search whose plans have fewer than LEAST parts in all does without sketches, as simulating these takes a second and
-# compiling sketches several; known plans of SLOW parts are sketched first in any search, as each takes a second to
+# A search that proposes fewer than LEAST parts in all does without sketches: to simulate these takes a second, to
+# compile a sketch's loops several. Known plans of SLOW parts are sketched first in any search: each takes a second to
 # simulate.
 LEAST, SLOW = 10_000, 2_000
 # No search begins with a plan whose energy by its sketch is more than NEAR times the best one's; FAR times where slow
 # but small plans are wanted.
 NEAR, FAR = 1.1, 3.0
-# Of the plans with which it begins those within this of the best are simulated; and those with Configs that a sketch
-# does not see, as their own updates and fetches may make them faster.
+# Of the plans from which it begins those within this of the best are simulated, and those with Configs that a sketch
+# leaves out: their own updates and fetches may make them faster.
 CLOSE = 1.02
-# Sketches join sums in buckets only if the best known plan gains this share: plans take longer to simulate then.
+# Sketches join gradient sums in buckets only if the best known plan gains this share, as plans then take longer to
+# simulate.
 WORTH = 0.01
 
 

@@ -39,12 +39,12 @@ from castile.runtime.compiled import assembled, can_compile, is_kept
 from castile.runtime.garbage import uncollected
 from castile.runtime.task import CostKey
 
-# Draws of a proposal.
+# Random numbers for each proposal.
 NUM_DRAWS = 12
-# Bytes of the two transfers that say what a link takes.
+# Bytes of the two transfers whose prices give a link's latency and seconds a byte.
 SMALL, LARGE = 1 << 10, 1 << 24
 TABLE = 1 << 16
-# Processors that Configs name, all together.
+# Configs are chosen so that they name at most about so many processors in all.
 MOST_NAMED = 1 << 24
 # Where the host reads: the whole on processor 0.
 _WHOLE = (Placement(1, (0,)),)
@@ -108,7 +108,7 @@ class Sketch:
         bucket: int = 0,
     ) -> None:
         self.lowering, self.cost, self._bucket = lowering, cost, float(bucket)
-        # One microbatch as all but the last, and the last, with which gradients are summed.
+        # Two microbatches: one for all but the last, and the last, with which gradients are summed.
         additive = Additive(lowering.shortened(2), cost)
         nodes = lowering.piece.nodes
         self.names = list(nodes)
@@ -116,7 +116,7 @@ class Sketch:
         alike = [(tuple(n.alignment.extents.items()), n.alignment.frozen, id(spaces[n.name])) for n in nodes.values()]
         self._spaces = _numbered(alike)
         self._works = Works(lowering, cost, additive.program, additive.step_kinds)
-        # Nodes without passes, and of those alike such as are pinned, may have another space.
+        # Nodes of one kind may differ in their space: where some are pinned, or have no passes.
         every = zip(self.names, self._spaces.tolist(), strict=True)
         self._kinds = _numbered([(additive.kinds[name], self._works.keeps.get(name), space) for name, space in every])
         firsts = [self.names[n] for n in np.unique(self._spaces, return_index=True)[1]]
@@ -144,7 +144,7 @@ class Sketch:
         self.layouts, num_contents = self._layouts.arrays(self.table.first)
         self.links = _links(cost)
         num_types = len(lowering.machine.kinds)
-        # What parts of nodes keep where updates are whole, and where they are in pieces.
+        # Bytes that parts of nodes keep: with whole updates, and with updates in pieces.
         self._nbytes = np.zeros((2, self._known_first[-1]))
         self.prices = Prices(
             np.zeros(self._known_first[-1], np.bool_), np.full((num_rows, num_types), np.nan),
@@ -246,7 +246,7 @@ class Sketch:
         plan, wanted = best.copy(), _aim(capacity, longer)
         energy, _, _ = self._walk(_NONE, plan, np.nan, best, np.nan, wanted)
         back = _Moves(_NONE.draws, first, np.full(2 * len(plan), each), energy * (1 + every))
-        # Nothing is the best of these.
+        # None of these plans is to be noted as the best.
         self._walk(back, plan, energy, best, -np.inf, wanted)
         energy, _, _ = self._walk(_NONE, plan, np.nan, best, np.nan, wanted)
         return energy, plan
@@ -357,7 +357,7 @@ def _links(cost: CostModel) -> Links:
 
     per_byte = [(seconds(v.name, LARGE) - seconds(v.name, SMALL)) / (LARGE - SMALL) for v in levels]
     latency = [max(0.0, seconds(v.name, SMALL) - SMALL * b) for v, b in zip(levels, per_byte, strict=True)]
-    # most of what is sketched are collectives, of which a hop has its part
+    # most transfers are collectives: a hop has its part of what these take besides
     busy = [2 * v.message_seconds + v.collective_seconds / (v.group - 1) for v in levels]
     latency = [hop + more for hop, more in zip(latency, busy, strict=True)]
     has_trees = "tree" in cost.machine.algorithms

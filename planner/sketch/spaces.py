@@ -18,12 +18,12 @@ from castile.planner.lowering.rows import pointer, runs
 from castile.planner.sketch.arrays import Spaces
 from castile.planner.strategy import Config
 
-# Sums of as many salts as there are names in a plan fit into 64 bits.
+# So that sums of as many salts as a plan names processors fit into 64 bits.
 MOST_SALT = 1 << 44
 # Placements are numbered below this.
 MOST_PLACEMENTS = 1 << 32
 
-# What was not looked for yet.
+# Stands for the number of a Config that was not looked for yet.
 UNASKED = -1
 
 
@@ -71,9 +71,9 @@ class SpaceTable:
         self.axes: list[list[str]] = []
         self.degree: list[np.ndarray] = []
         self._spaces, self._num_procs = spaces, num_procs
-        # Each a number: that of its split, then that of its placement.
+        # By space: split * MOST_PLACEMENTS + placement, for each Config.
         self._entries: list[np.ndarray] = []
-        # By the degrees of all axes.
+        # By space the number of a split by the degrees of all axes.
         self._split_of: list[dict[tuple[int, ...], int]] = []
         self._placements: list[Placement] = []
         self._placed: dict[int, _Placed] = {}

@@ -29,9 +29,9 @@ from castile.planner.sketch.contents import index
 from castile.planner.sketch.reads import PACKED, UNKNOWN, UNPRICED, price_read
 
 NEVER = np.inf
-# Steps from mark to mark, from which working out can begin.
+# Passes of a block.
 STRIDE = 16
-# Of a step's time: shifts that differ by less are the same.
+# Lags that differ by less than this share of a step's time are taken to be equal.
 NEAR = 1e-10
 
 
@@ -57,7 +57,7 @@ def step_seconds(  # type: ignore[no-untyped-def]
         room.waited[p] = room.kept_state[begin, 2, p]
     room.micro[1, 0], room.micro[1, 1] = room.micro[0, 0], room.micro[0, 1]
     num_stages = room.num_stages[1]
-    # Whoever waits in one microbatch works on another meanwhile.
+    # In a pipeline who waits in one microbatch works on another meanwhile, so waiting says nothing.
     most_waited = limit if num_stages == 1 else NEVER
     for block in range(index(begin), last):
         note_state(block, longest, side, classes, room)
@@ -89,11 +89,11 @@ def step_seconds(  # type: ignore[no-untyped-def]
         busiest = 0.0
         for k in range(classes.num_first[side]):
             busiest = max(busiest, room.work[classes.each[side, k]] / (program.micro_steps[2] + 2))
-        # No stage but the first computes gradients of parameters while others wait for it.
+        # Only of the first stage do gradients of parameters hold others up: those of the rest fill idle time.
         sooner = max(0.0, min(period * program.slopes * (1 - 1 / num_stages), period - busiest))
         period = min(max((period - sooner) / num_stages, busiest), period)
         longest -= sooner + room.micro[1, 1] - period
-        # Stages that take turns several times fill, and run out, in as many times less.
+        # A pipeline with several rounds (interleaved) fills and drains in as many times less.
         longest -= (num_stages - 1) * period * (1 - 1 / room.rounds[1])
     longest += program.micro_steps[2] * period
     return longest if longest <= limit else NEVER, int(last)
@@ -107,7 +107,7 @@ def work_block(  # type: ignore[no-untyped-def]
     works and waits for longer than `limit`.
     """
     peak, slack, link_slack, least, most = 0.0, NEVER, NEVER, NEVER, -NEVER
-    # Stages compute gradients of parameters last, so that these are summed when all else was sent.
+    # Stages compute gradients of parameters last, so these are summed when all else has been sent.
     is_piped = room.num_stages[1] > 1
     for s in range(index(block * STRIDE), block_end(block, program)):
         if s == index(program.micro_steps[0]):

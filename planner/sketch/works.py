@@ -29,7 +29,7 @@ from castile.planner.strategy import parts
 from castile.runtime.task import ALIGNED, CHANNELS, CostKey
 from castile.runtime.timeline import PICOSECONDS
 
-# What casts, updates and clipping of a parameter are called behind its name.
+# Nodes that cast, update and clip a parameter are called by its name, with one of these behind it.
 OF_PARAMS = ("fetch", "update", "square_sum", "clip")
 
 
@@ -43,17 +43,17 @@ class Works:
     """Seconds and bytes of nodes of one graph.
 
     step_kinds   by slot, equal for steps that have the same template under every split
-    is_plain   whether all prices are rooflines of one kind of processor, of which many are told at once
+    is_plain   whether all prices are rooflines of one kind of processor, of which many are found at once
     """
 
     def __init__(self, lowering: Lowering, cost: CostModel, program: Program, step_kinds: Sequence[int]) -> None:
         self._lowering, self._cost, self._program, self._step_kinds = lowering, cost, program, step_kinds
-        # By kind of steps, and by what these have in common that differ in the length of axes.
+        # Touched ports by kind of passes, and by what kinds share that differ only in the length of axes.
         self._touching: dict[int, tuple[bool, ...]] = {}
         self._known: dict[object, tuple[bool, ...]] = {}
         self._anew, self._numbers = {*lowering.recompute}, dict[str, int]()
         self._settings: dict[object, int] = {}
-        # Where any kernel was measured, what was learned from it tells of all others.
+        # Once any kernel was measured, what was learned from it changes the price of all others.
         probe = cost.seconds(CostKey("", "", "float32", 1, 1))
         self.is_plain = len(lowering.machine.kinds) == 1 and probe.source == "roofline"
 
@@ -76,7 +76,7 @@ class Works:
                 touched[kind] = [n for n, (port, t) in enumerate(rows) if t and port.role in ("x", "y")]
             node = step.node
             for port in [step.inputs[n] for n in touched[kind]]:
-                # Passes of earlier nodes come later, and have the last word.
+                # Gradient passes of earlier nodes come later, so the last entry is the first node's.
                 if port.region not in let_go:
                     tensor = (node.inputs if port.role == "x" else node.outputs)[port.index]
                     keepers[tensor] = node.name, port.role == "x", port.index
@@ -267,14 +267,14 @@ class Works:
             alike = prod(degree for axis, degree in of.cut.items() if axis not in borne)
             like = sum(o.dims == step.node.alignment.operands[0].dims for o in step.node.alignment.operands)
             if fetch_name(param) in self._anew:
-                # Whole is what is fetched of it, and its gradient as what was kept for that goes.
+                # The parameter as it is fetched is whole, and so is its gradient, which comes as activations go.
                 passing = AHEAD * (cast if is_cast else nbytes)
                 total, in_pieces = total + nbytes * like + passing, in_pieces + nbytes * like / alike + passing
                 continue
-            # Arrays where many splits are asked about: what both numbers begin with is not to be changed.
+            # New arrays, not changed in place: `total` and `in_pieces` may begin as one and the same array.
             total = total + nbytes * like + cast
-            # What is gathered is the whole parameter as it is computed with, and goes as its gradient comes, which is
-            # whole until it is scattered: of several microbatches when the last has added its own.
+            # The parameter is gathered whole to be computed with, and is freed as its gradient comes. That is whole
+            # until it is scattered, which is when the last microbatch has added its own.
             is_alone = count > 1 and is_cast
             in_pieces = in_pieces + nbytes * np.minimum(like, (not is_alone) + like / alike) + (cast if is_alone else 0)
             if count > 1:
