@@ -1,4 +1,4 @@
-"""A flow's transfers between known layouts, as rows of a longest path: what follows what, and which engines are busy.
+"""A flow's transfers between two given layouts, as edges of a longest path and as work of engines.
 
 It does not know when the passes begin, nor what else the engines do.
 """
@@ -19,12 +19,14 @@ from castile.runtime.task import NUM_LANES
 
 @dataclass(frozen=True)
 class Crossing:
-    """The transfers of one flow: numbered from 0, among tasks (slot, number) of passes.
+    """The transfers of one flow, numbered from 0. Other tasks are given as (slot of the pass, number of the task in
+    it).
 
-    rows      [E, 4] (slot, task) before (slot, task), PATTERN for a transfer's slot; each row after those that it needs
+    rows      [E, 4] (slot, task) before (slot, task), with the slot PATTERN for a transfer; each row behind those that
+              it needs
     lasts     picoseconds of each transfer
     uses      [U, 2] (transfer, processor * NUM_LANES + engine) for each engine that one occupies
-    slot      the pass that the transfers follow
+    slot      the slot of the pass that the transfers follow
     """
 
     rows: np.ndarray
@@ -34,7 +36,7 @@ class Crossing:
 
 
 def crossing(model: Additive, flow: Flow, configs: Mapping[str, Config]) -> Crossing:
-    """Analyse a flow whose users all have a Config."""
+    """The transfers of a flow whose users all have a Config."""
     version, procs = model.version(flow, model.made(flow, configs), model.read(flow, configs))
     ports = ((flow.producers, True), (flow.readers, False), (flow.overwriters, True))
     placed = [[model.placed(slot, port, output, configs) for slot, port in of] for of, output in ports]
@@ -45,7 +47,7 @@ def crossing(model: Additive, flow: Flow, configs: Mapping[str, Config]) -> Cros
         [found.port_step[before], found.port_task[before], found.port_step[after], found.port_task[after]], 1
     )
     real = (rows[:, 0] != HOST) & (rows[:, 2] != HOST)
-    # Edges between the host and tasks are left out, and those between two ports of one task.
+    # Edges to and from the host are left out, and edges between two ports of one task.
     real &= (rows[:, 0] != rows[:, 2]) | (rows[:, 1] != rows[:, 3])
     counts, lanes = found.lanes
     engines = np.array(model.lowering.machine.engines, np.int64)

@@ -1,6 +1,11 @@
-"""Elimination: the least of a sum of tables, each over a few nodes, one node after the other.
+"""Elimination: the least of a sum of tables, each over a few variables, found one variable after the other.
 
-Bertele, Brioschi, "Nonserial Dynamic Programming", 1972. It does not know what the tables hold.
+Bertele, Brioschi, "Nonserial Dynamic Programming", 1972. Here the variables are nodes, whose values are numbers of
+Configs; it does not know what the tables hold. For the sum f(a, b) + g(b, c):
+
+    eliminate c:   h(b) = min over c of g(b, c)
+    eliminate a:   k(b) = min over a of f(a, b)
+    eliminate b:   min over b of h(b) + k(b), and back: the best b, then the best a and c for it
 """
 
 from __future__ import annotations
@@ -16,7 +21,9 @@ Factor = tuple[Scope, np.ndarray]
 
 
 def elimination(num_nodes: int, scopes: Iterable[Scope]) -> list[int]:
-    """All nodes, in the order of little fill: first those whose elimination joins the fewest neighbours anew."""
+    """All nodes, in an order that keeps tables small: next is always a node whose elimination joins the fewest pairs of
+    neighbours that were not joined before (least fill).
+    """
     near = _neighbours(num_nodes, scopes)
 
     def fill(node: int) -> int:
@@ -45,7 +52,7 @@ def elimination(num_nodes: int, scopes: Iterable[Scope]) -> list[int]:
 
 
 def filled(sizes: Sequence[int], scopes: Iterable[Scope], order: Sequence[int]) -> int:
-    """The entries of all tables that an elimination in this order fills."""
+    """The entries of all tables that an elimination in this order makes."""
     near, total = _neighbours(len(sizes), scopes), 0
     for node in order:
         total += sizes[node] * prod(sizes[other] for other in near[node])
@@ -64,10 +71,10 @@ def _neighbours(num_nodes: int, scopes: Iterable[Scope]) -> list[set[int]]:
 
 
 def minimise(factors: Iterable[Factor], order: Sequence[int]) -> tuple[list[int], int]:
-    """The point at which the sum of all factors is least, and that sum.
+    """(the point at which the sum of all factors is least, that sum)
 
-    A factor is a table over its scope, the numbers of the nodes along its axes. A node is eliminated by adding up all
-    tables that know it and taking the least over it, which leaves a table over its neighbours.
+    A factor is a table with its scope, the nodes along its axes. To eliminate a node all tables with it in their scope
+    are added up, and the least over it is taken, which leaves a table over its neighbours.
     """
     place = {node: number for number, node in enumerate(order)}
     waiting: dict[int, list[Factor]] = {node: [] for node in order}
@@ -89,7 +96,7 @@ def minimise(factors: Iterable[Factor], order: Sequence[int]) -> tuple[list[int]
 
 
 def _sum(factors: Sequence[Factor], scope: Scope) -> np.ndarray:
-    """The sum of tables over one scope that holds all of theirs."""
+    """The sum of tables as a table over one scope that holds all of theirs."""
     total: np.ndarray = np.zeros((1,) * len(scope), np.int64)
     for own, table in factors:
         axes = sorted(range(len(own)), key=lambda axis: scope.index(own[axis]))

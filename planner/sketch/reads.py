@@ -27,26 +27,23 @@ def price_read(e, is_ahead, plan, axes_of, program, uses, spaces, layouts, links
         find_ends(flow, plan, axes_of, program, uses, spaces, layouts, prices, room)
     if room.transfer[e] >= 0:
         return
-    who = index(uses.reader[e])
-    read, r = index(program.layout[e]), index(plan[who])
-    reader_axes, first, num_ends = (
-        axes_of[index(program.space[who])],
-        index(program.made_ptr[flow]),
-        room.num_ends[flow],
-    )
+    reader = index(uses.reader[e])
+    read, r = index(program.layout[e]), index(plan[reader])
+    reader_axes, first = axes_of[index(program.space[reader])], index(program.made_ptr[flow])
     mine, seconds = contents(read, r, reader_axes, spaces, layouts, prices, room), 0.0
-    for k in range(first, first + index(num_ends)):
+    for k in range(first, first + index(room.num_ends[flow])):
         m = index(room.ends[k])
-        who = index(program.owner[m])
-        c, made = index(plan[who]), index(program.made[m])
+        owner = index(program.owner[m])
+        c, made = index(plan[owner]), index(program.made[m])
         # Summands of which one processor has several are added up there before they are sent.
         if program.partial[m] and spaces.parts[c] < room.fullest[flow]:
             continue
-        axes = (axes_of[index(program.space[who])], reader_axes)
+        axes = (axes_of[index(program.space[owner])], reader_axes)
         how = FETCHED
         if program.partial[m] and summands(made, c, axes[0], spaces, layouts) > 1:
-            is_mixed = num_ends > 1 and room.fullest[flow] == 0
-            is_away = num_ends > 1 and spaces.proc_set[c] != spaces.proc_set[r]
+            has_others = room.num_ends[flow] > 1
+            is_mixed = has_others and room.fullest[flow] == 0
+            is_away = has_others and spaces.proc_set[c] != spaces.proc_set[r]
             how = MIXED if is_mixed else ADDED if is_away else JOINED if is_ahead and links.bucket > 0 else SUMMED
         if how != FETCHED or contents(made, c, axes[0], spaces, layouts, prices, room) != mine:
             nbytes = program.itemsize[flow]
@@ -67,9 +64,9 @@ def find_ends(flow, plan, axes_of, program, uses, spaces, layouts, prices, room)
     begin, end, count, most, replicated = index(program.made_ptr[flow]), index(program.made_ptr[flow + 1]), 0, 0, False
     first = room.entries[1] + 1
     for m in range(begin, end):
-        who, made = index(program.owner[m]), index(program.made[m])
-        c = index(plan[who])
-        content = index(contents(made, c, axes_of[index(program.space[who])], spaces, layouts, prices, room))
+        owner, made = index(program.owner[m]), index(program.made[m])
+        c = index(plan[owner])
+        content = index(contents(made, c, axes_of[index(program.space[owner])], spaces, layouts, prices, room))
         if room.last_read[content] < first:
             room.last_read[content], room.ends[begin + index(count)] = first, m
             count += 1
@@ -78,9 +75,9 @@ def find_ends(flow, plan, axes_of, program, uses, spaces, layouts, prices, room)
     first += 1
     for k in range(index(uses.read_ptr[flow]), index(uses.read_ptr[flow + 1])):
         e = index(uses.read[k])
-        who, read = index(uses.reader[e]), index(program.layout[e])
-        c = index(plan[who])
-        content = index(contents(read, c, axes_of[index(program.space[who])], spaces, layouts, prices, room))
+        reader, read = index(uses.reader[e]), index(program.layout[e])
+        c = index(plan[reader])
+        content = index(contents(read, c, axes_of[index(program.space[reader])], spaces, layouts, prices, room))
         if room.transfer[e] < 0:
             room.brought_by[e] = max(-1, room.last_read[content] - first)
             room.transfer[e] = 0.0 if room.brought_by[e] >= 0 else UNPRICED
