@@ -24,7 +24,7 @@ from castile.launch.measuring.explore import simulated
 from castile.launch.measuring.measure import Trial, measure, sample_feed, trial
 from castile.launch.processes import interrupts
 from castile.launch.processes.ranks import UserError
-from castile.launch.reports import report
+from castile.launch.reports import errors, report
 from castile.launch.reports.screen import Speaker
 from castile.launch.typed import options
 from castile.planner.choices.space import space_of
@@ -33,6 +33,7 @@ from castile.planner.costs.learn import held_up
 from castile.planner.known.pipelines import divisors, staged
 from castile.planner.known.seeds import seeds, stamped
 from castile.planner.search import Evaluator
+from castile.planner.simulation.replay import Replay, replay
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.transfer import TooManyTransfers
 
@@ -95,6 +96,8 @@ class Truth:
     mean_error, largest_error   of |predicted / measured - 1|
     kendall_tau                 over the num_pairs pairs whose medians differ by more than both spreads, 0 without any
     regret                      by how much the plan predicted to be fastest is slower than the fastest
+    least_ratio, largest_ratio  of measured over predicted: that of one more plan drawn alike lies between them with a
+                                probability of `coverage`
     """
 
     mean_error: float
@@ -102,6 +105,31 @@ class Truth:
     kendall_tau: float
     num_pairs: int
     regret: float
+    least_ratio: float
+    largest_ratio: float
+    coverage: float
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What was known when so many plans had been learned, and the mean error of those that were not."""
+
+    num_plans: int
+    num_keys: int
+    mean_error: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is reported: each plan, what was learned of half of them one after the other, the measured steps of the
+    others, and how many steps there were and were held up by other programs.
+    """
+
+    rows: Sequence[Row]
+    lessons: Sequence[Lesson]
+    replays: Mapping[str, Replay]
+    num_held_up: int
+    num_steps: int
 
 
 @interrupts.ending_with("ended, and nothing is kept; with fewer --plans and --rounds there is less to wait for")
@@ -119,14 +147,17 @@ def run(command: Validate) -> int:
     trials = [trial(job, name, plan, command.seed) for name, plan in plans.items()]
     measure(job, trials, feed, job.model.recipe.lr / 100, command.rounds)
     untaught = CostModel(job.machine)
-    taught = trials[::2]
-    for t in taught:
+    taught, fresh = trials[::2], trials[1::2]
+    lessons = [_lesson(job, 0, fresh)]
+    for number, t in enumerate(taught, 1):
         job.learn(t.prepared, t.steps)
+        lessons.append(_lesson(job, number, fresh))
     job.keep()
     if job.leads:
         rows = [_row(job, t, t in taught, untaught) for t in trials]
+        replays = {t.name: replay(t.prepared.tasks, job.cost, t.steps) for t in fresh}
         steps = [step for t in trials for step in t.steps]
-        _report(command, job, rows, sum(map(held_up, steps)), len(steps))
+        _report(command, job, Outcome(rows, lessons, replays, sum(map(held_up, steps)), len(steps)))
     return 0
 
 
@@ -217,21 +248,33 @@ def _row(job: Job, t: Trial, learned_from: bool, untaught: CostModel) -> Row:
     return Row(t.name, learned_from, t.seconds, t.spread_seconds, before, after)
 
 
+def _lesson(job: Job, num_plans: int, fresh: Sequence[Trial]) -> Lesson:
+    cost = job.cost
+    errors = [abs(simulated(t.prepared, cost) / t.seconds - 1) for t in fresh] if job.leads else [0.0]
+    return Lesson(num_plans, len(job.snapshot.rows), float(np.mean(errors)))
+
+
 def truth(rows: Sequence[Row], after: bool) -> Truth:
     """Compare predictions with measurements."""
     predicted = np.array([r.after_seconds if after else r.before_seconds for r in rows])
     measured = np.array([r.measured_seconds for r in rows])
-    errors = np.abs(predicted / measured - 1)
+    errors, ratios = np.abs(predicted / measured - 1), measured / predicted
     signs = []
     for i, j in combinations(range(len(rows)), 2):
         if abs(measured[i] - measured[j]) > max(rows[i].spread_seconds, rows[j].spread_seconds):
             signs.append(np.sign(predicted[i] - predicted[j]) * np.sign(measured[i] - measured[j]))
     tau = float(np.mean(signs)) if signs else 0.0
     regret = float(measured[predicted.argmin()] / measured.min() - 1)
-    return Truth(float(errors.mean()), float(errors.max()), tau, len(signs), regret)
+    # of n + 1 plans drawn alike any may be the last, and n - 1 of them lie between two others
+    coverage = max(0.0, (len(rows) - 1) / (len(rows) + 1))
+    return Truth(
+        float(errors.mean()), float(errors.max()), tau, len(signs), regret, float(ratios.min()), float(ratios.max()),
+        coverage,
+    )  # fmt: skip
 
 
-def _report(command: Validate, job: Job, rows: Sequence[Row], num_held_up: int, num_steps: int) -> None:
+def _report(command: Validate, job: Job, outcome: Outcome) -> None:
+    rows = outcome.rows
     fresh = [r for r in rows if not r.learned_from]
     seconds = [r.measured_seconds for r in rows]
     facts = {
@@ -242,10 +285,12 @@ def _report(command: Validate, job: Job, rows: Sequence[Row], num_held_up: int, 
         "num_recomputed": len(job.graph.nodes.keys() & {*job.lowering.recompute}),
         "num_plans": len(rows),
         "measured_spread": max(seconds) / min(seconds),
-        "num_steps": num_steps,
-        "num_held_up": num_held_up,
+        "num_steps": outcome.num_steps,
+        "num_held_up": outcome.num_held_up,
         "before_learning": asdict(truth(fresh, after=False)),
         "after_learning": asdict(truth(fresh, after=True)),
+        "lessons": [asdict(lesson) for lesson in outcome.lessons],
+        "errors": errors.facts(outcome.replays),
         "overhead_seconds": job.snapshot.overhead_seconds,
         "meeting_seconds": job.snapshot.meeting_seconds,
         "plans": [asdict(r) | {"error_after": r.after_seconds / r.measured_seconds - 1} for r in rows],
@@ -277,6 +322,7 @@ def tell(facts: Mapping[str, Any]) -> None:
             f"{words}: mean error {100 * truth['mean_error']:.1f} %, largest {100 * truth['largest_error']:.1f} %, "
             f"{order}, regret {100 * truth['regret']:.1f} %"
         )
+    print(*_foreseen(facts), *errors.lines(facts["errors"]), sep="\n")
     gap, meeting = (1e6 * facts[f"{which}_seconds"] for which in ("overhead", "meeting"))
     print(f"learned besides what tasks take: {gap:.1f} us before a kernel, {meeting:.1f} us where processors meet")
     print(f"measured times are spread over {facts['measured_spread']:.2f}x")
@@ -285,3 +331,17 @@ def tell(facts: Mapping[str, Any]) -> None:
             f"other programs held up {facts['num_held_up']} of {report.counted(facts['num_steps'], 'step')}: where "
             "these are many, errors say little of predictions"
         )
+
+
+def _foreseen(facts: Mapping[str, Any]) -> list[str]:
+    """How sure predictions are, and how they got better."""
+    after, curve = facts["after_learning"], facts["lessons"]
+    least, largest = (f"{after[f'{which}_ratio']:.2f}" for which in ("least", "largest"))
+    many = report.counted(facts["errors"]["num_plans"], "plan")
+    learned = ", ".join(str(each["num_plans"]) for each in curve)
+    means = ", ".join(report.percent(each["mean_error"]) for each in curve)
+    return [
+        f"mean error with {learned} plans learned: {means}",
+        f"by the {many} not learned from, another takes {least} to {largest} times what is predicted in "
+        f"{100 * after['coverage']:.0f} % of cases",
+    ]

@@ -158,6 +158,10 @@ class CostModel:
         """
         return algorithms.cheapest(self.machine, key).seconds if key.link else _slowest(self._processors, key)[0]
 
+    def besides(self, key: CostKey) -> float:
+        """Seconds that a task of that key adds to a step beside the span that was measured, or would be."""
+        return self._meeting if key.link else self._overhead
+
     def terms(self, key: CostKey) -> Terms:
         """The roofline's terms, seconds: (overhead or latencies, flops over their rate, rows and looks, bytes over
         bandwidth); of several transfers those of one of all their bytes.
@@ -176,7 +180,7 @@ class CostModel:
     def _in_step(self, key: CostKey, span: Priced) -> float:
         """What a task of that key adds to a step: with what was learned besides spans, or what the machine says."""
         if span.source != "roofline":
-            return span.seconds + (self._meeting if key.link else self._overhead)
+            return span.seconds + self.besides(key)
         return span.seconds * (self.machine.level(key.link).step_factor if key.link else 1.0)
 
     def _on(self, key: CostKey, kind: int | None) -> Priced:

@@ -23,7 +23,7 @@ from castile.launch.reports import reasons, searches
 from castile.launch.training import telling
 from castile.planner import strategy as strategies
 from castile.planner.strategy import PATH, READY
-from tests.validated import job
+from tests.validated import job, outcome
 
 MODEL, MACHINE = "mlp:layers=1,width=16", "dgx-h100:nodes=1"
 # What is said of a number, by which names in JSON it may have, and how many of what is shown one of these is.
@@ -125,7 +125,7 @@ def validated(capsys) -> dict[str, Any]:
     """What `castile validate` would tell of four plans."""
     rows = [validate.Row(f"plan {name}", name < "c", 1.0, 0.1, 1.0, 1.0 + (name == "a")) for name in "abcd"]
     capsys.readouterr()
-    validate._report(validate.Validate("m", json=True), job(4, ("a", "b")), rows, 2, 9)
+    validate._report(validate.Validate("m", json=True), job(4, ("a", "b")), outcome(rows, 2, 9))
     return json.loads(capsys.readouterr().out)
 
 

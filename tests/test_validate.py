@@ -18,7 +18,7 @@ from castile.launch import models
 from castile.launch.validate import Row, Validate, _random, _report, truth
 from castile.planner.lower import Lowering
 from castile.runtime.machine import parse
-from tests.validated import LEARNED, job
+from tests.validated import LEARNED, job, outcome
 
 SECONDS = st.floats(1e-6, 10.0)
 ROWS = st.lists(st.builds(Row, st.just("x"), st.booleans(), SECONDS, SECONDS, SECONDS, SECONDS), min_size=1, max_size=8)
@@ -30,6 +30,7 @@ def test_what_is_told_is_finite(rows, after):
     json.dumps(asdict(told), allow_nan=False)
     assert -1 <= told.kendall_tau <= 1 and told.regret >= 0 and told.mean_error <= told.largest_error * (1 + 1e-12)
     assert told.num_pairs or told.kendall_tau == 0
+    assert told.least_ratio <= told.largest_ratio and 0 <= told.coverage < 1
 
 
 @given(st.lists(st.integers(1, 1000).map(float), min_size=2, max_size=8, unique=True))
@@ -41,13 +42,24 @@ def test_right_predictions_are_right_and_their_opposite_is_not(seconds):
     assert opposite.kendall_tau < 1 and opposite.regret > 0
 
 
+@given(st.lists(SECONDS, min_size=2, max_size=9, unique=True))
+def test_of_plans_drawn_alike_as_many_lie_between_the_others_as_is_told(measured):
+    """Each in turn as the one that is not among those of which it is told."""
+    rows = [Row("x", False, s, 0.0, 1.0, 1.0) for s in measured]
+    between = 0
+    for n, row in enumerate(rows):
+        told = truth(rows[:n] + rows[n + 1 :], after=True)
+        between += told.least_ratio < row.measured_seconds / row.after_seconds < told.largest_ratio
+    assert between / len(rows) == pytest.approx(told.coverage)
+
+
 @given(st.integers(0, 9))
 def test_steps_that_other_programs_held_up_are_told(num_held_up):
     rows = [Row(name, name == "a", 1.0, 0.1, 1.0, 1.0) for name in "ab"]
     told = {}
     for as_json in (False, True):
         with redirect_stdout(io.StringIO()) as out:
-            _report(Validate("m", json=as_json), job(), rows, num_held_up, 9)
+            _report(Validate("m", json=as_json), job(), outcome(rows, num_held_up, 9))
         told[as_json] = out.getvalue()
     assert json.loads(told[True])["num_held_up"] == num_held_up
     assert (f"held up {num_held_up} of 9 steps" in told[False]) == (num_held_up > 0)

@@ -19,12 +19,13 @@ from castile.launch.data import Dataset
 from castile.launch.jobs.execution import Prepared
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring.explore import Chosen, simulated
-from castile.launch.reports import report, throughput
+from castile.launch.reports import errors, report, throughput
 from castile.launch.reports.report import duration
 from castile.launch.training import watching
 from castile.launch.training.judging import HeldOut
 from castile.planner.cost import CostModel
 from castile.planner.costs.learn import held_up, undisturbed
+from castile.planner.simulation.replay import replay
 from castile.runtime import debug
 from castile.runtime.memory import written
 from castile.runtime.timeline import Timeline
@@ -294,6 +295,8 @@ def facts(job: Job, chosen: Chosen, progress: Progress, first_step: int, run: di
         result |= {"step_seconds": seconds} | throughput.facts(job.lowering, seconds)
     if progress.sampled:
         result |= _predictions(job, chosen, progress)
+        steps = replay(chosen.prepared.tasks, job.cost, progress.sampled)
+        result["errors"] = errors.facts({job.model.text: steps})
     if progress.evaluations and not progress.stopped_by:
         judged = {name: value for name, value in progress.evaluations[-1].items() if name != "step"}
         result["num_held_out"] = judged.pop("num_samples")
@@ -333,6 +336,8 @@ def text(facts: dict[str, Any]) -> str:
             f"prediction error over {report.counted(facts['num_steps'], 'step')} not learned from: "
             f"{before:.1f} % before learning, {after:.1f} % after"
         )
+    if "errors" in facts:
+        lines.append(errors.sentence(facts["errors"]))
     if facts.get("num_held_up"):
         measured, all_were = report.counted(facts["num_sampled"], "step"), facts["num_held_up"] == facts["num_sampled"]
         of = "the others, and transfers are learned from them"
