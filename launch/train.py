@@ -22,7 +22,8 @@ from castile.launch.measuring import tuning
 from castile.launch.measuring.explore import Chosen
 from castile.launch.pictures import timeline as timelines
 from castile.launch.processes.ranks import UserError
-from castile.launch.processes.stopping import SIGNALS, Stopping
+from castile.launch.processes.signals import SIGNALS
+from castile.launch.processes.stopping import Stopping
 from castile.launch.reports import trace
 from castile.launch.reports.screen import Speaker
 from castile.launch.training import records, telling
@@ -100,8 +101,8 @@ class Train:
     patience: options.Count = None
     """End when so many evaluations in a row brought no lower loss of held-out samples than the best before them."""
     checkpoint: options.Folder = ""
-    """Save the training in this folder: at the end, and when SIGTERM or SIGUSR1 asks to stop, which then ends the job
-    with status 0."""
+    """Save the training in this folder: at the end, and when SIGTERM, SIGUSR1 or SIGHUP asks to stop, which then ends
+    the job with status 0."""
     checkpoint_every: options.Count = None
     """Also save every so many steps."""
     keep: options.Count = None

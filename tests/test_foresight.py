@@ -120,7 +120,15 @@ def test_what_was_not_begun_with_can_be_given_up_and_what_can_wait_comes_last() 
             os.close(end)
 
 
-def test_forks_end_with_what_they_do_or_at_once() -> None:
+@pytest.fixture
+def hearing() -> Iterator[None]:
+    """A process that hears what asks it to end, and goes on."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_forks_end_with_what_they_do_or_at_once(hearing: None) -> None:
     for at_once, left in ((False, 0), (True, -signal.SIGTERM)):
         begun, tell = os.pipe()
 

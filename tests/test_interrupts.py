@@ -18,19 +18,59 @@ from castile.launch.__main__ import main
 from castile.launch.processes import ranks
 from castile.launch.processes.interrupts import ending_early, ending_with
 from castile.launch.processes.ranks import Ended, main_guard
-from castile.launch.processes.stopping import MOST_STEPS_A_ROUND, ROUND_SECONDS, SIGNALS, Stopping
+from castile.launch.processes.signals import SIGNALS
+from castile.launch.processes.stopping import MOST_STEPS_A_ROUND, ROUND_SECONDS, Stopping
+from castile.runtime.comm.local import LocalWorld
 from tests import homes
 from tests.threads import Ranks
 
 ENDS = (signal.SIGINT, *SIGNALS)
 
 
-def test_the_second_ctrl_c_ends_all():
-    with pytest.raises(KeyboardInterrupt), ending_early("what there is") as is_over:
-        assert not is_over()
-        signal.raise_signal(signal.SIGINT)
-        assert is_over()
-        signal.raise_signal(signal.SIGINT)
+@pytest.mark.parametrize("number", ENDS)
+def test_what_asks_to_end_ends_with_what_there_is_and_the_second_time_all(number, capsys):
+    def body() -> int:
+        with ending_early("what there is") as is_over:
+            assert not is_over()
+            signal.raise_signal(number)
+            assert is_over()
+            signal.raise_signal(number)
+        raise AssertionError("the work went on")
+
+    assert main_guard(body) == 128 + number
+    name = "Ctrl-C" if number == signal.SIGINT else number.name
+    assert f"castile: ending with what there is; {name} once more leaves it all\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("ctrl_c", [signal.default_int_handler, signal.SIG_IGN])
+def test_a_log_says_which_signal_ended_a_command_that_has_nothing_else_to_say(number, ctrl_c, capsys):
+    """Of what a script starts in the background too, which ignores Ctrl-C."""
+
+    def body() -> int:
+        signal.raise_signal(number)
+        raise AssertionError("the work went on")
+
+    before, heard = signal.signal(signal.SIGINT, ctrl_c), signal.getsignal(number)
+    try:
+        assert main_guard(body) == 128 + number
+        assert signal.getsignal(signal.SIGINT) is ctrl_c and signal.getsignal(number) is heard
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == f"castile: ended by {number.name}\n"
+
+
+def test_a_training_that_is_to_ignore_a_signal_is_not_stopped_by_it():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stopping(LocalWorld(1).communicators[0]) as stopping:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stopping.after(1)
+            signal.raise_signal(signal.SIGTERM)
+            assert stopping.after(2) and stopping.name == "SIGTERM"
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_ctrl_c_for_a_search_in_several_processes_is_told_once(capfd):

@@ -1,4 +1,4 @@
-"""Signals where a user has waited for long: Ctrl-C that ends the work with what there is, and words for an end of all.
+"""Signals where a user has waited for long: those that end the work with what there is, and words for an end of all.
 
 It does not know what the work is.
 """
@@ -10,20 +10,23 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
+from typing import Any
 
 from castile.launch.processes import last_words
 from castile.launch.processes.ranks import Ended, interrupt
-from castile.launch.processes.stopping import SIGNALS
+from castile.launch.processes.signals import SIGNALS
 
 
 @contextlib.contextmanager
 def ending_early(what: str) -> Iterator[Callable[[], bool]]:
-    """Whether the user has asked to end what this block does; `what` there will be then is told at once.
+    """Whether Ctrl-C, or a signal that asks for an end, is to end what this block does; `what` there will be then is
+    told at once.
 
     A block asks for it, in this thread, when it has something and before it goes on. Until it does so for the first
-    time there is nothing to end with, and Ctrl-C ends all: what is compiled on first use takes half a minute.
+    time there is nothing to end with, and a signal ends all, as a second one does: what is compiled on first use takes
+    half a minute.
 
     In another thread than the main one signals are left as they are, and so is one that this process is to ignore, as
     whatever a script starts in the background.
@@ -36,23 +39,21 @@ def ending_early(what: str) -> Iterator[Callable[[], bool]]:
         return asked.is_set()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, before)
+        _restore(before)
         if not has_some.is_set():
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
             return
         asked.set()
         # processes that a search began hear Ctrl-C on a terminal too
         if os.getpid() == ours:
-            print(f"\ncastile: ending with {what}; Ctrl-C once more leaves it all", file=sys.stderr, flush=True)
+            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            print(f"\ncastile: ending with {what}; {name} once more leaves it all", file=sys.stderr, flush=True)
 
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        yield asked.is_set
-        return
-    before = signal.signal(signal.SIGINT, ask)
+    before = _heard_by(ask)
     try:
         yield is_over
     finally:
-        signal.signal(signal.SIGINT, before)
+        _restore(before)
 
 
 @contextlib.contextmanager
@@ -66,14 +67,24 @@ def ending_with(text: str) -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         interrupt(Ended(number, text), frame)
 
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        numbers = [n for n in (signal.SIGINT, *SIGNALS) if signal.getsignal(n) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, end) for number in numbers}
+    before = _heard_by(end)
     last_words.leave(text)
     try:
         yield
         last_words.leave("")
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _restore(before)
+
+
+def _heard_by(hear: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Ctrl-C and the signals that ask for an end get this handler, but for those that are to be ignored; what they had
+    before. In another thread than the main one, none does."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    numbers = [n for n in (signal.SIGINT, *SIGNALS) if signal.getsignal(n) is not signal.SIG_IGN]
+    return {number: signal.signal(number, hear) for number in numbers}
+
+
+def _restore(before: Mapping[int, Any]) -> None:
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import IO, Any, Self
 
 from castile.launch.processes import last_words, notes
-from castile.launch.processes.ranks import PASSED_ON
+from castile.launch.processes.signals import PASSED_ON, SIGNALS
 
 # How long mpirun may take to end its ranks after a signal. Killed outright, it would leave them behind.
 GRACE_SECONDS = 10.0
@@ -27,7 +27,7 @@ GRACE_SECONDS = 10.0
 PR_SET_PDEATHSIG = 1
 STDOUT = 1
 # What is passed on for a signal: to ranks, which end as they end on it alone, and to mpirun, which ends them at once.
-_AT_FIRST: dict[int, int] = {signal.SIGINT: PASSED_ON, signal.SIGTERM: signal.SIGUSR1}
+_AT_FIRST: dict[int, int] = {signal.SIGINT: PASSED_ON, **dict.fromkeys(SIGNALS, signal.SIGUSR1)}
 _AGAIN: dict[int, int] = {signal.SIGTERM: signal.SIGINT}
 
 
@@ -190,8 +190,7 @@ def _passed() -> tuple[signal.Signals, ...]:
     if threading.current_thread() is not threading.main_thread():
         return ()
     # What this process is to ignore (nohup; Ctrl-C for what a script starts in the background) stays ignored.
-    known = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-    return tuple(number for number in known if signal.getsignal(number) is not signal.SIG_IGN)
+    return tuple(number for number in (signal.SIGINT, *SIGNALS) if signal.getsignal(number) is not signal.SIG_IGN)
 
 
 def _is_ours(status: int) -> bool:

@@ -23,6 +23,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from castile.launch.processes import installing, last_words, mpi_settings
+from castile.launch.processes.signals import PASSED_ON, SIGNALS, hear_no_more
 from castile.launch.processes.streams import NO_ROOM
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ OTHERS_DELAY_SECONDS, HOST_DELAY_SECONDS, MOST_DELAYS = 1.0, 0.2, 10
 
 # After so long an interrupt that was dropped comes again.
 REPEAT_SECONDS = 0.01
-
-# What a launcher passes on in place of Ctrl-C: mpirun, given that itself, ends its ranks and leaves them no second.
-PASSED_ON = signal.SIGUSR2
 
 # The file of what loads modules, as frames have it.
 _LOADER = "<frozen importlib._bootstrap>"
@@ -194,7 +192,8 @@ def _interrupted(end: KeyboardInterrupt | Ended) -> int:
 
 @contextlib.contextmanager
 def _hearing_interrupts() -> Iterator[None]:
-    """A block that Ctrl-C ends, and whose interrupts come again where C code dropped them."""
+    """A block that Ctrl-C ends, and the signals that ask for an end, of which it is said which it was: a log may be all
+    that there is to read. Interrupts come again where C code dropped them."""
 
     def dropped(what: Any) -> None:
         if not issubclass(what.exc_type, KeyboardInterrupt | Ended):
@@ -204,19 +203,26 @@ def _hearing_interrupts() -> Iterator[None]:
         number = what.exc_value.number if isinstance(what.exc_value, Ended) else signal.SIGINT
         threading.Thread(target=_repeat, args=(number, dropped.__code__)).start()
 
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGINT, lambda number, frame: interrupt(KeyboardInterrupt(), frame))
-    before = signal.signal(PASSED_ON, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    ours: dict[int, Any] = {number: _asked_to_end for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL}
+    # what a script starts in the background is to ignore Ctrl-C
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        ours[signal.SIGINT] = lambda number, frame: interrupt(KeyboardInterrupt(), frame)
+        ours[PASSED_ON] = lambda number, frame: signal.raise_signal(signal.SIGINT)
+    before = {number: signal.signal(number, handler) for number, handler in ours.items()}
     hook, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(PASSED_ON, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         sys.unraisablehook = hook
+
+
+def _asked_to_end(number: int, frame: FrameType | None) -> NoReturn:
+    interrupt(Ended(number, f"ended by {signal.Signals(number).name}"), frame)
 
 
 def _repeat(number: int, hook: CodeType) -> None:
@@ -278,6 +284,7 @@ def silent() -> bool:
 
 def wait_for_the_end(status: int) -> NoReturn:
     """Waits in silence for the rank that ends the job; exits with `status` should it never do so."""
+    hear_no_more()
     time.sleep(PATIENCE_SECONDS)
     os._exit(status)
 
@@ -325,6 +332,7 @@ def _end(status: int, text: str) -> int:
     if num_launched() == 1 or status == 0:
         _say(text)
         return status
+    hear_no_more()
     world = _world_if_any()
     if world is not None and world.host_index:
         time.sleep(OTHERS_DELAY_SECONDS + HOST_DELAY_SECONDS * min(world.host_index - 1, MOST_DELAYS))

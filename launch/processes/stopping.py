@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
+from castile.launch.processes.signals import SIGNALS
 from castile.runtime.comm.base import Communicator
 
-# SIGUSR1 too, because Open MPI's mpirun passes SIGTERM on and kills the ranks a quarter of a second later.
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 # Agreeing takes some tens of microseconds, so it is done about this often and not after every short step.
 ROUND_SECONDS = 0.1
 # Steps may grow long within a round, and a signal goes unheard until its end: of so many the agreeing is hardly felt.
@@ -37,7 +36,9 @@ class Stopping:
     def __enter__(self) -> Stopping:
         # Only the main thread may set handlers.
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._note) for number in self._signals}
+            # what this process is to ignore, as with nohup, stays ignored
+            heard = [number for number in self._signals if signal.getsignal(number) is not signal.SIG_IGN]
+            self._previous = {number: signal.signal(number, self._note) for number in heard}
         return self
 
     def __exit__(

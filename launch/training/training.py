@@ -23,7 +23,8 @@ from castile.launch.jobs.execution import Execution, Prepared
 from castile.launch.jobs.jobs import Job
 from castile.launch.processes import last_words
 from castile.launch.processes.ranks import UserError
-from castile.launch.processes.stopping import SIGNALS, Stopping
+from castile.launch.processes.signals import SIGNALS
+from castile.launch.processes.stopping import Stopping
 from castile.launch.reports import report
 from castile.launch.reports.progress import Advance
 from castile.launch.reports.screen import Speaker

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -92,6 +93,10 @@ class Fork(Generic[Question, Answer]):
 
     def _serve(self, connection: Connection) -> None:
         """The main loop of the forked process, until its pipe is closed at the other end."""
+        # What asks the other process to end, and leaves it time to, ends this one, but for Ctrl-C.
+        for asking in signal.valid_signals() - {signal.SIGINT}:
+            if callable(signal.getsignal(asking)):
+                signal.signal(asking, signal.SIG_DFL)
         # As long as an inherited duplicate of the other end is open, that it was closed is not seen.
         for end in self._ends:
             end.close()
