@@ -6,6 +6,7 @@ Knows mpirun; not what the command does.
 import json
 import os
 import re
+import resource
 import shlex
 import sys
 import sysconfig
@@ -160,13 +161,19 @@ def mpirun_words(num_ranks: int, hostfile: Path | None, program: Sequence[str]) 
 
 def check_room(num_ranks: int, who: str, otherwise: str = "") -> None:
     """Raises UserError, in the words of `who`, where so many ranks have no room in this host's memory: mpirun would
-    start them all the same, and the host stand still.
+    start them all the same, and the host stand still. And where mpirun may not open enough files for them.
     """
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if num_ranks * LEAST_RANK_BYTES > there:
         raise UserError(
             f"{who}: so many ranks have no room in the {written(there)} of this host: give at most "
             f"{there // LEAST_RANK_BYTES}{otherwise}"
+        )
+    files, (_, most) = mpirun.OWN_FILES + mpirun.RANK_FILES * num_ranks, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files > most != resource.RLIM_INFINITY:
+        raise UserError(
+            f"{who}: mpirun opens {files} files for so many ranks, and only {most} may be open here: raise that limit "
+            f"(ulimit -n {files}){otherwise}"
         )
 
 

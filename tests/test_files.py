@@ -1,10 +1,12 @@
 """Files that commands write are whole or as before, and are told by name where the system takes no more."""
 
+import contextlib
 import errno
 import io
 import itertools
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -16,6 +18,7 @@ import pytest
 from castile.launch.__main__ import main
 from castile.launch.checkpoints.folder import latest
 from castile.launch.processes.ranks import UserError
+from castile.launch.processes.streams import Lossy
 from castile.launch.reports.screen import Speaker
 from castile.launch.typed import files
 from tests import homes
@@ -195,21 +198,35 @@ def test_a_training_does_not_end_for_want_of_room_for_its_lines(where, folder, t
     assert done.stderr.count("\n") == 2 * (done.stderr != "")
 
 
-def test_want_of_room_for_lines_is_warned_of_once_and_only_the_end_needs_it(monkeypatch, capsys):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_want_of_room_for_lines_is_warned_of_once_and_only_the_end_needs_it(number, monkeypatch, capsys):
     class Small(io.StringIO):
         room = False
 
         def flush(self):
             if not self.room:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                raise OSError(number, os.strerror(number))
 
     out, say = Small(), Speaker(leads=True, json=False)
     monkeypatch.setattr("sys.stdout", out)
     for out.room in (False, False, True, False):
         say.line("a line")
     assert capsys.readouterr().err.count("lines are lost until you make room") == 1
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=os.strerror(number)):
         say.close(lambda facts: "the end", {})
+
+
+def test_words_beside_the_work_are_lost_where_the_terminal_has_gone():
+    """And nothing else is: of a stream that is closed too soon a fault is told."""
+    master, slave = pty.openpty()
+    os.close(master)
+    with contextlib.suppress(OSError), open(slave, "w") as gone:
+        stream = Lossy(gone)
+        assert stream.write("a word\n") == 7
+        stream.flush()
+        os.close(gone.fileno())
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            stream.flush()
 
 
 def test_without_standard_output_a_mistake_is_told():

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -194,6 +195,15 @@ def test_within_an_allocation_there_may_be_more_ranks_than_one_host_has_room_for
     monkeypatch.setenv(name, "7")
     assert main(["launch", "-n", "1000000000", "--dry-run", "doctor"]) == 0
     assert "-n 1000000000 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("most", [52, 51, resource.RLIM_INFINITY])
+def test_ranks_for_which_too_few_files_may_be_open_are_refused(most, monkeypatch, capsys):
+    """mpirun says nothing of the limit, but "Unknown error"."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (10, most))
+    assert main(["launch", "-n", "6", "--dry-run", "doctor"]) == 2 * (most == 51)
+    told = "-n 6: mpirun opens 52 files for so many ranks, and only 51 may be open here: raise that limit (ulimit"
+    assert (told in capsys.readouterr().err) == (most == 51)
 
 
 def test_without_mpirun_the_line_that_installs_it_is_told(monkeypatch, tmp_path, capsys):

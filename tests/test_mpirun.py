@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 
 import pytest
@@ -29,6 +30,20 @@ def ended(output: bytes = b"", times: int = 1, errors: bytes = b"", left: str = 
     """How a job ends whose launcher says so much, and whose ranks leave these words."""
     words = [sys.executable, "-c", SAYING, output.hex(), str(times), errors.hex(), left, str(status)]
     return mpirun.run(words, os.environ)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits are raised on Linux")
+def test_what_is_started_may_open_as_many_files_as_the_user_may(capfd: pytest.CaptureFixture[str]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 64), hard))
+    try:
+        asked = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+        assert mpirun.run([sys.executable, "-c", asked], os.environ) == End(0)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(soft, 64)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    raised, kept = map(int, capfd.readouterr().out.split())
+    assert raised == max(min(soft, 64), min(hard, mpirun.MOST_FILES)) and kept == hard
 
 
 def boxed(text: str) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -23,6 +24,9 @@ from castile.launch.processes.signals import PASSED_ON, SIGNALS
 
 # How long mpirun may take to end its ranks after a signal. Killed outright, it would leave them behind.
 GRACE_SECONDS = 10.0
+# So many files mpirun holds open, and so many more for each rank of its host. Of the usual limit, which many ranks
+# reach, it gets so much more as this user may have, but not millions: some programs close each that there might be.
+OWN_FILES, RANK_FILES, MOST_FILES = 28, 4, 2**16
 # <linux/prctl.h>: the signal that a process gets when its parent ends.
 PR_SET_PDEATHSIG = 1
 STDOUT = 1
@@ -142,6 +146,8 @@ def _ending_with_parent() -> Callable[[], None] | None:
 
     def ask() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MOST_FILES)), hard))
         libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGHUP))
         # it may have ended before it could be asked
         if os.getppid() != parent:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from castile.launch.processes import installing, last_words, mpi_settings
 from castile.launch.processes.signals import PASSED_ON, SIGNALS, hear_no_more
-from castile.launch.processes.streams import NO_ROOM
+from castile.launch.processes.streams import UNHEARD
 
 if TYPE_CHECKING:
     from castile.runtime.comm.mpi import MpiCommunicator
@@ -169,7 +169,7 @@ def _guarded(body: Callable[[], int]) -> int:
         if _heard:
             return _interrupted(_heard[-1])
         # Whatever else is written is refused with its name.
-        if isinstance(error, OSError) and error.filename is None and error.errno in NO_ROOM:
+        if isinstance(error, OSError) and error.filename is None and error.errno in UNHEARD:
             _drop_output()
             return _end(2, f"castile: {_where()}standard output: {error.strerror}; make room or send it elsewhere\n")
         if _is_unanswered(error):

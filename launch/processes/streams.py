@@ -1,4 +1,4 @@
-"""Streams: words for which there is no room are lost, and what is done goes on; words beside are kept apart.
+"""Streams: words that come to nobody are lost, and what is done goes on; words beside are kept apart.
 
 It does not know what is told.
 """
@@ -14,6 +14,8 @@ from typing import Any, TextIO
 
 # What the system says where there is no room left, for anybody or for this user.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# And where words come to nobody: there, and where the terminal has gone.
+UNHEARD = (*NO_ROOM, errno.EIO)
 
 _here = threading.local()
 
@@ -39,7 +41,7 @@ class Parted:
 
 
 class Lossy:
-    """A stream for words beside the work, such as standard error: what its disk does not take is lost."""
+    """A stream for words beside the work, such as standard error: what its disk or terminal does not take is lost."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -48,19 +50,19 @@ class Lossy:
         try:
             return self._stream.write(text)
         except OSError as error:
-            _raise_unless_full(error)
+            _raise_unless_unheard(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError as error:
-            _raise_unless_full(error)
+            _raise_unless_unheard(error)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-def _raise_unless_full(error: OSError) -> None:
-    if error.errno not in NO_ROOM:
+def _raise_unless_unheard(error: OSError) -> None:
+    if error.errno not in UNHEARD:
         raise error

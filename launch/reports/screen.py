@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from castile.launch.processes.streams import NO_ROOM
+from castile.launch.processes.streams import UNHEARD
 from castile.launch.reports import progress, report
 from castile.launch.reports.progress import REFRESH_SECONDS, Advance
 
@@ -119,11 +119,11 @@ class Speaker:
 
 
 def _lost(text: str, file: TextIO) -> str:
-    """Writes a line; why there was no room for it, "" where there was."""
+    """Writes a line; why it came to nobody, "" where it did."""
     try:
         print(text, file=file, flush=True)
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if error.errno not in UNHEARD:
             raise
         return error.strerror or "no room"
     return ""
