@@ -23,7 +23,7 @@ import numpy as np
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints import layout as layouts
 from castile.launch.checkpoints import manifest, words, writer
-from castile.launch.checkpoints.disk import Disk, free_bytes
+from castile.launch.checkpoints.disk import PASSING, Disk, free_bytes
 from castile.launch.checkpoints.layout import Layout
 from castile.launch.checkpoints.manifest import UNJUDGED, Facts, File, Judged
 from castile.launch.processes.ranks import UserError
@@ -48,7 +48,7 @@ class Copied(msgspec.Struct, frozen=True):
 
 class Outcome(msgspec.Struct, frozen=True):
     """What became of a save, the same on all ranks: is there a complete checkpoint, and a warning to tell, or ""; and
-    whether there is none for want of room, which somebody may make.
+    whether what hindered it may pass.
     """
 
     step: int
@@ -57,7 +57,7 @@ class Outcome(msgspec.Struct, frozen=True):
     seconds: float
     complete: bool
     warning: str = ""
-    lacks_room: bool = False
+    may_pass: bool = False
 
 
 class _Word(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class _Word(msgspec.Struct, frozen=True):
     done: bool = False
     file: File | None = None
     error: str = ""
-    lacks_room: bool = False
+    may_pass: bool = False
 
 
 class _Save:
@@ -78,7 +78,7 @@ class _Save:
         self.share: futures.Future[File | None] = futures.Future()
         # On rank 0: making a checkpoint of all ranks' files, which gives a warning, or taking them away for an error.
         self.ending: futures.Future[str] | None = None
-        self.error, self.lacks_room = "", False
+        self.error, self.may_pass = "", False
 
     def write(self, share: Callable[[], File | None]) -> None:
         """In the background: write this rank's share."""
@@ -289,14 +289,14 @@ class Checkpointer:
         try:
             return _Word(True, save.share.result())
         except OSError as error:
-            return _Word(True, None, self._refusal(error), error.errno in NO_ROOM)
+            return _Word(True, None, self._refusal(error), error.errno in PASSING)
 
     def _judge(self, save: _Save, words: list[_Word]) -> bytes:
         """Rank 0: begin to end the save when all have written, and tell of it when that is done too."""
         if save.ending is None:
             if all(word.done for word in words):
                 first = next((word for word in words if word.error), _Word())
-                save.error, save.lacks_room = first.error, first.lacks_room
+                save.error, save.may_pass = first.error, first.may_pass
                 files = [word.file for word in words if word.file is not None]
                 save.ending = self._thread.submit(self._end, save, files)
             return b"null"
@@ -306,14 +306,14 @@ class Checkpointer:
         try:
             warning = save.ending.result()
         except OSError as refused:
-            save.lacks_room = save.lacks_room if error else refused.errno in NO_ROOM
+            save.may_pass = save.may_pass if error else refused.errno in PASSING
             error = error or self._refusal(refused)
         except ValueError as refused:
             error = str(refused)
         assert self._layout is not None
         nbytes, seconds = self._layout[1].total_bytes, perf_counter() - save.begun
         warning = self._failure(save, nbytes, error) if error else warning
-        outcome = Outcome(save.step, str(save.path), nbytes, seconds, not error, warning, save.lacks_room)
+        outcome = Outcome(save.step, str(save.path), nbytes, seconds, not error, warning, save.may_pass)
         return msgspec.json.encode(outcome)
 
     def _end(self, save: _Save, files: list[File]) -> str:
@@ -347,7 +347,7 @@ class Checkpointer:
         refusal = f"rank {self.comm.rank} on {self.comm.host}: {error.strerror or error}"
         # Of a folder that is gone it is not known what is free.
         with contextlib.suppress(OSError):
-            refusal += f", {written(free_bytes(self.folder))} are free"
+            refusal += f", {written(free_bytes(self.folder))} are free" if error.errno in NO_ROOM else ""
         return refusal
 
     def _open(self, begin_step: int) -> None:

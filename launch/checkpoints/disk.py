@@ -5,10 +5,19 @@ It does not know what is written, nor in which order it must be.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from castile.launch.processes.streams import NO_ROOM
+
+# What hinders a save and may pass: want of room, which somebody may make, and a file system that takes no more until it
+# is mounted anew, as after a fault, or that the network has lost.
+PASSING = (
+    *NO_ROOM, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+)  # fmt: skip
 CHUNK_BYTES = 8 * 2**20
 
 

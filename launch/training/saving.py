@@ -102,7 +102,7 @@ class Saves:
             self._tell(outcome)
 
     def end(self, step: int) -> None:
-        """Save what has come of it all: where the disk is full, again and again while somebody may make room, unless
+        """Save what has come of it all: where what hinders it may pass, such as a full disk, again and again, unless
         the job was asked to stop, before or meanwhile, and has little time left. Without a place to save to see that
         it is a state to go on from.
         """
@@ -116,9 +116,9 @@ class Saves:
         for seconds in (*AGAIN_SECONDS, None):
             self.save(step)
             outcome = self._ended(saver)
-            lacks_room = outcome is not None and outcome.lacks_room
-            is_last = seconds is None or not lacks_room or bool(self.progress.stopped_by)
-            self._tell(outcome, "" if is_last else f"; make room: it is tried again in {seconds} s")
+            may_pass = outcome is not None and outcome.may_pass
+            is_last = seconds is None or not may_pass or bool(self.progress.stopped_by)
+            self._tell(outcome, "" if is_last else f"; it is tried again in {seconds} s")
             if is_last or self._is_stopped_within(seconds or 0):
                 break
         if self.job.leads and outcome is not None and not outcome.complete:
