@@ -202,11 +202,12 @@ def test_what_ends_before_its_first_step_says_what_was_there_before(alone, capsy
     assert capsys.readouterr().err.endswith("castile: ended before the first step, so nothing is saved\n")
 
 
-def test_without_checkpoints_sigterm_is_what_it_always_is(alone, home):
+def test_without_checkpoints_sigterm_ends_a_run_at_once_and_the_log_says_so(alone, home):
     words = [sys.executable, "-m", "castile", *MLP, "--steps", "1000000", "--metrics", "a.jsonl"]
-    with started(words, stdout=subprocess.DEVNULL) as process:
+    with started(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         when_trained(alone / "a.jsonl", 10, process.terminate).join()
-        assert process.wait(20) == -signal.SIGTERM
+        assert process.wait(20) == 128 + signal.SIGTERM
+        assert process.stderr is not None and process.stderr.read() == "castile: ended by SIGTERM\n"
 
 
 @contextmanager
