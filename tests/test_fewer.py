@@ -31,9 +31,7 @@ from tests.test_models import scaled
 
 # Tensor parallelism pays here, and not across nodes.
 WIDE, WIDE_BATCH = "mlp:layers=4,width=4096", 8192
-CLUSTERS = (
-    "dgx-h100:nodes=2", "flexflow-k80:nodes=2", "flexflow-p100:nodes=3", "p3.16xlarge:nodes=4", "dgx-a100:nodes=9"
-)  # fmt: skip
+CLUSTER = "dgx-h100:nodes=2"
 
 
 def nodes(machine: Machine) -> list[tuple[int, ...]]:
@@ -47,7 +45,7 @@ def evaluator(model: str, on: str, batch: int | None = None) -> Evaluator:
     return Evaluator(lowering, CostModel(lowering.machine))
 
 
-def looking(same: Evaluator, budget: str = "2000") -> Callable[[Pins | None], Found]:
+def looking(same: Evaluator, budget: str = "300") -> Callable[[Pins | None], Found]:
     """A search with pins, which finds the same each time: made once for each."""
     found: dict[str, Found] = {}
 
@@ -73,8 +71,15 @@ def test_ever_half_as_many_nodes(preset: str, count: int) -> None:
     assert found[-1] == (groups[0] if len(groups) > 1 else machine.num_procs)
 
 
-@pytest.mark.parametrize("on", CLUSTERS)
-@pytest.mark.parametrize("model", ("mlp", "gpt", "lenet"))
+# Of some of these the best was found on all nodes, of most on fewer.
+LOOKED = (
+    ("gpt", "dgx-h100:nodes=2"), ("gpt", "flexflow-k80:nodes=2"), ("lenet", "flexflow-k80:nodes=2"),
+    ("mlp", "flexflow-p100:nodes=3"), ("gpt", "flexflow-p100:nodes=3"), ("lenet", "flexflow-p100:nodes=3"),
+    ("mlp", "p3.16xlarge:nodes=4"), ("mlp", "dgx-a100:nodes=9"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "on"), LOOKED)
 def test_nothing_is_behind_what_is_found_on_fewer_of_the_nodes(model: str, on: str) -> None:
     """Nor behind what is found where nothing is looked for, as no plan there can be better."""
     same = evaluator(scaled(model), on)
@@ -87,7 +92,7 @@ def test_nothing_is_behind_what_is_found_on_fewer_of_the_nodes(model: str, on: s
 
 
 def test_more_nodes_do_not_make_a_plan_slower() -> None:
-    same = evaluator(WIDE, CLUSTERS[0], WIDE_BATCH)
+    same = evaluator(WIDE, CLUSTER, WIDE_BATCH)
     look = looking(same, "20000")
     plain = look(None)
     found = on_fewer(same, plain, look)
@@ -100,7 +105,7 @@ def test_more_nodes_do_not_make_a_plan_slower() -> None:
 
 
 def test_what_is_pinned_elsewhere_stays_there() -> None:
-    same = evaluator(WIDE, CLUSTERS[0], WIDE_BATCH)
+    same = evaluator(WIDE, CLUSTER, WIDE_BATCH)
     names = Names(same.lowering.piece.nodes, same.lowering.names.optional)
     pins = Pins([Pin("*1*", procs=frozenset(range(8, 16)))], names, 16)
     asked: list[Pins | None] = []
@@ -115,7 +120,7 @@ def test_what_is_pinned_elsewhere_stays_there() -> None:
 
 @pytest.mark.parametrize("name", ("data_parallel", "fsdp"))
 def test_a_plan_that_was_asked_for_is_not_left(name: str) -> None:
-    same = evaluator(WIDE, CLUSTERS[0], WIDE_BATCH)
+    same = evaluator(WIDE, CLUSTER, WIDE_BATCH)
     found = search(name, same)
     assert on_fewer(same, found, looking(same)) is found
 
@@ -129,7 +134,8 @@ def test_a_plan_tells_which_processors_it_leaves_idle(size: int) -> None:
 
 
 # Of drawn cases those in which what was found on all processors took 2 to 18 per cent longer than what was found on
-# half or a quarter of them: with how many samples, on what, and on how many it was better.
+# half or a quarter of them: with how many samples, on what, on how many it was better, and from which known plans a few
+# proposals on all processors do not find it either.
 LINKED = """
 nodes = 1
 [[processor]]
@@ -146,23 +152,24 @@ bytes_per_second = {}
 """
 SIX = LINKED.format(6, 3.2e12, 3e11, 1.1e-6, 3.2e-6, 6.2e10)
 ALONE = (
-    ("dlrm", 8, "dgx-a100:nodes=1", (2, 4)),
-    ("dlrm", 16, SIX, (3,)),
-    ("gpt:layers=2,width=128,heads=4,seq=32,vocab=2000", 8, "dgx-h100:nodes=1", (2, 4)),
-    ("seq2seq:width=256", 2, "p3.16xlarge:nodes=1", (2, 4)),
-    ("moe:layers=2,width=64,heads=4,experts=8", 2, "dgx-a100:nodes=1", (2, 4)),
+    ("dlrm", 8, "dgx-a100:nodes=1", (2, 4), "data_parallel"),
+    ("dlrm", 16, SIX, (3,), ""),
+    ("gpt:layers=2,width=128,heads=4,seq=32,vocab=2000", 8, "dgx-h100:nodes=1", (2, 4), "data_parallel"),
+    ("seq2seq:width=256", 2, "p3.16xlarge:nodes=1", (2, 4), ""),
+    ("moe:layers=2,width=64,heads=4,experts=8", 2, "dgx-a100:nodes=1", (2, 4), "data_parallel"),
 )
 
 
-@pytest.mark.parametrize(("model", "batch", "on", "counts"), ALONE)
+@pytest.mark.parametrize(("model", "batch", "on", "counts", "begun"), ALONE)
 def test_nothing_is_behind_what_is_found_on_some_of_equal_processors(
-    model: str, batch: int, on: str, counts: tuple[int, ...], tmp_path, capsys
+    model: str, batch: int, on: str, counts: tuple[int, ...], begun: str, tmp_path, capsys
 ) -> None:
     machine = on
     if on == SIX:
         machine = str(tmp_path / "six.toml")
         (tmp_path / "six.toml").write_text(on)
-    given = [model, "--machine", machine, "--batch", str(batch)]
+    given = [model, "--machine", machine, "--batch", str(batch), "--budget", "300", "--accumulate", "1"]
+    given += ["--seeds", begun] if begun else []
     every, last = planned(capsys, *given), machines.parse(machine).num_procs - 1
     alone = [planned(capsys, *given, "--without", f"{count}-{last}") for count in counts]
     for one in alone:
@@ -241,6 +248,9 @@ def test_where_processors_have_enough_to_do_no_fewer_are_tried() -> None:
     assert on_fewer(same, found, lambda pins: pytest.fail("looked at fewer")) is found
 
 
+UNLIKE_GPT, UNLIKE_MLP = "gpt:layers=2,width=64,heads=4,seq=32,vocab=64", "mlp:width=512"
+
+
 def unlike(*kinds: str) -> str:
     """The text of a machine's file: processors in this order, "fast" ones 50 times as fast as "slow" ones."""
     rates = {"slow": (1e12, 1e11), "fast": (5e13, 5e12)}
@@ -257,13 +267,16 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("kinds", ["slow slow fast fast", "slow fast", "fast slow fast"])
-@pytest.mark.parametrize("model", ["gpt:layers=2,width=64,heads=4,seq=32,vocab=64", "mlp:width=512"])
+@pytest.mark.parametrize(
+    ("kinds", "model"),
+    [("slow slow fast fast", UNLIKE_GPT), ("slow fast", UNLIKE_GPT), ("slow fast", UNLIKE_MLP),
+     ("fast slow fast", UNLIKE_MLP)],
+)  # fmt: skip
 def test_nothing_is_behind_what_is_found_on_the_faster_processors(kinds: str, model: str, tmp_path, capsys) -> None:
     path = tmp_path / "unlike.toml"
     path.write_text(unlike(*kinds.split()))
     slow = ",".join(str(p) for p, kind in enumerate(kinds.split()) if kind == "slow")
-    given = [model, "--machine", str(path), "--batch", "16", "--budget", "500"]
+    given = [model, "--machine", str(path), "--batch", "16", "--budget", "100"]
     every, fast = planned(capsys, *given), planned(capsys, *given, "--without", slow)
     assert every["found"]["step_seconds"] <= fast["found"]["step_seconds"] * (1 + 1e-9)
     assert every["pinned"] == [], "nobody pinned anything"
