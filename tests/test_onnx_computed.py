@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from tests import theirs
 from tests.op_laws import relative
 from tests.test_models import forward
 from tests.test_onnx import asked
-from tests.test_onnx_torch import export
+from tests.test_onnx_torch import export, exported, put
 from tests.training import train
 
 pytest.importorskip("onnxscript")
@@ -168,14 +169,22 @@ CASES: dict[str, tuple[Callable[[], n.Module], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
+@cache
+def written(name: str, how: str) -> dict[str, bytes]:
+    torch.manual_seed(0)
+    make, shape = CASES[name]
+    net = make()
+    return exported(net, torch.randint(0, 7, (2, *shape)) if name == "tied" else torch.randn(2, *shape), how)
+
+
 def made(name: str, path: str, how: str = "whole") -> tuple[n.Module, list[torch.Tensor], list[torch.Tensor]]:
     """A case in float64, after its export, with samples and targets of each step."""
+    put(written(name, how), Path(path).parent)
     torch.manual_seed(0)
     make, shape = CASES[name]
     net = make()
     draw = (lambda *s: torch.randint(0, 7, s)) if name == "tied" else torch.randn
     given = [draw(BATCH, *shape) for _ in range(STEPS)]
-    export(net, given[0][:2], path, how)
     net = net.double().train()
     given = [x if name == "tied" else x.double() for x in given]
     return net, given, [torch.randn_like(net(x)).detach() for x in given]

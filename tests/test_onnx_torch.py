@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -89,15 +91,37 @@ def export(net: torch.nn.Module, x: torch.Tensor, path: str, how: str) -> None:
         torch.onnx.export(net.eval(), (x,), path, input_names=["x"])
 
 
+def exported(net: torch.nn.Module, x: torch.Tensor, how: str) -> dict[str, bytes]:
+    """What it writes by the name net.onnx: kept by who asks several things of it, as it takes longer than these."""
+    with TemporaryDirectory() as folder:
+        export(net, x, f"{folder}/net.onnx", how)
+        return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+
+
+def put(files: dict[str, bytes], folder: Path) -> str:
+    """Writes what was exported there; returns the path of the network."""
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return str(folder / "net.onnx")
+
+
+@cache
+def made(name: str, how: str) -> tuple[torch.nn.Module, dict[str, bytes]]:
+    """A case after its export, which looks at samples where it is for training, and its files."""
+    torch.manual_seed(0)
+    make, draw = CASES[name]
+    net = make()
+    return net, exported(net, draw(1 if how == "usual" else 2), how)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("how", ["older", "whole", "usual"])
 @pytest.mark.parametrize("name", CASES)
 def test_what_pytorch_exports_is_its_network(name: str, how: str, tmp_path: Path) -> None:
+    net, files = made(name, how)
+    path = put(files, tmp_path)
     torch.manual_seed(0)
-    make, draw = CASES[name]
-    net, path = make(), str(tmp_path / "net.onnx")
-    export(net, draw(1 if how == "usual" else 2), path, how)
-    model, given = models.parse(path), draw(3)
+    model, given = models.parse(path), CASES[name][1](3)
     trained = {t.name: prod(t.shape) for t in model.graph(3).params}
     if how == "usual":
         # what was folded is gone or has another name, but no table and no mask is trained
@@ -118,10 +142,8 @@ def test_what_pytorch_exports_is_its_network(name: str, how: str, tmp_path: Path
 @pytest.mark.parametrize("how", ["older", "whole", "usual"])
 @pytest.mark.parametrize("name", ["texts", "patches"])
 def test_samples_of_what_pytorch_exports_are_cut_everywhere(name: str, how: str, tmp_path: Path) -> None:
+    path, draw = put(made(name, how)[1], tmp_path), CASES[name][1]
     torch.manual_seed(0)
-    make, draw = CASES[name]
-    path = str(tmp_path / "net.onnx")
-    export(make(), draw(1 if how == "usual" else 2), path, how)
     model = models.parse(f"{path}:loss=cross_entropy")
     graph = model.graph(4, "float64")
     sampled, cuts = set(graph.inputs), data_parallel(graph, 2)
