@@ -15,9 +15,12 @@ from castile.runtime import garbage
 # As a command does it before NumPy is imported: sums are those of one thread, whichever tests run.
 for name in THREAD_VARIABLES:
     os.environ.setdefault(name, "1")
-# What a script starts in the background is to ignore Ctrl-C, and so are its children; tests send it.
+# What a script starts in the background is to ignore Ctrl-C, what `nohup` starts that a terminal closes, and so are
+# their children; tests send both.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 hypothesis.settings.register_profile("castile", deadline=None, print_blob=True, derandomize=True)
 hypothesis.settings.register_profile("wide", deadline=None, print_blob=True, max_examples=1000)

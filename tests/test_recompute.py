@@ -286,9 +286,10 @@ def test_names_patterns_and_ways() -> None:
     graph = models.parse("mlp:layers=3").graph()
     assert Recomputation(graph, SGD).named("relu*") == tuple(name for name in graph.nodes if name.startswith("relu"))
     assert set(Recomputation(graph, SGD).named("fc1, fc2")) == {"fc1", "fc2"}
+    assert Recomputation(graph, SGD).named("none,parameters") == Recomputation(graph, SGD).named("parameters")
     with pytest.raises(ValueError, match=r"'selectiv' is no node of .*selective.* a share as 40%, or names of nodes"):
         Recomputation(graph, SGD).named("selectiv")
-    with pytest.raises(ValueError, match="'none' stands alone: 'full, none' asks for more besides"):
+    with pytest.raises(ValueError, match="'full, none' asks for 'none' and for more"):
         Recomputation(graph, SGD).named("full, none")
 
 

@@ -188,6 +188,7 @@ def test_programs_are_told_what_people_are(alone, capsys):
 
     said, seen = [timeless(line) for text in facts["told"] for line in text.splitlines()], [*map(timeless, shown)]
     assert len(said) > 5 and all(line in seen for line in said), (said, seen)
-    ends = r"a step took|prediction error|other programs|steps waited|held out|profile:|checkpoints:|[\d.]+ s in all"
+    ends = r"a step took|prediction error|of steps measured|other programs|steps waited|held out|profile:|checkpoints:"
+    ends += r"|[\d.]+ s in all"
     others = rf"step +\d+  loss|.* \.\.\.$|{ends}"
     assert [line for line in shown if timeless(line) not in said and not re.match(others, line)] == []

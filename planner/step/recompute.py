@@ -55,12 +55,12 @@ class Recomputation:
         """The nodes, and fetches of parameters, that words of WAYS, shares (`40%`) or patterns of names mean, with
         commas between them. Of fetches a pattern means only such as it says itself: `fc*/fetch`.
 
-        Raises ValueError for a pattern that none has, and for `none` beside other words.
+        Raises ValueError for a pattern that none has, and for `none` beside what computes more again.
         """
         found: dict[str, None] = {}
         words = [part.strip() for part in text.split(",")]
-        if NOTHING in words and len(words) > 1:
-            raise ValueError(f"{NOTHING!r} stands alone: {text!r} asks for more besides")
+        if NOTHING in words and {*words} - {NOTHING, PARAMETERS}:
+            raise ValueError(f"{text!r} asks for {NOTHING!r} and for more")
         for word in words:
             found.update(dict.fromkeys(self._parsed(word)))
         return tuple(found)
