@@ -10,13 +10,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
 
 from castile.launch.processes import last_words
 from castile.launch.processes.ranks import Ended, interrupt
-from castile.launch.processes.signals import SIGNALS
+from castile.launch.processes.signals import handle, heard, restore
 
 
 @contextlib.contextmanager
@@ -39,7 +38,7 @@ def ending_early(what: str) -> Iterator[Callable[[], bool]]:
         return asked.is_set()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        _restore(before)
+        restore(before)
         if not has_some.is_set():
             signal.raise_signal(number)
             return
@@ -49,11 +48,11 @@ def ending_early(what: str) -> Iterator[Callable[[], bool]]:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             print(f"\ncastile: ending with {what}; {name} once more leaves it all", file=sys.stderr, flush=True)
 
-    before = _heard_by(ask)
+    before = handle(dict.fromkeys(heard(), ask))
     try:
         yield is_over
     finally:
-        _restore(before)
+        restore(before)
 
 
 @contextlib.contextmanager
@@ -67,24 +66,10 @@ def ending_with(text: str) -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         interrupt(Ended(number, text), frame)
 
-    before = _heard_by(end)
+    before = handle(dict.fromkeys(heard(), end))
     last_words.leave(text)
     try:
         yield
         last_words.leave("")
     finally:
-        _restore(before)
-
-
-def _heard_by(hear: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Ctrl-C and the signals that ask for an end get this handler, but for those that are to be ignored; what they had
-    before. In another thread than the main one, none does."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    numbers = [n for n in (signal.SIGINT, *SIGNALS) if signal.getsignal(n) is not signal.SIG_IGN]
-    return {number: signal.signal(number, hear) for number in numbers}
-
-
-def _restore(before: Mapping[int, Any]) -> None:
-    for number, handler in before.items():
-        signal.signal(number, handler)
+        restore(before)

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import IO, Any, Self
 
 from castile.launch.processes import last_words, notes
-from castile.launch.processes.signals import PASSED_ON, SIGNALS
+from castile.launch.processes.signals import PASSED_ON, SIGNALS, handle, heard, restore
 
 # How long mpirun may take to end its ranks after a signal. Killed outright, it would leave them behind.
 GRACE_SECONDS = 10.0
@@ -168,12 +168,11 @@ class _Passing:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._note) for number in _passed()}
+        self._before = handle(dict.fromkeys(heard(), self._note))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        restore(self._before)
 
     def to(self, process: subprocess.Popen[bytes]) -> None:
         """Pass on to this process what has come and what comes."""
@@ -189,14 +188,6 @@ class _Passing:
     def _pass(self) -> None:
         while self._waiting and self._process is not None:
             self._process.send_signal(self._waiting.pop(0))
-
-
-def _passed() -> tuple[signal.Signals, ...]:
-    # Only the main thread may set handlers.
-    if threading.current_thread() is not threading.main_thread():
-        return ()
-    # What this process is to ignore (nohup; Ctrl-C for what a script starts in the background) stays ignored.
-    return tuple(number for number in (signal.SIGINT, *SIGNALS) if signal.getsignal(number) is not signal.SIG_IGN)
 
 
 def _is_ours(status: int) -> bool:

@@ -23,7 +23,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from castile.launch.processes import installing, last_words, mpi_settings
-from castile.launch.processes.signals import PASSED_ON, SIGNALS, hear_no_more
+from castile.launch.processes.signals import PASSED_ON, SIGNALS, Handler, handle, hear_no_more, restore
 from castile.launch.processes.streams import UNHEARD
 
 if TYPE_CHECKING:
@@ -206,18 +206,18 @@ def _hearing_interrupts() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ours: dict[int, Any] = {number: _asked_to_end for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL}
+    unhandled = (number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL)
+    ours: dict[signal.Signals, Handler] = dict.fromkeys(unhandled, _asked_to_end)
     # what a script starts in the background is to ignore Ctrl-C
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         ours[signal.SIGINT] = lambda number, frame: interrupt(KeyboardInterrupt(), frame)
         ours[PASSED_ON] = lambda number, frame: signal.raise_signal(signal.SIGINT)
-    before = {number: signal.signal(number, handler) for number, handler in ours.items()}
+    before = handle(ours)
     hook, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore(before)
         sys.unraisablehook = hook
 
 

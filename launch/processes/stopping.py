@@ -6,13 +6,12 @@ It does not know what is saved before the job ends.
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
-from castile.launch.processes.signals import SIGNALS
+from castile.launch.processes.signals import SIGNALS, handle, heard, restore
 from castile.runtime.comm.base import Communicator
 
 # Agreeing takes some tens of microseconds, so it is done about this often and not after every short step.
@@ -35,17 +34,13 @@ class Stopping:
 
     def __enter__(self) -> Stopping:
         # Only the main thread may set handlers.
-        if threading.current_thread() is threading.main_thread():
-            # what this process is to ignore, as with nohup, stays ignored
-            heard = [number for number in self._signals if signal.getsignal(number) is not signal.SIG_IGN]
-            self._previous = {number: signal.signal(number, self._note) for number in heard}
+        self._previous = handle(dict.fromkeys(heard(self._signals), self._note))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        restore(self._previous)
 
     def after(self, step: int) -> bool:
         """Whether to stop after this step; every rank calls it after each of the same steps."""

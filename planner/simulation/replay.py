@@ -14,13 +14,13 @@ import numpy as np
 from castile.planner.cost import CostModel
 from castile.planner.costs.learn import held_up
 from castile.planner.simulate import simulate
-from castile.runtime.task import CostKey, TaskGraph
+from castile.runtime.task import TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
 
 
 @dataclass(frozen=True)
 class Sort:
-    """The tasks of one sort in a step: an operator's pass, or a form of transfer.
+    """The tasks of one sort in a step: an operator's pass, as `conv2d.F`, or a form of transfer.
 
     predicted_seconds, measured_seconds   what they take one after the other
     sources        of the predicted seconds how many come from which source (`Priced`)
@@ -49,11 +49,6 @@ class Replay:
     replayed_seconds: float
     measured_seconds: float
     sorts: Mapping[str, Sort]
-
-
-def sort_of(key: CostKey) -> str:
-    """The sort of a task, as `conv2d.F` or `all_reduce`."""
-    return key.work
 
 
 def replay(graph: TaskGraph, cost: CostModel, timelines: Sequence[Timeline]) -> Replay:
@@ -105,7 +100,7 @@ def _sorts(graph: TaskGraph) -> dict[str, np.ndarray]:
     """By sort bool[T], which tasks are of it."""
     tasks: dict[str, list[int]] = defaultdict(list)
     for task, key in enumerate(graph.cost_keys):
-        tasks[sort_of(key)].append(task)
+        tasks[key.work].append(task)
     return {name: np.isin(np.arange(graph.num_tasks), of) for name, of in tasks.items()}
 
 
