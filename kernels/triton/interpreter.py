@@ -3,7 +3,7 @@
 TRITON_INTERPRET=1 must be in the environment before Triton is imported. It knows no kernel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
@@ -16,6 +16,17 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 # Programs of a launch that walks: each takes more than one piece of the work.
 _WALKERS = 2
+
+
+# What NumPy computes as a kernel does of two tensors of one of these types, or of one and one of these numbers.
+_WHOLE = {"int32": (int,), "int64": (int,)}
+_NUMBERS = _WHOLE | dict.fromkeys(("fp16", "fp32", "fp64"), (int, float))
+_BITS: dict[str, tuple[type, ...]] = dict.fromkeys(("int1", *_WHOLE), ())
+_CONDITIONS = {
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
+}  # fmt: skip
+_SUMS = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+_MASKS = {"and": np.bitwise_and, "or": np.bitwise_or}
 
 
 class HostPointer:
@@ -83,7 +94,7 @@ def _mend() -> None:
     And what took most of its time: it did sums and products of integers again in 64 bits, to tell an overflow that it
     tells only when debugging, made the table of dtypes anew for all that it read, and wrote out the type of each shape
     and of each block, and compared shapes of the same numbers by making them again. A number beside a block became a
-    block of its own each time.
+    block of its own each time, and a sum of two blocks of one type asked anew what may be added to what.
     """
     from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
@@ -108,6 +119,11 @@ def _mend() -> None:
     # Each function that a kernel called had the whole language exchanged anew, a third of all time, and left it so.
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda kernel: interpreter._LangPatchScope()
+    for kinds, operators in ((_NUMBERS, _CONDITIONS | _SUMS), (_BITS, _MASKS)):
+        for name, compute in operators.items():
+            slow = getattr(tl.tensor, f"__{name}__")
+            setattr(tl.tensor, f"__{name}__", _at_once(compute, kinds, slow, interpreter.TensorHandle))
+    tl.tensor.__add__ = _moved(tl.tensor.__add__, interpreter.interpreter_builder)
     builder = interpreter.InterpreterBuilder
     cast, dot, splat = builder.cast_impl, builder.create_dot, builder.create_splat
 
@@ -243,3 +259,44 @@ def _upper_half(x: np.ndarray) -> np.ndarray:
     bits = x.view(np.uint32)
     near = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(x), np.uint32(0x7FC0), near).astype(np.uint16)
+
+
+def _at_once(compute: np.ufunc, kinds: Mapping[str, Any], slow: Callable[..., Any], handle: Any) -> Callable[..., Any]:
+    """An operator on two tensors of one type, or a tensor and a number, as NumPy computes it; all else as it was.
+
+    kinds    the types of tensors, and which numbers may stand beside each
+    slow     the operator as it was, which asks what each operand is and what their types make of each other
+    handle   what the interpreter holds of a result
+    """
+
+    def found(self: Any, other: Any) -> Any:
+        numbers = kinds.get(self.dtype.name)
+        if numbers is None:
+            return slow(self, other)
+        if type(other) in numbers:
+            result = compute(self.handle.data, other)
+        elif type(other) is tl.tensor and other.dtype.name == self.dtype.name:
+            result = compute(self.handle.data, other.handle.data)
+        else:
+            return slow(self, other)
+        return _tensor(handle(result, tl.int1 if compute in _CONDITIONS.values() else self.dtype), self, other)
+
+    return found
+
+
+def _moved(add: Callable[..., Any], builder: Any) -> Callable[..., Any]:
+    """Addition that moves places in memory by whole numbers without asking what these are; all else as it was."""
+
+    def found(self: Any, other: Any) -> Any:
+        if type(other) is tl.tensor and self.dtype.is_ptr() and other.dtype.name in _WHOLE:
+            return _tensor(builder.create_addptr(self.handle, other.handle), self, other)
+        return add(self, other)
+
+    return found
+
+
+def _tensor(held: Any, one: Any, other: Any) -> Any:
+    """The tensor of what was computed of two operands: a block if one of them is."""
+    is_block = one.type.is_block() or (type(other) is tl.tensor and other.type.is_block())
+    # Triton has a class of its own that is called tuple.
+    return tl.tensor(held, tl.block_type(held.dtype, [*held.data.shape]) if is_block else held.dtype)
