@@ -20,11 +20,10 @@ from castile.launch.jobs import checks, remembered, runfile
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring import tuning
 from castile.launch.measuring.explore import Chosen
-from castile.launch.pictures import timeline as timelines
+from castile.launch.pictures import shown
 from castile.launch.processes.ranks import UserError
 from castile.launch.processes.signals import SIGNALS
 from castile.launch.processes.stopping import Stopping
-from castile.launch.reports import trace
 from castile.launch.reports.screen import Speaker
 from castile.launch.training import records, telling
 from castile.launch.training.begun import NUM_KEPT, begin
@@ -36,7 +35,6 @@ from castile.launch.typed.files import Outputs
 from castile.planner import strategy as strategies
 from castile.planner.evaluation.budget import parse_budget
 from castile.runtime import debug
-from castile.runtime.timeline import Timeline
 
 SEARCH, BUDGET = "mcmc", "500"
 
@@ -183,7 +181,11 @@ def _run(command: Train, lines: Lines | None, undecayed: str, since: float) -> i
             log.record("end", **telling.end(progress, course.first_step))
         facts = telling.facts(job, chosen, progress, course.first_step, begun.as_facts)
         if job.leads and progress.sampled:
-            _show(command, job, chosen, progress.sampled[-1], outputs)
+            lanes = {"simulated": chosen.prepared.simulated.timeline, "measured": progress.sampled[-1]}
+            shown.write(
+                outputs, f"a step of {command.model} on {job.machine.name}", chosen.prepared.tasks, lanes, job.machine,
+                trace_path=command.trace, picture_path=command.picture,
+            )  # fmt: skip
         facts |= {"changed": changed, "samples": telling.samples(begun.dataset)}
         facts |= {"files": outputs.paths | _files(command, job), "total_seconds": time.perf_counter() - since}
         _close(command, job, chosen, progress, facts, say)
@@ -201,17 +203,6 @@ def _close(command: Train, job: Job, chosen: Chosen, progress: Progress, facts: 
             job.learn(chosen.prepared, progress.sampled)
             with remembered.kept(command.profile or None):
                 job.keep()
-
-
-def _show(command: Train, job: Job, chosen: Chosen, measured: Timeline, outputs: Outputs) -> None:
-    """Write what the user wants to see of a step."""
-    lanes = {"simulated": chosen.prepared.simulated.timeline, "measured": measured}
-    tasks, title = chosen.prepared.tasks, f"a step of {command.model} on {job.machine.name}"
-    outputs.write("trace", command.trace, lambda path: trace.write(path, tasks, lanes))
-    outputs.write(
-        "picture", command.picture,
-        lambda path: files.write(path, timelines.picture(title, tasks, lanes, job.machine).encode()),
-    )  # fmt: skip
 
 
 def resolved(command: Train) -> Train:

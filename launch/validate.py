@@ -22,17 +22,20 @@ from castile.launch.jobs import checks, jobs
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring.explore import simulated
 from castile.launch.measuring.measure import Trial, measure, sample_feed, trial
+from castile.launch.pictures import shown
 from castile.launch.processes import interrupts
 from castile.launch.processes.ranks import UserError
 from castile.launch.reports import errors, report
 from castile.launch.reports.screen import Speaker
 from castile.launch.typed import options
+from castile.launch.typed.files import Outputs
 from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
 from castile.planner.costs.learn import held_up
 from castile.planner.known.pipelines import divisors, staged
 from castile.planner.known.seeds import seeds, stamped
 from castile.planner.search import Evaluator
+from castile.planner.simulate import simulate
 from castile.planner.simulation.replay import Replay, replay
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.transfer import TooManyTransfers
@@ -68,6 +71,11 @@ class Validate:
     """How many steps of each plan are timed; the plans take turns."""
     seed: options.Number = 0
     """Fixes which plans are drawn."""
+    trace: options.File = ""
+    """Write a Chrome trace of a step to this file (open it in Perfetto), simulated and measured: of the plan that was
+    predicted worst of those that castile did not learn from, the step nearest to its median."""
+    picture: options.File = ""
+    """Draw what each processor does in that step, simulated and measured, as SVG."""
     profile: options.File = ""
     """Keep what was learned in this profile database; by default nothing is kept."""
     json: bool = False
@@ -122,7 +130,7 @@ class Lesson:
 @dataclass(frozen=True)
 class Outcome:
     """What is reported: each plan, what was learned of half of them one after the other, the measured steps of the
-    others, and how many steps there were and were held up by other programs.
+    others, how many steps there were and were held up by other programs, and of which plan a step was written where.
     """
 
     rows: Sequence[Row]
@@ -130,6 +138,8 @@ class Outcome:
     replays: Mapping[str, Replay]
     num_held_up: int
     num_steps: int
+    drawn: str
+    files: Mapping[str, str]
 
 
 @interrupts.ending_with("ended, and nothing is kept; with fewer --plans and --rounds there is less to wait for")
@@ -138,6 +148,7 @@ def run(command: Validate) -> int:
     checks.counts(batch=command.batch, accumulate=command.accumulate, rounds=command.rounds)
     if command.plans < 4:
         raise UserError(f"--plans {command.plans}: at least 4 are needed, half to learn from and half to predict")
+    checks.writable(of=command, trace=command.trace, picture=command.picture)
     if command.batch:
         checks.pieces(command.accumulate, command.batch)
     job = _start(command, command.batch or _batch(command), command.profile)
@@ -157,7 +168,10 @@ def run(command: Validate) -> int:
         rows = [_row(job, t, t in taught, untaught) for t in trials]
         replays = {t.name: replay(t.prepared.tasks, job.cost, t.steps) for t in fresh}
         steps = [step for t in trials for step in t.steps]
-        _report(command, job, Outcome(rows, lessons, replays, sum(map(held_up, steps)), len(steps)))
+        outputs, num_held_up = Outputs(), sum(map(held_up, steps))
+        drawn = _show(command, job, fresh, outputs)
+        _report(command, job, Outcome(rows, lessons, replays, num_held_up, len(steps), drawn, outputs.paths))
+        outputs.end()
     return 0
 
 
@@ -254,6 +268,21 @@ def _lesson(job: Job, num_plans: int, fresh: Sequence[Trial]) -> Lesson:
     return Lesson(num_plans, len(job.snapshot.rows), float(np.mean(errors)))
 
 
+def _show(command: Validate, job: Job, fresh: Sequence[Trial], outputs: Outputs) -> str:
+    """Write the step of the plan that was predicted worst, if the user asks for it; gives the plan's name."""
+    worst = max(fresh, key=lambda t: abs(simulated(t.prepared, job.cost) / t.seconds - 1))
+    tasks, engines = worst.prepared.tasks, job.machine.engines
+    lanes = {
+        "simulated": simulate(*job.cost.by_kind(tasks), engines).timeline,
+        "measured": min(worst.steps, key=lambda step: abs(step.seconds - worst.seconds)),
+    }
+    shown.write(
+        outputs, f"a step of {command.model} on {job.machine.name}, {worst.name}", tasks, lanes, job.machine,
+        trace_path=command.trace, picture_path=command.picture,
+    )  # fmt: skip
+    return worst.name
+
+
 def truth(rows: Sequence[Row], after: bool) -> Truth:
     """Compare predictions with measurements."""
     predicted = np.array([r.after_seconds if after else r.before_seconds for r in rows])
@@ -293,6 +322,8 @@ def _report(command: Validate, job: Job, outcome: Outcome) -> None:
         "errors": errors.facts(outcome.replays),
         "overhead_seconds": job.snapshot.overhead_seconds,
         "meeting_seconds": job.snapshot.meeting_seconds,
+        "drawn": outcome.drawn,
+        "files": dict(outcome.files),
         "plans": [asdict(r) | {"error_after": r.after_seconds / r.measured_seconds - 1} for r in rows],
     }
     if command.json:
@@ -331,6 +362,8 @@ def tell(facts: Mapping[str, Any]) -> None:
             f"other programs held up {facts['num_held_up']} of {report.counted(facts['num_steps'], 'step')}: where "
             "these are many, errors say little of predictions"
         )
+    for what, path in facts["files"].items():
+        print(f"{what} of a step of {facts['drawn']} written to {path}")
 
 
 def _foreseen(facts: Mapping[str, Any]) -> list[str]:

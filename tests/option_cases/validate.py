@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 
 from castile.launch import validate
-from tests.option_cases import MLP, TRAINED, Case, Ran, becomes, fact, json_of
+from tests.option_cases import MLP, TRAINED, Case, Ran, becomes, fact, json_of, trace_of
 
 FEW = "--batch 8 --plans 4 --rounds 1"
 HERE = f"validate {TRAINED} {FEW}"
@@ -48,6 +48,9 @@ CASES = {
     "rounds": Case(KEPT, KEPT.replace("--rounds 1", "--rounds 4"), measurements, operator.lt),
     # One processor leaves nothing to draw.
     "seed": Case(f"validate {MLP} {FEW} --json", f"validate {MLP} {FEW} --json --seed 3", drawn, ranks=2),
+    "trace": trace_of(f"{HERE} --json", {"simulated", "measured"}),
+    "picture": Case(f"{HERE} --json", f"{HERE} --json --picture new/step.svg",
+                    lambda ran: "new/step.svg" in ran.files, becomes(True)),
     "profile": Case(f"{HERE} --json", KEPT, measurements, operator.lt),
     "json": json_of(HERE),
 }  # fmt: skip
