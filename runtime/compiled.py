@@ -5,7 +5,9 @@ It does not know what the loops compute.
 
 from __future__ import annotations
 
+import contextlib
 import dis
+import fcntl
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
@@ -14,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -58,7 +61,7 @@ def compiled(body: Callable[..., Any]) -> Callable[..., Any]:
     # What is kept on disk is not told apart by these.
     options = {"nogil": True, "no_cfunc_wrapper": True}
     known_by = _renamed(body, {}, _source_text(body), repr(options))
-    result: Callable[..., Any] = numba.njit(cache=True, **options)(known_by)
+    result: Callable[..., Any] = _by_one_process(numba.njit(cache=True, **options)(known_by))
     return result
 
 
@@ -112,7 +115,44 @@ def assembled(
             one.get_call_template = lambda args, kws, of=one.get_call_template: of([*map(types.unliteral, args)], kws)
         return made[function]
 
-    return tuple([numba.njit(cache=True, **common, **options)(linked(body)) for body in bodies])
+    return tuple([_by_one_process(numba.njit(cache=True, **common, **options)(linked(body))) for body in bodies])
+
+
+def _by_one_process(loop: Any) -> Any:
+    """The loop, which waits while another process compiles it, and then has what that one kept on disk: ranks need the
+    same loops at the same time.
+    """
+    from numba.core import event
+
+    compile_here = loop.compile
+
+    def compiled_once(signature: Any) -> Any:
+        # To wait is to compile for whoever counts the time.
+        with event.trigger_event("numba:compile"), _turn(loop):
+            return compile_here(signature)
+
+    loop.compile = compiled_once
+    return loop
+
+
+@contextlib.contextmanager
+def _turn(loop: Any) -> Iterator[None]:
+    """No other process has its turn with this loop; where nothing can be locked all go on."""
+    file, place = None, crc32(loop.__qualname__.encode())
+    with contextlib.suppress(OSError):
+        file = _turns(Path(loop.stats.cache_path))
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
+    try:
+        yield
+    finally:
+        if file is not None:
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, place)
+
+
+@cache
+def _turns(folder: Path) -> Any:
+    """The file of a folder in which each loop locks a byte. It stays open: to close it would give up all of them."""
+    return (folder / "turns.lock").open("ab")
 
 
 def is_kept(loop: Any) -> bool:

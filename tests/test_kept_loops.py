@@ -1,8 +1,10 @@
 """That a compiled loop kept on disk is not taken when a file changes from which its own has what it calls."""
 
+import multiprocessing
 import subprocess
 import sys
 from collections import namedtuple
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -64,3 +66,25 @@ def test_a_loop_is_compiled_anew_when_what_it_knows_from_elsewhere_changes(
         assert (loop(13, fields), alone(13)) == (calling.loop(13, fields), calling.alone(13))
         hits.append([sum(made.stats.cache_hits.values()) for made in (loop, alone)])
     assert hits == [[0, 0], [not changed, "NUMBER" not in changed]]
+
+
+def test_of_processes_that_need_a_loop_at_once_one_compiles_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "at_once.py").write_text("def loop(x):\n    for n in range(9):\n        x += n\n    return x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    loop, fork = compiled(import_module("at_once").loop), multiprocessing.get_context("fork")
+    begin, told = fork.Barrier(3), fork.Queue()
+
+    def ask() -> None:
+        begin.wait(60)
+        told.put((loop(5), sum(loop.stats.cache_hits.values())))
+
+    others = [fork.Process(target=ask) for _ in range(3)]
+    for one in others:
+        one.start()
+    found = sorted(told.get(timeout=60) for _ in others)
+    for one in others:
+        one.join()
+    assert found == [(41, 0), (41, 1), (41, 1)]

@@ -24,4 +24,5 @@ def outcome(rows, num_held_up: int, num_steps: int) -> Outcome:
         "move": Sort(2, 0.125, 0.25, {"measured": 0.125}, 1.0625),
     }
     replays = {row.name: Replay(1.0, 1.25, 1.5, 1.75, sorts) for row in rows if not row.learned_from}
-    return Outcome(rows, [Lesson(0, 0, 0.5), Lesson(1, 8, 0.25)], replays, num_held_up, num_steps, "b", {"trace": "t.json"})
+    lessons = [Lesson(0, 0, 0.5), Lesson(1, 8, 0.25)]
+    return Outcome(rows, lessons, replays, num_held_up, num_steps, "b", {"trace": "t.json"})
