@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from math import inf, prod
@@ -152,7 +153,8 @@ def test_where_nothing_fits_pipelines_are_asked_for_with_more_and_more_computed_
 def test_where_no_plan_of_a_whole_batch_fits_it_is_cut(
     words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    told = refused(capsys, *words, "--accumulate", "1", "--recompute", "none")
+    words += ["--recompute", "none"]
+    told = refused(capsys, *words, "--accumulate", "1")
     facts = answer(capsys, *words)
     count = facts["microbatches"]
     assert count > 1 and facts["is_cut_to_fit"] and facts["found"]["fits"]
@@ -207,18 +209,15 @@ def test_searches_that_find_nothing_share_the_time_with_the_next(
     assert facts["num_proposals"] == 7 + 7 + 5
 
 
-@pytest.mark.parametrize(("budget", "most"), [("1s", 11.0), ("30s", 60.0), ("5", inf)])
-def test_what_fits_is_looked_for_until_soon_after_the_time(
-    budget: str, most: float, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    """As long again, and ten seconds at least; a number of proposals is no time."""
-    (tmp_path / "small.toml").write_text(SMALL.replace(str(MEMORY), str(MEMORY // 6)))
-    clock, foresee = [100.0], foresight.foresee
+def nothing_fits(monkeypatch: pytest.MonkeyPatch, looked: Callable[[], None] = lambda: None) -> None:
+    """Nothing is found, and known plans are taken to come near fitting, in any microbatches, without a sketch of them.
 
-    def foreseen(*given: Any) -> Foreseen:
-        clock[0] += 2.0
-        return foresee(*given)
+    looked   called for each number of microbatches in which known plans are looked at
+    """
+
+    def foreseen(*_: object) -> Foreseen:
+        looked()
+        return Foreseen(1.5, (), 1.0)
 
     def searched(*_: object, **__: object) -> None:
         raise NoPlanFits("no plan fits", 7)
@@ -226,6 +225,19 @@ def test_what_fits_is_looked_for_until_soon_after_the_time(
     for module in (foresight, requests):
         monkeypatch.setattr(module, "foresee", foreseen)
     monkeypatch.setattr(hunting, "search", searched)
+
+
+@pytest.mark.parametrize(("budget", "most"), [("1s", 11.0), ("30s", 60.0), ("5", inf)])
+def test_what_fits_is_looked_for_until_soon_after_the_time(
+    budget: str, most: float, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """As long again, and ten seconds at least; a number of proposals is no time."""
+    clock = [100.0]
+
+    def passed() -> None:
+        clock[0] += 2.0
+
+    nothing_fits(monkeypatch, passed)
     monkeypatch.setattr(accumulating, "could_fit", lambda evaluator: True)
     monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(budgets, "compiling_seconds", lambda: 0.0)
@@ -248,11 +260,8 @@ def test_where_no_time_is_left_a_known_plan_is_found(
 def test_where_a_search_finds_nothing_in_its_time_a_pipeline_is_looked_for_unless_another_plan_was_asked_for(
     more: tuple[str, ...], words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def searched(*_: object, **__: object) -> None:
-        raise NoPlanFits("no plan fits", 7)
-
+    nothing_fits(monkeypatch)
     asked: list[int] = []
-    monkeypatch.setattr(hunting, "search", searched)
     monkeypatch.setattr(hunting, "instead", lambda chosen, *_: asked.append(chosen.number))
     words[words.index("--budget") + 1] = "1s"
     assert "no plan fits" in refused(capsys, *words, *more)
