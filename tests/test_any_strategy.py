@@ -129,7 +129,7 @@ def held(law: Callable[[Plan], Trained], exact: bool, most: int) -> Census:
 
 def test_three_steps_equal_one_device(tell: Callable[[str], None]) -> None:
     # Of faults that were put into transfers the last was found by the 260th example.
-    number = examples(2 * DRAWN)
+    number = examples(4 * DRAWN // 3)
     census = held(three_steps, False, number)
     tell(f"three steps equal one device: {census.words()}")
     census.check(number, {*layers(), "cross_entropy", "sum", "sgd", "fetch", "accumulate"})

@@ -41,12 +41,12 @@ memory_bytes = 1_000_000
 task_overhead_seconds = 1e-6
 """
 
-# Six processors by slow links, where a pipeline is fast.
+# Two processors by a slow link, where a pipeline is fast.
 SLOW = """
 nodes = 1
 
 [[processor]]
-count = 6
+count = 2
 kind = "p"
 flops_per_second = 2.4e11
 bytes_per_second = 2.4e10
@@ -135,7 +135,8 @@ def test_the_same_seed_gives_the_same_file(tmp_path, capsys):
     files = []
     for name in ("a", "b"):
         path = tmp_path / name
-        assert main(["plan", MLP, "--machine", MACHINE, "--budget", "25", "--seed", "1", "--out", str(path)]) == 0
+        words = ["plan", MLP, "--machine", "local:procs=4", "--budget", "25", "--seed", "1", "--out", str(path)]
+        assert main(words) == 0
         files.append(path.read_bytes())
     assert files[0] == files[1]
 
@@ -156,14 +157,14 @@ def test_plan_says_what_no_plan_can_beat(capsys):
     assert facts["bound_seconds"] == max(facts["work_bound_seconds"], facts["chain_bound_seconds"])
     assert 0 < facts["bound_seconds"] <= facts["found"]["step_seconds"]
     assert facts["gap_share"] == pytest.approx(facts["found"]["step_seconds"] / facts["bound_seconds"] - 1)
-    assert main(words) == 0
+    searches.tell(facts, [])
     out = capsys.readouterr().out
     assert f"no plan takes less than {report.duration(facts['bound_seconds'])}" in out
     assert f"the plan found takes {report.percent(facts['gap_share'])} more" in out
 
 
 def test_the_objective_decides(capsys):
-    words = ["plan", "mlp:width=256", "--machine", MACHINE, "--budget", "60", "--objective"]
+    words = ["plan", "mlp:width=256", "--machine", "local:procs=2", "--batch", "16", "--budget", "20", "--objective"]
     time, latency, memory = (answer(capsys, *words, objective) for objective in ("time", "latency", "memory"))
     assert [facts["objective"] for facts in (time, latency, memory)] == ["time", "latency", "memory"]
     assert latency["found"]["step_seconds"] < time["found"]["step_seconds"] < memory["found"]["step_seconds"]
@@ -196,13 +197,13 @@ def test_a_plan_of_which_the_forward_pass_alone_fits(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("model", "batch", "text", "microbatches"),
-    [("mlp:layers=2,width=512", 100, "", 1), ("gpt:layers=2,width=64,heads=4,seq=32,vocab=100", 16, SLOW, 2)],
+    [("mlp:layers=2,width=512", 49, "", 1), ("gpt:layers=2,width=64,heads=4,seq=32,vocab=100", 4, SLOW, 2)],
 )
 def test_a_front_begins_with_a_plan_as_fast_as_is_found_without(model, batch, text, microbatches, tmp_path, capsys):
     """Also where that is found on fewer processors, or in microbatches; it is told, and its plans are written."""
     path, out = tmp_path / "machine.toml", tmp_path / "plan.json"
     path.write_text(text)
-    words = ["plan", model, "--batch", str(batch), "--machine", str(path) if text else MACHINE, "--budget", "70"]
+    words = ["plan", model, "--batch", str(batch), "--machine", str(path) if text else MACHINE, "--budget", "30"]
     alone, facts = answer(capsys, *words), answer(capsys, *words, "--front", "--out", str(out))
     assert alone["microbatches"] == microbatches and "front" not in alone
     seconds, arena = alone["found"]["step_seconds"], max(alone["found"]["arena_bytes"])
@@ -210,7 +211,7 @@ def test_a_front_begins_with_a_plan_as_fast_as_is_found_without(model, batch, te
     assert front[0][0] == facts["found"]["step_seconds"] <= seconds
     assert not [point for point in front if point[0] > seconds and point[1] >= arena]
     assert all(one[0] < after[0] and one[1] > after[1] for one, after in zip(front, front[1:]))
-    assert len(front) > 1 and facts["num_proposals"] <= alone["num_proposals"] + 70
+    assert len(front) > 1 and facts["num_proposals"] <= alone["num_proposals"] + 30
     files = [row["file"] for row in facts["front"]]
     assert files == [str(tmp_path / f"plan-{number}.json") for number in range(1, len(front) + 1)]
     for file, (step, _) in zip(files, front):
@@ -248,7 +249,7 @@ def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(words, tmp_path, capsys,
 
 def test_a_search_goes_on_from_a_plan(tmp_path, capsys):
     path = str(tmp_path / "plan.json")
-    words = ["plan", MLP, "--machine", MACHINE]
+    words = ["plan", MLP, "--machine", "local:procs=4", "--batch", "16"]
     small = answer(capsys, *words, "--budget", "80", "--objective", "memory", "--out", path)
     facts = answer(capsys, *words, "--budget", "1", "--objective", "memory", "--from", path)
     assert facts["seeds"]["given"]["live_bytes"] == small["found"]["live_bytes"]
@@ -366,17 +367,19 @@ class Absent:
             raise ImportError(name + " is blocked")
 sys.meta_path.insert(0, Absent())
 from castile.launch.__main__ import main
-sys.exit(main(sys.argv[1:]))
-"""
+path = sys.argv[1]
+for words in (["plan", "MLP", "--budget", "5", "--out", path], ["simulate", path]):
+    status = main([*words, "--machine", "MACHINE", "--json"])
+    if status:
+        sys.exit(status)
+""".replace("MLP", MLP).replace("MACHINE", MACHINE)
 
 
 def test_planning_needs_no_gpu_no_mpi_and_no_kernels(tmp_path):
-    path = str(tmp_path / "plan.json")
-    for words in (["plan", MLP, "--budget", "5", "--out", path], ["simulate", path]):
-        command = [sys.executable, "-c", BLOCKED, *words, "--machine", MACHINE, "--json"]
-        ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
-        assert ended.returncode == 0, ended.stderr
-        assert json.loads(ended.stdout)["num_procs"] == 8 and ended.stderr in ("", compiling.TEXT)
+    command = [sys.executable, "-c", BLOCKED, str(tmp_path / "plan.json")]
+    ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count('"num_procs": 8,') == 2 and ended.stderr in ("", compiling.TEXT)
 
 
 @pytest.mark.mpi
@@ -428,15 +431,18 @@ def test_seeds_cut_what_has_samples():
     assert set(map(str, data_parallel(graph, 4).values())) == {"b:4 on 0-3"}
 
 
-def test_a_pipeline_is_looked_for_where_it_takes_less_than_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
-    """Sums of gradients between nodes take longer than what is computed. It is told beside plans of whole batches."""
-    model = "gpt:layers=8,width=1024,heads=8,seq=128,vocab=1000"
-    given = ["plan", model, "--machine", "p3.16xlarge:nodes=2", "--batch", "64", "--budget", "1000"]
+def test_a_pipeline_is_looked_for_where_it_takes_less_than_what_was_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sums of gradients take longer than what is computed. It is told beside plans of whole batches."""
+    (tmp_path / "slow.toml").write_text(SLOW)
+    model = "gpt:layers=2,width=64,heads=4,seq=32,vocab=100"
+    given = ["plan", model, "--machine", str(tmp_path / "slow.toml"), "--batch", "4", "--budget", "30"]
     found = json.loads(_told([*given, "--json"], capsys))
     whole = json.loads(_told([*given, "--seeds", ",".join(found["seeds"]), "--json"], capsys))
-    assert found["num_stages"] > 1 and found["microbatches"] >= 4 and whole["microbatches"] == whole["num_stages"] == 1
+    assert found["num_stages"] == found["microbatches"] == 2 and whole["microbatches"] == whole["num_stages"] == 1
     assert found["found"]["step_seconds"] < whole["found"]["step_seconds"]
-    assert found["seeds"].keys() == whole["seeds"].keys() and found["num_proposals"] == whole["num_proposals"] + 1000
+    assert found["seeds"].keys() == whole["seeds"].keys() and found["num_proposals"] == whole["num_proposals"] + 30
 
 
 def test_a_pipeline_may_be_asked_for_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
