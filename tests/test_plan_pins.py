@@ -15,7 +15,7 @@ def layout_of(facts: dict, node: str) -> str:
 
 
 def test_what_is_pinned_is_in_the_plan(capsys):
-    words = ["plan", GPT, "--machine", MACHINE, "--budget", "20"]
+    words = ["plan", GPT, "--machine", MACHINE, "--batch", "4", "--budget", "20"]
     pins = ["--pin", "block*.attention: {h: 8}", "--pin", "head: {b: 2, procs: 0-3}"]
     facts = answer(capsys, *words, *pins)
     assert all(layout_of(facts, f"block{n}.attention").startswith("h:8 on") for n in (1, 2))
@@ -28,14 +28,15 @@ def test_what_is_pinned_is_in_the_plan(capsys):
 
 def test_frozen_processors_have_no_layout(tmp_path, capsys):
     path = str(tmp_path / "plan.json")
-    answer(capsys, "plan", GPT, "--machine", MACHINE, "--budget", "20", "--without", "3,5-6", "--out", path)
+    words = ["plan", GPT, "--machine", MACHINE, "--batch", "4", "--budget", "20"]
+    answer(capsys, *words, "--without", "3,5-6", "--out", path)
     assert {p for config in strategies.read(path).configs.values() for p in config.procs} <= {0, 1, 2, 4, 7}
     facts = answer(capsys, "simulate", path, "--machine", MACHINE)
     assert {row["proc"] for row in facts["procs"] if row["busy_share"] == 0} >= {3, 5, 6}
 
 
 def test_the_seeds_that_count_are_named(capsys):
-    words = ["plan", GPT, "--machine", MACHINE, "--budget", "5"]
+    words = ["plan", GPT, "--machine", MACHINE, "--batch", "4", "--budget", "5"]
     assert set(answer(capsys, *words, "--seeds", "megatron, fsdp")["seeds"]) == {"data_parallel", "megatron", "fsdp"}
     assert len(answer(capsys, *words)["seeds"]) > 3
     insisted = answer(capsys, *words, "--seeds", "megatron_4", "--search", "megatron")
@@ -45,9 +46,10 @@ def test_the_seeds_that_count_are_named(capsys):
 @pytest.mark.parametrize("objective", ["time", "latency", "memory"])
 @pytest.mark.parametrize("model", [GPT, "convnet"])
 def test_a_front_with_pins_and_seeds(model, objective, capsys):
-    words = ["plan", model, "--machine", "local:procs=3", "--budget", "21", "--objective", objective, "--front"]
+    words = ["plan", model, "--machine", "local:procs=3", "--batch", "4", "--budget", "21", "--objective", objective]
     last = "head" if model == GPT else "fc2"
-    facts = answer(capsys, *words, "--pin", f"{last}: {{b: 2}}", "--without", "2", "--seeds", "megatron,fsdp")
+    words += ["--front", "--pin", f"{last}: {{b: 2}}", "--without", "2"]
+    facts = answer(capsys, *words, "--seeds", "megatron,fsdp")
     assert facts["front"] and layout_of(facts, last).startswith("b:2") and set(facts["seeds"]) <= {
         "data_parallel", "megatron", "fsdp"
     }  # fmt: skip
