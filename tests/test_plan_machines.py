@@ -18,7 +18,7 @@ MLP = "mlp:layers=1,width=16"
 WORDS = ["plan", MLP, "--budget", "30", "--seed", "2"]
 # For what does not depend on how a plan is found.
 KNOWN = ["plan", MLP, "--search", "data_parallel"]
-MACHINES = ("dgx-h100:nodes=1", "p3.16xlarge", "flexflow-p100:nodes=1")
+MACHINES = ("flexflow-p100:nodes=1", "flexflow-k80:nodes=1")
 # A machine with no room for any plan.
 TINY = """
 [[processor]]
