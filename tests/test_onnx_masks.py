@@ -191,6 +191,7 @@ def export(net: n.Module, given: tuple[torch.Tensor, ...], path: str, how: str) 
         )  # fmt: skip
         return
     pytest.importorskip("onnxscript")
+    theirs.export_faster()
     shapes = (tuple({0: "batch"} for _ in names),)
     torch.onnx.export(net, given, path, input_names=names, dynamic_shapes=shapes, optimize=False)
 

@@ -16,6 +16,7 @@ from castile.planner.known.plans import data_parallel
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Strategy
 from castile.runtime import machine
+from tests import theirs
 from tests.op_laws import relative
 from tests.strategies import whole_on
 from tests.test_models import forward
@@ -85,6 +86,7 @@ def export(net: torch.nn.Module, x: torch.Tensor, path: str, how: str) -> None:
         )  # fmt: skip
         return
     pytest.importorskip("onnxscript")
+    theirs.export_faster()
     if how == "whole":
         torch.onnx.export(net, (x,), path, input_names=["x"], dynamic_shapes=({0: "batch"},), optimize=False)
     else:
