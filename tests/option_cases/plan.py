@@ -6,15 +6,15 @@ import operator
 
 from tests.option_cases import MLP, PRESET, Case, Ran, becomes, fact, json_of, profile_of, trace_of
 
-HERE = f"plan {MLP} {PRESET} --budget 20"
+# Of few processors, so that little is tried.
+HERE = f"plan {MLP} {PRESET} --without 2-7 --budget 20"
 # For what does not depend on how a plan is found.
 KNOWN = f"plan {MLP} {PRESET} --search data_parallel"
-# Of few processors, so that little is tried.
-TWO = f"plan {MLP} --machine local:procs=2 --budget 20 --json"
-# Wide enough that it matters how it is cut.
-WIDE = f"plan mlp:layers=1,width=1024 {PRESET} --batch 512 --budget 20 --json"
+TWO = f"plan {MLP} --machine local:procs=2 --batch 4 --budget 20 --json"
+ONE = f"plan {MLP} --machine local:procs=1 --budget 20 --json"
 # Of which what a short search finds is chance.
-LONG = f"plan mlp:layers=3,width=4096 {PRESET} --batch 1024 --budget 60 --json"
+WALKED = f"plan mlp:layers=3,width=4096 {PRESET} --without 4-7 --batch 1024 --accumulate 1 --budget 20 --json"
+LONG = f"{WALKED} --search mcmc"
 # So many samples that products take most of the time.
 MANY = f"plan mlp:layers=2,width=2048 {PRESET} --search data_parallel --batch 65536 --json"
 
@@ -32,8 +32,8 @@ def config_of(ran: Ran, node: str) -> str:
 CASES = {
     "model": Case(f"{KNOWN} --json", f"{KNOWN} --json".replace(MLP, "mlp:layers=2,width=16"), fact("num_tasks")),
     "machine": Case(f"plan {MLP} --search data_parallel --json", f"{KNOWN} --json", fact("num_procs"), becomes(8)),
-    "each_search": Case(WIDE, f"{WIDE} --search data_parallel", fact("equals"), becomes("data_parallel")),
-    "objective": Case(WIDE, f"{WIDE} --objective memory", fact("found", "live_bytes"), operator.gt),
+    "each_search": Case(TWO, f"{TWO} --search data_parallel", fact("equals"), becomes("data_parallel")),
+    "objective": Case(TWO, f"{TWO} --objective memory", fact("found", "live_bytes"), operator.gt),
     "front": Case(TWO, f"{TWO} --front", lambda ran: len(ran.facts.get("front", ())), operator.lt),
     "pin": Case(TWO, f"{TWO} --pin 'fc1: {{o: 2}}' --pin 'head: {{b: 2}}'",
                 lambda ran: ["o:2" in config_of(ran, "fc1"), "b:2" in config_of(ran, "head")], becomes([True, True])),
@@ -41,9 +41,8 @@ CASES = {
                     lambda ran: config_of(ran, "fc1"), becomes("b:5 on 0,2,5-7")),
     "seeds": Case(f"{HERE} --json", f"{HERE} --json --seeds fsdp", lambda ran: sorted(ran.facts["seeds"]),
                   becomes(["data_parallel", "fsdp"])),
-    "from_": Case(f"{HERE} --json", f"{HERE} --json --from fsdp.json", lambda ran: "given" in ran.facts["seeds"]),
-    "budget": Case(f"{HERE} --without 2-7 --json", f"plan {MLP} {PRESET} --budget 7 --without 2-7 --json",
-                   fact("num_proposals"), becomes(7)),
+    "from_": Case(ONE, f"{ONE} --from one.json", lambda ran: "given" in ran.facts["seeds"]),
+    "budget": Case(f"{HERE} --json", f"{HERE} --json".replace("20", "7"), fact("num_proposals"), becomes(7)),
     "processes": Case(f"{TWO} --search tempering", f"{TWO} --search tempering --processes 2",
                       lambda ran: ran.child_seconds > 0, becomes(True)),
     "each_seed": Case(LONG, f"{LONG} --seed 3", found),
