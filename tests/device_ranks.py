@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from unittest.mock import patch
 
@@ -51,8 +52,7 @@ class Ranks:
         self, plan: Plan, backend: str, reach: Callable[[Any], Any] = lambda comm: comm, places: Any = None
     ) -> None:
         self.plan, self._use = plan, places or (lambda rank: None)
-        lowering = Lowering(plan.problem.graph, plan.machine, SGD)
-        self.prepared = prepare(lowering, plan.strategy, CostModel(plan.machine))
+        self.prepared = plan.prepared
         ranks = rank_of(plan.machine.num_procs, plan.size)
         self.executions = []
         for comm in LocalWorld(plan.size).communicators:
@@ -145,6 +145,12 @@ class Plan:
     strategy: Strategy
     machine: Machine
     size: int
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """Its step, made once for all ranks that run it, one world of them after the other."""
+        lowering = Lowering(self.problem.graph, self.machine, SGD)
+        return prepare(lowering, self.strategy, CostModel(self.machine))
 
 
 @st.composite
