@@ -21,6 +21,7 @@ from castile.planner.search import search
 from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines_by_name
 from castile.runtime.machine import Machine
+from tests.effort import examples
 from tests.strategies import Problem, batches, beginnings, in_buckets, machines, problems, whole_on
 from tests.training import SGD, Trained, apart, difference, train
 
@@ -49,7 +50,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(problem, graph, machine, strategy, draw(st.integers(1, machine.num_procs)))
 
 
-@settings(max_examples=150, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_any_plan_moves_the_others_as_without(case: Case) -> None:
     data, values = batches(case.problem, 1, exact=False), beginnings(case.problem, exact=False)
