@@ -18,9 +18,9 @@ from castile.planner.strategy import Strategy
 from castile.runtime.machine import Machine
 from castile.runtime.runner import whole_step
 from castile.runtime.task import Kind, TaskGraph
+from tests import standing
 from tests.effort import examples
 from tests.layers import layers
-from tests.mpi import mpirun
 from tests.one_device import Numbers, on_one_and_many
 from tests.strategies import Problem, in_buckets, machines, problems
 from tests.training import Trained, apart, difference
@@ -174,5 +174,6 @@ def one_exact_step(plan: Plan) -> Trained:
 @pytest.mark.mpi
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_named_plans_train_the_same_under_mpirun(num_ranks: int) -> None:
-    status, output = mpirun(num_ranks, str(Path(__file__).parent / "mpi_cases" / "any_strategy.py"), timeout=120)
-    assert status == 0 and output.count("plans agree") == num_ranks, output
+    case = str(Path(__file__).parent / "mpi_cases" / "any_strategy.py")
+    status, output, errors = standing.run(num_ranks, case, timeout=120)
+    assert status == 0 and output.count("plans agree") == num_ranks, errors

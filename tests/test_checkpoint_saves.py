@@ -28,10 +28,10 @@ from castile.planner.lower import Lowering
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.region import Box, Region, slices, whole
 from castile.runtime.runner import run_local
-from tests import strategies, training
+from tests import standing, strategies, training
 from tests.checkpoints import BATCH, FACTS, PLAN, Watched, alone, cut, on_ranks, save, state, told_of
 from tests.effort import examples
-from tests.mpi import CHECKOUT, mpirun
+from tests.mpi import CHECKOUT
 
 CASES = Path(__file__).parent / "mpi_cases"
 
@@ -328,5 +328,5 @@ def test_counts_begin_at_one(every, keep, tmp_path):
 @pytest.mark.mpi
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_under_mpirun(num_ranks, tmp_path):
-    status, output = mpirun(num_ranks, str(CASES / "checkpoint.py"), str(tmp_path))
-    assert status == 0 and output.count("checkpoint agrees") == num_ranks, output
+    status, output, errors = standing.run(num_ranks, str(CASES / "checkpoint.py"), str(tmp_path))
+    assert status == 0 and output.count("checkpoint agrees") == num_ranks, errors

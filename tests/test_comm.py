@@ -14,6 +14,7 @@ from castile.runtime.comm.base import End
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.processors import end_of, rank_of
 from castile.runtime.task import AT_ONCE
+from tests import standing
 from tests.collective_cases import DTYPES, FORMS, Case, begin, draw, draw_together, prepare, random_case, turns
 from tests.effort import examples
 from tests.mpi import mpirun
@@ -132,8 +133,8 @@ def test_processors_are_spread_over_ranks() -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_under_mpirun(num_ranks: int) -> None:
-    status, output = mpirun(num_ranks, str(CASES / "collectives.py"))
-    assert status == 0, output
+    status, output, errors = standing.run(num_ranks, str(CASES / "collectives.py"))
+    assert status == 0, errors
     assert output.count("collectives agree") == num_ranks
 
 

@@ -13,7 +13,7 @@ from castile import __version__
 from castile.launch import doctor, launch
 from castile.launch.__main__ import main
 from castile.launch.processes import mpi_settings
-from tests.mpi import mpirun_apart
+from tests import standing
 
 
 def test_json_is_one_object_with_units_in_its_keys(capsys):
@@ -148,6 +148,6 @@ def test_a_bare_mpirun_starts_more_ranks_than_cores_once_the_settings_are_writte
 
 @pytest.mark.mpi
 def test_one_rank_alone_answers_under_mpirun():
-    status, out, err = mpirun_apart(3, "-m", "castile", "doctor", "--json")
+    status, out, err = standing.run(3, "-m", "castile", "doctor", "--json")
     assert status == 0, err
     assert json.loads(out)["cores"]["found"]

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests import named_plans
+from tests import named_plans, standing
 from tests.effort import examples
-from tests.mpi import mpirun
 from tests.named_plans import links, network
 from tests.stand_in import nccl as fake
 from tests.test_cuda import Plan, Ranks, close, device, drawn, on_host, plans, same
@@ -167,8 +166,8 @@ def test_no_graph_holds_a_communicator_that_ends(fails: bool) -> None:
 
 @pytest.mark.mpi
 def test_what_ranks_of_gpus_are_asked_to_train_ranks_of_cores_train() -> None:
-    status, output = mpirun(2, str(CASES / "steps.py"), "numpy")
-    assert status == 0 and output.count("learns what one processor learns") == 3, output
+    status, output, errors = standing.run(2, str(CASES / "steps.py"), "numpy")
+    assert status == 0 and output.count("learns what one processor learns") == 3, errors
 
 
 @drawn(examples(10))

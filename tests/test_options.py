@@ -19,9 +19,8 @@ import pytest
 
 from castile.launch.__main__ import main, parse
 from castile.runtime.machine import num_cores
-from tests import homes, option_cases
+from tests import homes, option_cases, standing
 from tests.command_lines import COMMANDS, module_of, options_of
-from tests.mpi import mpirun_apart
 from tests.option_cases import Case, Ran, cases_of
 
 # What measures waits its turn: on a host with other work it takes several times as long, and is no fault for that.
@@ -119,7 +118,7 @@ def ran(line: str, case: Case, folder: Path, environment: dict[str, str], capfd:
             case.patch(patch)
         if case.ranks:
             line = ("-m", "castile", *words)
-            status, out, err = mpirun_apart(case.ranks, *line, timeout=HANGS_SECONDS, **environment)
+            status, out, err = standing.run(case.ranks, *line, timeout=HANGS_SECONDS, **environment)
         else:
             status = main(words)
             out, err = capfd.readouterr()

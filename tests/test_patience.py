@@ -12,7 +12,7 @@ import pytest
 from castile.launch.__main__ import main
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints.manifest import Judged
-from tests.mpi import mpirun_apart
+from tests import standing
 
 # What is learned of the labels makes those held out, which are others, less likely with every step.
 LINE = ("train", "mlp:width=8", "--data", "numpy:train=a.npz,held_out=b.npz", "--batch", "8", "--lr", "0.5",
@@ -101,7 +101,7 @@ def test_one_that_gets_better_ends_with_its_last(alone: Path, capsys) -> None:
 @pytest.mark.mpi
 def test_ranks_end_together(worse: Path) -> None:
     words = ("-m", "castile", *SAVED, "--steps", "60", "--patience", "2", "--json")
-    status, out, err = mpirun_apart(2, *words, timeout=300)
+    status, out, err = standing.run(2, *words, timeout=300)
     assert status == 0, err
     facts = json.loads(out)
     assert facts["num_steps"] == 15 and facts["best"]["step"] == 5 and list(folders.checkpoints("run")) == [5, 15]

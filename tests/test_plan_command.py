@@ -22,6 +22,7 @@ from castile.planner.known.plans import data_parallel
 from castile.planner.searching import filling
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.memory import written as memory_of
+from tests import standing
 from tests.answers import answer, sentence, timeless
 from tests.mpi import CHECKOUT, mpirun_apart
 
@@ -386,7 +387,7 @@ def test_planning_needs_no_gpu_no_mpi_and_no_kernels(tmp_path):
 def test_of_several_ranks_one_speaks(tmp_path):
     path = str(tmp_path / "plan.json")
     words = ["-m", "castile", "plan", MLP, "--budget", "5", "--json"]
-    status, out, err = mpirun_apart(2, *words, "--out", path, XDG_CACHE_HOME=str(tmp_path))
+    status, out, err = standing.run(2, *words, "--out", path, XDG_CACHE_HOME=str(tmp_path))
     assert status == 0 and err.replace(compiling.TEXT, "").count("\n") == 1 and "measuring this host, once" in err
     assert json.loads(out)["num_procs"] == 2 and strategies.read(path).num_procs == 2
     # where this host was never measured, it is not measured for a mistake

@@ -28,9 +28,8 @@ from castile.planner.strategy import Strategy
 from castile.runtime import machine
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.region import whole
-from tests import homes
+from tests import homes, standing
 from tests.data_files import small as small_data
-from tests.mpi import mpirun_apart
 from tests.strategies import SGD, strategies
 from tests.test_models import forward, small, values
 from tests.training import difference
@@ -102,7 +101,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = homes.make(folder / "home")
     words = f"train convnet:size=8 --steps 30 --seed 3 --clip 1.0 --search one_weird_trick --checkpoint {folder}/run"
     line = [*words.split(), "--out", f"{folder}/plan.json", "--metrics", f"{folder}/m.jsonl", "--json"]
-    status, out, err = mpirun_apart(2, "-m", "castile", *line, **home)
+    status, out, err = standing.run(2, "-m", "castile", *line, **home)
     assert status == 0, err
     (folder / "told.json").write_text(out)
     return folder
@@ -119,7 +118,7 @@ def predicted(trained: Path, capsys: Caught, monkeypatch: pytest.MonkeyPatch) ->
         out, home = trained / "predicted.npz", homes.make(trained / "home")
         line = ["predict", str(trained / "run" / "resolved.toml"), *words, "--out", str(out), "--json"]
         if num_ranks > 1:
-            status, told, err = mpirun_apart(num_ranks, "-m", "castile", *line, **home)
+            status, told, err = standing.run(num_ranks, "-m", "castile", *line, **home)
         else:
             for name, value in home.items():
                 monkeypatch.setenv(name, value)

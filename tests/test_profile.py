@@ -30,9 +30,8 @@ from castile.planner.op import find
 from castile.runtime import machine as machines
 from castile.runtime.memory import ALIGNMENT, pack
 from castile.runtime.task import Kind
-from tests import homes
+from tests import homes, standing
 from tests.handmade import in_order, random_graph
-from tests.mpi import mpirun_apart
 
 UNITS = ("seconds", "bytes", "samples", "per_second", "share")
 
@@ -245,7 +244,7 @@ def test_transfers_that_run_at_once_share_no_processor():
 @pytest.mark.mpi
 def test_two_ranks_measure_kernels_and_transfers_together(tmp_path):
     words = ["profile", "mlp", "--profile", str(tmp_path / "here.db"), "--json"]
-    status, out, err = mpirun_apart(2, "-m", "castile", *words)
+    status, out, err = standing.run(2, "-m", "castile", *words)
     assert status == 0, err
     facts = json.loads(out)
     assert facts["plans"][:2] == ["data_parallel", "one_processor"]
@@ -257,11 +256,11 @@ def test_two_ranks_measure_kernels_and_transfers_together(tmp_path):
     kernels = {name: {k["other_ranks"] for k in of_plan[name] if not k["link"]} for name in of_plan}
     assert "idle" not in kernels["data_parallel"] and kernels["one_processor"] <= {"idle"}
     assert facts["num_new_keys"] == facts["num_keys"] == len(facts["keys"])
-    status, out, err = mpirun_apart(2, "-m", "castile", *words)
+    status, out, err = standing.run(2, "-m", "castile", *words)
     assert status == 0 and json.loads(out)["num_new_keys"] == 0, err
     # What was measured prices a plan.
     words = ["plan", "mlp", "--search", "data_parallel", "--profile", str(tmp_path / "here.db"), "--json"]
-    status, out, err = mpirun_apart(2, "-m", "castile", *words)
+    status, out, err = standing.run(2, "-m", "castile", *words)
     assert status == 0 and set(json.loads(out)["prices"]) == {"measured"}, out + err
 
 
@@ -271,7 +270,7 @@ def test_more_ranks_than_cores_finish(tmp_path):
     model, plan = "mlp:layers=1,width=16", str(tmp_path / "plan.json")
     assert main(["plan", model, "--machine", "local:procs=4", "--search", "fsdp", "--out", plan]) == 0
     words = ["profile", model, "--plan", plan, "--profile", str(tmp_path / "here.db"), "--json"]
-    status, out, err = mpirun_apart(4, "-m", "castile", *words, timeout=180)
+    status, out, err = standing.run(4, "-m", "castile", *words, timeout=180)
     assert status == 0, err
     facts = json.loads(out)
     assert facts["num_ranks"] == 4 and all(key["seconds"] > 0 for key in facts["keys"])

@@ -20,10 +20,10 @@ from castile.runtime.memory import pack
 from castile.runtime.region import Box, whole
 from castile.runtime.runner import Runner, run_local, whole_step
 from castile.runtime.task import AT_ONCE, Arg, Call, Comm, Kind, Task, Temp, View
+from tests import standing
 from tests.collective_cases import turns
 from tests.effort import examples
 from tests.handmade import Hand, in_order, interpret, random_graph, random_inputs, spread
-from tests.mpi import mpirun
 
 CASES = Path(__file__).parent / "mpi_cases"
 NUMPY_DOMAIN = np.lib.tracemalloc_domain
@@ -79,8 +79,8 @@ def test_any_graph_on_any_ranks_computes_what_program_order_does(seed, num_procs
 @pytest.mark.mpi
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_under_mpirun(num_ranks: int) -> None:
-    status, output = mpirun(num_ranks, str(CASES / "random_graphs.py"))
-    assert status == 0 and output.count("graphs agree") == num_ranks, output
+    status, output, errors = standing.run(num_ranks, str(CASES / "random_graphs.py"))
+    assert status == 0 and output.count("graphs agree") == num_ranks, errors
 
 
 def test_a_copy_that_is_missing_shows_as_nan() -> None:

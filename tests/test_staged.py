@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from castile.runtime.comm.base import Side
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.processors import end_of
-from tests import stand_in
+from tests import stand_in, standing
 from tests.collective_cases import DTYPES, FORMS, Case, draw, draw_together, random_case, side, turns
-from tests.mpi import mpirun
 from tests.stand_in import cupy
 
 CASES = Path(__file__).parent / "mpi_cases"
@@ -158,6 +157,6 @@ def test_messages_of_the_host_and_faults_are_the_inner_ends(installed: None, mon
 @pytest.mark.mpi
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_under_mpirun(num_ranks: int) -> None:
-    status, output = mpirun(num_ranks, str(CASES / "staged.py"))
-    assert status == 0, output
+    status, output, errors = standing.run(num_ranks, str(CASES / "staged.py"))
+    assert status == 0, errors
     assert output.count("staged transfers agree") == num_ranks

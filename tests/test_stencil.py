@@ -20,8 +20,9 @@ from castile.runtime.launches import build
 from castile.runtime.region import Box, Region, blocks, slices
 from castile.runtime.runner import Runner
 from castile.runtime.task import Arg, Body, Call, CostKey, Kind, TaskGraph, Use
+from tests import standing
 from tests.effort import examples
-from tests.mpi import CHECKOUT, mpirun
+from tests.mpi import CHECKOUT
 from tests.stencil import heat, jacobi, random_plate
 
 COPY = Body((Call("copy", (Arg("view", 0),), (Arg("view", 1),)),))
@@ -64,8 +65,8 @@ def test_the_example_prints_what_it_computed() -> None:
 
 @pytest.mark.mpi
 def test_the_plate_is_the_same_on_two_ranks() -> None:
-    status, output = mpirun(2, str(Path(__file__).parent / "mpi_cases" / "heat.py"))
-    assert status == 0 and output.count("plates agree") == 2, output
+    status, output, errors = standing.run(2, str(Path(__file__).parent / "mpi_cases" / "heat.py"))
+    assert status == 0 and output.count("plates agree") == 2, errors
 
 
 # Small programs on a region x [4], in two halves, on two processors.

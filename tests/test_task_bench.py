@@ -17,8 +17,9 @@ from benchmarks.task_bench.on_dask import OnDask, is_installed
 from benchmarks.task_bench.patterns import NAMES, Pattern, owner
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.task import Kind, Task
+from tests import standing
 from tests.effort import examples
-from tests.mpi import CHECKOUT, mpirun_apart
+from tests.mpi import CHECKOUT
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -138,7 +139,7 @@ def test_what_is_no_pattern_is_refused(name: str, width: int, steps: int) -> Non
 def test_the_benchmark_tells_all_patterns_on_two_ranks(tmp_path) -> None:
     found = tmp_path / "curves.json"
     words = (str(CHECKOUT / "benchmarks" / "task_bench"), "--rank", str(found), "--rounds", "1", "--steps", "10")
-    status, _, errors = mpirun_apart(2, *words)
+    status, _, errors = standing.run(2, *words)
     assert status == 0, errors
     curves = json.loads(found.read_text())
     assert set(curves) == set(NAMES) and {len(systems) for systems in curves.values()} == {2}

@@ -14,8 +14,8 @@ from castile.launch.__main__ import main
 from castile.launch.here import compiling, pings, probe
 from castile.launch.processes import mpi_settings
 from castile.planner import strategy as strategies
-from tests import homes
-from tests.mpi import CHECKOUT, mpirun_apart
+from tests import homes, standing
+from tests.mpi import CHECKOUT
 
 SLOW = probe.Figures(5e8, 2.5e8, 1e8, 5e-5, 1e-7, 1e-8, pings.Link(1e-3, 5e7, 1e-4, 1e-4, 2.0))
 STEP_LINE = (
@@ -118,7 +118,7 @@ def test_training_learns_the_digits(alone, capsys):
 def test_a_written_plan_is_trained_again_to_the_same_bits(home, tmp_path):
     path = tmp_path / "folder" / "plan.json"
     words = ["-m", "castile", "train", "mlp", "--steps", "12", "--json"]
-    status, out, err = mpirun_apart(2, *words, "--search", "data_parallel", "--out", str(path), **home)
+    status, out, err = standing.run(2, *words, "--search", "data_parallel", "--out", str(path), **home)
     assert status == 0, err
     first = json.loads(out)
     plan = strategies.read(path)
@@ -127,23 +127,23 @@ def test_a_written_plan_is_trained_again_to_the_same_bits(home, tmp_path):
     assert first["files"]["plan"] == str(path)
     runs = []
     for number in range(2):
-        status, out, err = mpirun_apart(2, *words, "--plan", str(path), "--profile", f"{path}.{number}", **home)
+        status, out, err = standing.run(2, *words, "--plan", str(path), "--profile", f"{path}.{number}", **home)
         assert status == 0, err
         runs.append(json.loads(out)["losses"])
     assert runs[0] == runs[1] == first["losses"]
 
 
 @pytest.mark.mpi
-def test_every_rank_count_trains_the_same(home):
+def test_every_rank_count_trains_the_same(alone, capsys):
     # The same samples and initial numbers everywhere: losses agree to float32's rounding.
-    losses = []
-    for num_ranks in (1, 3):
-        words = ["train", "mlp", "--steps", "5", "--search", "data_parallel", "--json"]
-        status, out, err = mpirun_apart(num_ranks, "-m", "castile", *words, **home)
-        assert status == 0, err
-        assert json.loads(out)["equals_seed"] == "data_parallel"
-        losses.append(json.loads(out)["losses"])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    words = ["mlp", "--steps", "5", "--search", "data_parallel"]
+    one = told(capsys, *words)
+    status, out, err = standing.run(3, "-m", "castile", "train", *words, "--json")
+    assert status == 0, err
+    three = json.loads(out)
+    assert (one["num_ranks"], three["num_ranks"]) == (1, 3)
+    assert one["equals_seed"] == three["equals_seed"] == "data_parallel"
+    assert one["losses"] == pytest.approx(three["losses"], rel=1e-4)
 
 
 def test_a_profile_that_is_resumed_predicts_better(tmp_path, monkeypatch, capsys):
@@ -164,7 +164,7 @@ def test_a_trace_has_simulated_and_measured_lanes(home, tmp_path):
     path = tmp_path / "trace.json"
     words = ["train", "mlp", "--steps", "4", "--search", "data_parallel", "--trace", str(path), "--json"]
     plan = tmp_path / "plan.json"
-    status, out, err = mpirun_apart(2, "-m", "castile", *words, "--out", str(plan), **home)
+    status, out, err = standing.run(2, "-m", "castile", *words, "--out", str(plan), **home)
     assert status == 0, err
     events = json.loads(path.read_text())["traceEvents"]
     processes = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}

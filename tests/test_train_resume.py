@@ -40,6 +40,7 @@ from castile.runtime import machine as machines
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.garbage import set_aside
 from castile.runtime.region import whole
+from tests import standing
 from tests.mpi import CHECKOUT, end, mpirun_apart
 from tests.runs import MLP, losses, records, told
 
@@ -239,7 +240,7 @@ def test_two_ranks_stop_after_the_same_step_and_go_on_as_three(alone, capsys):
     facts = json.loads(out)
     done = facts["num_steps"]
     assert facts["stopped_by"] == "SIGUSR1" and latest("run").step == done
-    status, out, err = mpirun_apart(3, "-m", "castile", *words, "--resume", "--steps", str(done + 20))
+    status, out, err = standing.run(3, "-m", "castile", *words, "--resume", "--steps", str(done + 20))
     assert status == 0, err
     assert (json.loads(out)["first_step"], json.loads(out)["num_steps"]) == (done, 20)
     seen, expected = losses(alone / "run.jsonl"), losses(alone / "whole.jsonl")
@@ -268,7 +269,7 @@ def test_ranks_and_plans_may_change_from_one_part_of_a_run_to_the_next(alone):
         Path("plan.json").write_bytes(strategies.encode(plan))
         more = ["--checkpoint", "run", "--metrics", "run.jsonl", "--resume", "--steps", str(4 * part)]
         command = ["-m", "castile", *words, *more, "--plan", "plan.json"]
-        status, _, err = mpirun_apart(num_ranks, *command) if num_ranks > 1 else (main(command[2:]), "", "")
+        status, _, err = standing.run(num_ranks, *command) if num_ranks > 1 else (main(command[2:]), "", "")
         assert status == 0, err
     whole, run = losses(alone / "whole.jsonl"), losses(alone / "run.jsonl")
     assert list(run) == list(range(1, 17))

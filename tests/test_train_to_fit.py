@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from castile.launch.__main__ import main
+from tests import standing
 from tests.little import described
-from tests.mpi import mpirun_apart
 
 MODEL = "gpt:layers=1,width=32,heads=2,seq=32,vocab=128"
 BATCH = 32
@@ -107,7 +107,7 @@ def test_ranks_agree_on_what_fits(alone, capsys):
     asked = ("--search", "data_parallel")
     line = words(10**9, *asked)
     line[line.index("small.toml")] = little(round(0.4 * needed(capsys, *asked)), 2)
-    status, out, err = mpirun_apart(2, "-m", "castile", *line)
+    status, out, err = standing.run(2, "-m", "castile", *line)
     assert status == 0, err
     facts = json.loads(out)
     assert facts["is_made_to_fit"] and facts["num_ranks"] == 2
