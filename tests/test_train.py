@@ -76,7 +76,8 @@ def test_a_bare_mpirun_with_more_ranks_than_cores(home):
     homes.make(Path(home["XDG_CACHE_HOME"]).parent, num_ranks)
     root = dict.fromkeys(mpi_settings.ROOT_VARIABLES, "1") if os.geteuid() == 0 else {}
     words = [launch.mpirun_path(), "-n", num_ranks, sys.executable, "-m", "castile", "train", "mlp:width=32"]
-    done = started(*words, "--steps", "20", "--budget", "20", "--json", environment=home | root)
+    words += ["--search", "data_parallel", "--steps", "20", "--json"]
+    done = started(*words, environment=home | root)
     assert done.returncode == 0, done.stderr
     check_run(json.loads(done.stdout), num_ranks, 20)
 

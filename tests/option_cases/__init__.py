@@ -30,7 +30,7 @@ TEXTS = {
     "memory_bytes = 1_000_000_000\ntask_overhead_seconds = 1e-3\n",
     # All that can be measured of these two, and between them, is little.
     "two.toml": '[[processor]]\nkind = "cpu"\ncount = 2\nflops_per_second = 1e9\nbytes_per_second = 1e9\n'
-    "memory_bytes = 20_000_000\ntask_overhead_seconds = 1e-6\n\n"
+    "memory_bytes = 100_000\ntask_overhead_seconds = 1e-6\n\n"
     '[[level]]\nname = "memory"\nlatency_seconds = 1e-6\nbytes_per_second = 1e9\n',
     "tiny.py": """
 from castile.planner.graph import Graph
