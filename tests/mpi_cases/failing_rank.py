@@ -25,7 +25,7 @@ way, ranks, mark, *words = sys.argv[1:]
 rank = this_world().rank
 TASK, STEP = "fc2.W", 3
 # Who waits is to say so soon.
-TELL_SECONDS, LIMIT_SECONDS, PAUSE_SECONDS, SLOW_SECONDS = 0.5, 5.0, 3.0, 6.5
+TELL_SECONDS, LIMIT_SECONDS, PAUSE_SECONDS, SLOW_SECONDS = 0.5, 5.0, 4.5, 8.0
 # Ranks ask each other after every step whether to stop.
 if way == "stop between":
     stopping.ROUND_SECONDS = 0

@@ -3,6 +3,7 @@
 import sys
 import tracemalloc
 from pathlib import Path
+from time import perf_counter_ns
 
 import numpy as np
 
@@ -36,5 +37,6 @@ for seed in range(12):
     numpy_only = snapshot.filter_traces([tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)])
     assert sum(s.size for s in numpy_only.statistics("filename")) < 64 * 1024
     assert (merge([timeline]).end >= timeline.start).all() and (timeline.start >= 0).all()
-    assert timeline.end.max() < 100 * 10**12, "times count from the world's beginning"
+    lasted = (perf_counter_ns() - comm.epoch_ns) * 1000
+    assert timeline.end.max() <= lasted, "times count from the world's beginning"
 print("graphs agree", flush=True)
