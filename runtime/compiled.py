@@ -138,15 +138,13 @@ def _by_one_process(loop: Any) -> Any:
 @contextlib.contextmanager
 def _turn(loop: Any) -> Iterator[None]:
     """No other process has its turn with this loop; where nothing can be locked all go on."""
-    file, place = None, crc32(loop.__qualname__.encode())
-    with contextlib.suppress(OSError):
-        file = _turns(Path(loop.stats.cache_path))
-        fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
-    try:
+    place = crc32(loop.__qualname__.encode())
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            file = _turns(Path(loop.stats.cache_path))
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
+            held.callback(fcntl.lockf, file, fcntl.LOCK_UN, 1, place)
         yield
-    finally:
-        if file is not None:
-            fcntl.lockf(file, fcntl.LOCK_UN, 1, place)
 
 
 @cache
