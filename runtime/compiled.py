@@ -122,13 +122,10 @@ def _by_one_process(loop: Any) -> Any:
     """The loop, which waits while another process compiles it, and then has what that one kept on disk: ranks need the
     same loops at the same time.
     """
-    from numba.core import event
-
     compile_here = loop.compile
 
     def compiled_once(signature: Any) -> Any:
-        # To wait is to compile for whoever counts the time.
-        with event.trigger_event("numba:compile"), _turn(loop):
+        with _turn(loop):
             return compile_here(signature)
 
     loop.compile = compiled_once
@@ -138,11 +135,18 @@ def _by_one_process(loop: Any) -> Any:
 @contextlib.contextmanager
 def _turn(loop: Any) -> Iterator[None]:
     """No other process has its turn with this loop; where nothing can be locked all go on."""
+    from numba.core import event
+
     place = crc32(loop.__qualname__.encode())
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             file = _turns(Path(loop.stats.cache_path))
-            fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+            except BlockingIOError:
+                # For whoever counts the time to wait is to compile.
+                with event.trigger_event("numba:compile", {"dispatcher": loop}):
+                    fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
             held.callback(fcntl.lockf, file, fcntl.LOCK_UN, 1, place)
         yield
 

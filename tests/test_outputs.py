@@ -14,6 +14,7 @@ CASES = {
     "explain": "explain plan.json --machine local:procs=2",
     "profile": "profile mlp:width=16 --plan one.json",
     "train": "train mlp:width=16 --steps 2 --plan one.json",
+    "validate": "validate mlp:width=16 --batch 8 --plans 4 --rounds 1",
 }
 BEFORE = {("train", "out"), ("checkpoint", "out"), ("predict", "out")}
 OUTPUTS = [
