@@ -169,7 +169,7 @@ def run(command: Validate) -> int:
         replays = {t.name: replay(t.prepared.tasks, job.cost, t.steps) for t in fresh}
         steps = [step for t in trials for step in t.steps]
         outputs, num_held_up = Outputs(), sum(map(held_up, steps))
-        drawn = _show(command, job, fresh, outputs)
+        drawn = _show(command, job, fresh, rows, outputs)
         _report(command, job, Outcome(rows, lessons, replays, num_held_up, len(steps), drawn, outputs.paths))
         outputs.end()
     return 0
@@ -268,9 +268,10 @@ def _lesson(job: Job, num_plans: int, fresh: Sequence[Trial]) -> Lesson:
     return Lesson(num_plans, len(job.snapshot.rows), float(np.mean(errors)))
 
 
-def _show(command: Validate, job: Job, fresh: Sequence[Trial], outputs: Outputs) -> str:
+def _show(command: Validate, job: Job, fresh: Sequence[Trial], rows: Sequence[Row], outputs: Outputs) -> str:
     """Write the step of the plan that was predicted worst, if the user asks for it; gives the plan's name."""
-    worst = max(fresh, key=lambda t: abs(simulated(t.prepared, job.cost) / t.seconds - 1))
+    wrong = {row.name: abs(row.after_seconds / row.measured_seconds - 1) for row in rows}
+    worst = max(fresh, key=lambda t: wrong[t.name])
     tasks, engines = worst.prepared.tasks, job.machine.engines
     lanes = {
         "simulated": simulate(*job.cost.by_kind(tasks), engines).timeline,

@@ -28,6 +28,11 @@ def mpirun_apart(num_ranks: int, *words: str, timeout: float = 60, **environment
     return _run(num_ranks, words, timeout, environment, subprocess.PIPE)
 
 
+def environment_with(more: dict[str, str]) -> dict[str, str]:
+    """The variables of what is started: this process's, what `castile launch` sets, and more."""
+    return {**os.environ, **launch.variables(), "PYTHONPATH": str(CHECKOUT), **more}
+
+
 def is_running(pid: int) -> bool:
     """Whether the process runs: an ended rank may stay as a zombie for two seconds, and does not count."""
     try:
@@ -57,7 +62,7 @@ def _run(
         stderr=errors,
         # A group of its own, so that ending it reaches nobody else.
         process_group=0,
-        env={**os.environ, **launch.variables(), "PYTHONPATH": str(CHECKOUT), **environment},
+        env=environment_with(environment),
     )
     try:
         output, apart = process.communicate(timeout=timeout)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from castile.launch import launch
-from tests.mpi import CHECKOUT, end
+from tests.mpi import CHECKOUT, end, environment_with
 
 _RANK = CHECKOUT / "tests" / "mpi_cases" / "standing.py"
 _START_SECONDS, _END_SECONDS = 60.0, 10.0
@@ -45,7 +45,7 @@ class _Standing:
             door.settimeout(_START_SECONDS)
             self._process = subprocess.Popen(
                 launch.mpirun_words(num_ranks, None, program),
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0, env=_environment({}),
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0, env=environment_with({}),
             )  # fmt: skip
             atexit.register(end, self._process)
             self._ranks = [door.accept()[0] for _ in range(num_ranks)]
@@ -56,7 +56,7 @@ class _Standing:
         return self._process.poll() is None
 
     def run(self, words: Sequence[str], timeout: float, environment: dict[str, str]) -> tuple[int, str, str]:
-        do = {"words": words, "folder": os.getcwd(), "environment": _environment(environment)}
+        do = {"words": words, "folder": os.getcwd(), "environment": environment_with(environment)}
         for rank in self._ranks:
             rank.settimeout(timeout)
             rank.sendall(f"{json.dumps(do)}\n".encode())
@@ -83,10 +83,6 @@ class _Standing:
         for file in files:
             os.truncate(file, 0)
         return said
-
-
-def _environment(more: dict[str, str]) -> dict[str, str]:
-    return {**os.environ, **launch.variables(), "PYTHONPATH": str(CHECKOUT), **more}
 
 
 _STANDING: dict[int, _Standing] = {}

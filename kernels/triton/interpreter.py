@@ -268,6 +268,7 @@ def _at_once(compute: np.ufunc, kinds: Mapping[str, Any], slow: Callable[..., An
     slow     the operator as it was, which asks what each operand is and what their types make of each other
     handle   what the interpreter holds of a result
     """
+    is_condition = compute in _CONDITIONS.values()
 
     def found(self: Any, other: Any) -> Any:
         numbers = kinds.get(self.dtype.name)
@@ -279,7 +280,7 @@ def _at_once(compute: np.ufunc, kinds: Mapping[str, Any], slow: Callable[..., An
             result = compute(self.handle.data, other.handle.data)
         else:
             return slow(self, other)
-        return _tensor(handle(result, tl.int1 if compute in _CONDITIONS.values() else self.dtype), self, other)
+        return _tensor(handle(result, tl.int1 if is_condition else self.dtype), self, other)
 
     return found
 

@@ -13,8 +13,8 @@ KNOWN = f"plan {MLP} {PRESET} --search data_parallel"
 TWO = f"plan {MLP} --machine local:procs=2 --batch 4 --budget 20 --json"
 ONE = f"plan {MLP} --machine local:procs=1 --budget 20 --json"
 # Of which what a short search finds is chance.
-WALKED = f"plan mlp:layers=3,width=4096 {PRESET} --without 4-7 --batch 1024 --accumulate 1 --budget 20 --json"
-LONG = f"{WALKED} --search mcmc"
+WALKED = "--accumulate 1 --budget 20 --search mcmc"
+LONG = f"plan mlp:layers=3,width=4096 {PRESET} --without 4-7 --batch 1024 {WALKED} --json"
 # So many samples that products take most of the time.
 MANY = f"plan mlp:layers=2,width=2048 {PRESET} --search data_parallel --batch 65536 --json"
 
