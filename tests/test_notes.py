@@ -26,8 +26,9 @@ def test_mpiruns_note_on_a_failed_rank_is_left_out():
     assert kept == ["before\n", *other, "after\n", RULE, "cut off\n"]
 
 
-def test_what_mpirun_says_to_a_second_ctrl_c_is_left_out():
-    said = ["Abort is in progress...hit ctrl-c again to forcibly terminate\n", "\n"]
+@pytest.mark.parametrize("line", ["Abort is in progress", "prterun: abort is already in progress"])
+def test_what_mpirun_says_to_a_second_signal_is_left_out(line):
+    said = [f"{line}...hit ctrl-c again to forcibly terminate\n", "\n"]
     assert told("before\n", "\n", *said, "after\n", "\n") == ["before\n", "\n", "after\n", "\n"]
 
 

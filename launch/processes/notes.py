@@ -21,8 +21,8 @@ _NOISE = re.compile(
     r"\[\S+:\d+\] (\*\*\* +(An error occurred in Socket closed|reported by process|on a NULL communicator|Unknown error"
     r"|MPI_ERRORS_ARE_FATAL|and MPI will try)|plm:ssh: Warning: setpgid|pmix_ptl_base: send_msg: write failed)"
     r"|\[warn\] Epoll MOD"
-    # to a second Ctrl-C, with an empty line behind it
-    r"|Abort is in progress\.\.\.hit ctrl-c again"
+    # to a second Ctrl-C, or to one more word that nobody reads it, with an empty line behind it
+    r"|Abort is in progress\.\.\.hit ctrl-c again|\w+: abort is already in progress\.\.\.hit ctrl-c again"
 )
 # The launcher itself writes what ranks print, and ends them where nobody reads it any more.
 _UNREAD = re.compile(r"\[\S+:\d+\] \w+: SIGPIPE detected - aborting")
