@@ -6,6 +6,7 @@ default asks for no more of a chip than on others, float32 but for products, odd
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
@@ -190,14 +191,17 @@ def test_odd_shapes_compile(name: str) -> None:
         fits(compiled(launch, 90))
 
 
-def test_numbers_in_windows_are_not_added_up_in_pairs() -> None:
+WINDOWS = cases("max_pool2d_grad", "float32")
+
+
+@pytest.mark.parametrize("case", [*WINDOWS[::8], *(pytest.param(one, marks=pytest.mark.slow) for one in WINDOWS)])
+def test_numbers_in_windows_are_not_added_up_in_pairs(case: Case) -> None:
     """In windows of few elements they are of 8 bits, and LLVM makes pairs of them, where ptxas may get sums wrong."""
-    for case in cases("max_pool2d_grad", "float32"):
-        (dy, x), params = cast("max_pool2d_grad", case, "bfloat16")
-        dy, x, out = (one.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2) for one in (dy, x, x))
-        made = plan("max_pool2d_grad", (out,), ((dy, x), params))
-        for launch in launches(made) if x.size else ():
-            assert not adds_a_constant_to_pairs(compiled(launch, 90).ptx), params
+    (dy, x), params = cast("max_pool2d_grad", case, "bfloat16")
+    dy, x, out = (one.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2) for one in (dy, x, x))
+    made = plan("max_pool2d_grad", (out,), ((dy, x), params))
+    for launch in launches(made) if x.size else ():
+        assert not adds_a_constant_to_pairs(compiled(launch, 90).ptx), params
 
 
 def of(name: str, *shapes: tuple[int, ...], dtype: str = "bfloat16", **params: float) -> list:
@@ -232,19 +236,27 @@ def test_products_of_few_tiles_have_more_on_their_way_where_a_chip_has_room() ->
         assert all(launch.since == 0 for launch in launches(made)), "any chip takes what comes first"
 
 
+def adafactors(shapes: list[tuple[int, ...]]) -> list[Launch]:
+    """The launches of a task that updates parameters of these shapes."""
+    arrays = [(shape, shape, shape[: len(shape) - 1] or shape, shape[-1:], (), ()) for shape in shapes]
+    settings = {"beta2_decay": -0.8, "eps1": 1e-7, "eps2": 1e-3, "clip": 1.0, "decay": 0.1}
+    return of("adafactor", *(one for each in arrays for one in each), dtype="float32", **settings)
+
+
 def test_adafactor_of_many_parameters_takes_few_launches() -> None:
     """A task's sixteen, as those of two layers: what they need in one pass is one launch to three."""
     shapes = [(768,), (768, 768), (768,), (3072, 768), (3072,), (768, 3072), (768,), (768, 768)] * 2
-    settings = {"beta2_decay": -0.8, "eps1": 1e-7, "eps2": 1e-3, "clip": 1.0, "decay": 0.1}
-
-    def taken(some: list[tuple[int, ...]]) -> list:
-        arrays = [(shape, shape, shape[: len(shape) - 1] or shape, shape[-1:], (), ()) for shape in some]
-        return of("adafactor", *(one for each in arrays for one in each), dtype="float32", **settings)
-
-    apart, together = sum(len(taken([shape])) for shape in shapes), taken(shapes)
+    apart, together = sum(len(adafactors([shape])) for shape in shapes), adafactors(shapes)
     assert 6 * len(together) < apart
     for launch in together:
         fits(compiled(launch, 90))
+
+
+def test_what_is_alike_but_for_where_it_lies_is_one_text_with_the_vectors_of_one() -> None:
+    """Behind branches a compiler forgets what it knew of addresses and lengths."""
+    for one, three in zip(adafactors([(768, 3072)]), adafactors([(768, 3072)] * 3), strict=True):
+        wide, long = (re.findall(r"(?:ld|st)\.global\S*\.v4\S*", compiled(x, 90).ptx) for x in (one, three))
+        assert Counter(long) >= Counter(wide)
 
 
 def test_casts_of_many_parameters_read_and_write_vectors() -> None:

@@ -25,6 +25,17 @@ def places(index, sizes, steps):
 
 
 @triton.jit
+def aligned(x, base):
+    """x, a number or an address that is a multiple of 16 bytes, as `base` is: compilers forget that behind branches."""
+    if x.dtype.is_ptr():
+        itemsize: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
+        found = base + (x.to(tl.int64) - base.to(tl.int64)) // 16 * (16 // itemsize)
+    else:
+        found = x // 16 * 16
+    return found
+
+
+@triton.jit
 def abs(x):
     """Without its sign."""
     return tl.abs(x)

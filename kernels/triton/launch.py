@@ -21,6 +21,8 @@ from castile.kernels.triton import chip, driver, interpreter
 from castile.kernels.triton.views import Shape, View
 
 FLOATS = ("float32", "float16", "bfloat16")
+# Of addresses, steps and lengths Triton's compiler is told whether they are multiples of this.
+ALIGNED = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,8 +122,12 @@ def planned(form: Callable[..., Plan | None]) -> Callable[..., Call | None]:
 
 def _aligned(launches: list[Launch]) -> bool:
     """Whether arrays lie where descriptors can begin."""
-    blocks = (arg.array for launch in launches for arg in launch.args if isinstance(arg, Blocks))
-    return all((x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr) % 16 == 0 for x in blocks)
+    return all(begins_aligned(arg.array) for launch in launches for arg in launch.args if isinstance(arg, Blocks))
+
+
+def begins_aligned(array: Any) -> bool:
+    """Whether an array's address is one by which Triton reads and writes whole vectors, and descriptors can begin."""
+    return (array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr) % ALIGNED == 0
 
 
 def capability_of(array: Any) -> int:
