@@ -77,10 +77,14 @@ def _apart(launch: Launch) -> tuple[list[int], Any]:
 
 
 def for_chips() -> Iterator[tuple[Default, int]]:
-    """What is compiled in bfloat16, and for which chip: what asks most of each kernel for every chip; for chips in turn
-    what asks for more than that in something. `make kernels` compiles the rest, too, and all for all chips.
+    """What is compiled in bfloat16, and for which chip: what asks most of each kernel, for every chip where it is on
+    tensor cores; and for chips in turn what else asks there for more in something. `make kernels` compiles the rest,
+    too, and all for all chips.
     """
     every = [one for one in defaults("bfloat16").values() if one not in covered("bfloat16")]
     for turn, one in enumerate(every):
         is_most = one is most("bfloat16")[one.launch.kernel]
-        yield from ((one, chip) for chip in (CHIPS if is_most else [list(CHIPS)[turn % len(CHIPS)]]))
+        if is_most and one.launch.tensor_cores:
+            yield from ((one, chip) for chip in CHIPS)
+        elif is_most or one.launch.tensor_cores:
+            yield one, list(CHIPS)[turn % len(CHIPS)]
