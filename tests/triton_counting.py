@@ -285,7 +285,7 @@ def test_code_is_told_apart_by_what_decides_it() -> None:
 
 @pytest.fixture(scope="module")
 def some() -> list[Part]:
-    return parts(chips=[80, 90], dtypes=["bfloat16"], names=["relu"])
+    return parts(chips=[80, 90], dtypes=["bfloat16"], names=["relu"])[::5]
 
 
 @pytest.fixture(scope="module")
