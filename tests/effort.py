@@ -22,3 +22,8 @@ def some(whole: Sequence[T]) -> list[T]:
     """So many of those on which a law is proved, from the first on as far from each other as they can be."""
     count = examples(len(whole))
     return [whole[n * len(whole) // count] for n in range(count)]
+
+
+def rare(*values: T) -> list[T]:
+    """Those on which a law is tried where it is proved on all, beside others on which it always is."""
+    return list(values) if _WHOLE else []

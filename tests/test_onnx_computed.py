@@ -164,7 +164,7 @@ def stacked() -> Net:
 
 CASES: dict[str, tuple[Callable[[], n.Module], tuple[int, ...]]] = {
     "lora": (lora, (6,)), "tied": (tied, (3,)), "standardised": (standardised, (2, 5, 5)), "normed": (normed, (6,)),
-    "gains": (gains, (6,)), "rows": (rows, (3, 3)), "recurrent": (recurrent, (3, 3)), "cells": (cells, (2, 4)),
+    "gains": (gains, (6,)), "rows": (rows, (3, 3)), "recurrent": (recurrent, (2, 3)), "cells": (cells, (2, 4)),
     "fixed": (fixed, (6,)), "stacked": (stacked, (3, 4)),
 }  # fmt: skip
 

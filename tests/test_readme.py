@@ -6,17 +6,17 @@ import inspect
 import re
 import shlex
 import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from castile.launch import data, explain, models, predict, train
+from castile.launch.__main__ import main
 from castile.launch.jobs import remembered
 from castile.launch.reports import catalogue
 from castile.launch.validate import STEP_SECONDS
-from tests import documented, test_resnet, test_zoo_sequences, test_zoo_vision
+from tests import documented, standing, test_resnet, test_zoo_sequences, test_zoo_vision
 from tests.command_lines import COMMANDS, options_of
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +26,8 @@ LINES = [[line.partition(" #")[0].strip() for line in block.splitlines()] for bl
 GROUPS = [[line for line in lines if line.startswith((".venv/bin/", "make "))] for lines in LINES]
 GROUPS = [group for group in GROUPS if group]
 PLAN_TEXT = "b:2 on 0,1  conv* relu* pool flat fc* loss"
+# Of what says none: how long it looks and measures is not what is shown.
+LIMITS = {"plan": ("--budget", "10"), "train": ("--budget", "10"), "validate": ("--rounds", "3")}
 HEAD = re.compile(r"the plan, after 1 proposal in \d+\.\d s; it equals data_parallel:")
 
 
@@ -42,29 +44,45 @@ def starting(group: list[str]) -> object:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", [*map(starting, GROUPS)])
-def test_runs(group: list[str], tmp_path: Path) -> None:
+def test_runs(
+    group: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "build").mkdir()
     for command in group:
-        if command != "make test":
-            run(command, tmp_path)
+        words = shlex.split(command)
+        if words[0] == "make":
+            make(*words[1:])
+        else:
+            check(words[1:], capsys)
 
 
-def run(command: str, tmp_path: Path) -> None:
-    words = shlex.split(command)
-    if words[0] == "make" and not (ROOT / ".venv" / "bin" / "castile").exists():
+def make(target: str) -> None:
+    """As a user does it, from the start of a process on."""
+    if target == "test":
+        return
+    if not (ROOT / ".venv" / "bin" / "castile").exists():
         pytest.skip("castile is not installed in this checkout's .venv")
-    if words[0].endswith("/castile"):
-        words[:1] = [sys.executable, "-m", "castile"]
-    words = [word.replace("build/", f"{tmp_path}/") for word in words]
-    where = ROOT if words[0] == "make" else tmp_path
-    done = subprocess.run(words, cwd=where, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(["make", target], cwd=ROOT, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_plan_is_explained_as_it_is_printed() -> None:
+def check(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs what follows `castile`, in this process or by ranks that are there."""
+    num_ranks, line = (int(words[2]), words[3:]) if words[0] == "launch" else (1, words)
+    line = [*line, *(LIMITS.get(line[0], ()) if "--budget" not in line else ())]
+    if num_ranks > 1:
+        status, _, err = standing.run(num_ranks, "-m", "castile", *line, timeout=180)
+    else:
+        status, err = main(line), capsys.readouterr().err
+    assert status == 0, err
+
+
+def test_the_plan_is_explained_as_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert PLAN_TEXT in TEXT and HEAD.search(TEXT)
-    asked = "plan convnet --machine local:procs=2 --search data_parallel"
-    done = subprocess.run([sys.executable, "-m", "castile", *asked.split()], capture_output=True, text=True, timeout=60)
-    assert PLAN_TEXT in done.stdout and HEAD.search(done.stdout), done.stdout + done.stderr
+    assert main("plan convnet --machine local:procs=2 --search data_parallel".split()) == 0
+    told = capsys.readouterr()
+    assert PLAN_TEXT in told.out and HEAD.search(told.out), told.out + told.err
 
 
 def test_the_operator_shown_is_the_operator_there_is() -> None:
