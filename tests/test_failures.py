@@ -1,6 +1,5 @@
 """Failures: a rank that fails or dies ends the whole job soon, the first one tells why, and no measurement is lost."""
 
-import json
 import os
 import re
 import signal
@@ -20,6 +19,8 @@ from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.runtime import machine as machines
 from tests import homes, standing
+from tests.answers import answer
+from tests.effort import rare
 from tests.mpi import CHECKOUT, is_running, mpirun_apart
 
 CASE = str(CHECKOUT / "tests" / "mpi_cases" / "failing_rank.py")
@@ -69,7 +70,7 @@ def run_failing(way, who, plan, mark, home, *more):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("who", ["1", "0,1"])
+@pytest.mark.parametrize("who", ["0,1", *rare("1")])
 def test_a_failing_task_ends_the_job_with_one_traceback(who, plan, profile, home, tmp_path):
     before = rows(profile)
     status, err, seconds = run_failing("raise", who, plan, tmp_path / "failed", home, "--profile", str(profile))
@@ -166,22 +167,21 @@ sys.exit(main(["profile", "mlp", "--profile", sys.argv[1]]))
 """
 
 
-def test_a_profile_that_was_killed_is_taken_up_where_it_stopped(home, tmp_path):
+def test_a_profile_that_was_killed_is_taken_up_where_it_stopped(home, tmp_path, monkeypatch, capsys):
     path = tmp_path / "profile.db"
+    again = ["profile", "mlp", "--profile", str(path)]
     environment = {**os.environ, **home, "PYTHONPATH": str(CHECKOUT)}
     # The first transaction makes the tables, the ninth would have kept the eighth key.
     died = subprocess.run([sys.executable, "-c", DYING.format(number=9), str(path)], env=environment)
     assert died.returncode == -signal.SIGKILL
     assert len(rows(path)) == 7
 
-    def again(*words):
-        program = [sys.executable, "-m", "castile", "profile", "mlp", "--profile", str(path), "--json", *words]
-        return json.loads(subprocess.run(program, env=environment, capture_output=True, check=True).stdout)
-
-    resumed = again()
+    for name, value in home.items():
+        monkeypatch.setenv(name, value)
+    resumed = answer(capsys, *again)
     assert resumed["num_new_keys"] == resumed["num_keys"] - 7 > 0
     assert len(rows(path)) == resumed["num_keys"]
-    assert again()["num_new_keys"] == 0
+    assert answer(capsys, *again)["num_new_keys"] == 0
 
 
 FAILING = """

@@ -5,7 +5,6 @@ that are made up, processes that fail.
 import ast
 import json
 import os
-import random
 import subprocess
 import sys
 import time
@@ -71,7 +70,7 @@ def test_every_case_at_its_full_size_has_a_form(rows: list[dict[str, Any]]) -> N
     [
         cases.Step("mlp:layers=1,width=16", 4, False, dtype="float32"),
         cases.Step("gpt:layers=1,width=16,heads=2,seq=8", 2, True, dtype="float32"),
-        cases.Step("mlp", 4, True, dtype="float32", machine="virtual:procs=2"),
+        cases.Step("mlp:layers=1,width=16", 4, True, dtype="float32", machine="virtual:procs=2"),
     ],
 )
 def test_steps_are_measured_and_told(
@@ -198,7 +197,6 @@ def test_a_host_of_many_cores_has_no_more_processes_on_its_gpu_than_that_has_roo
 
 
 # What a case may do to its process, and a side of such cases.
-FATES = ("well", "fails", "loses", "dies", "is killed")
 SIDE = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
@@ -228,11 +226,8 @@ def _fated(fates: Sequence[str], patience: float = 300, seconds: float = 600) ->
 
 
 def test_a_case_that_ends_its_process_costs_its_own_row() -> None:
-    draw = random.Random(0)
-    for _ in range(4):
-        fates = draw.choices(FATES, k=6)
-        # Two processes in a row that tell nothing are taken to be able to tell nothing.
-        fates = ["well" if n % 3 == 0 else fate for n, fate in enumerate(fates)]
+    # Two processes in a row that tell nothing are taken to be able to tell nothing.
+    for fates in (("well", "fails", "loses", "well", "dies", "is killed"), ("well", "is killed", "loses", "well")):
         rows = _fated(fates)
         assert [row["name"] for row in rows] == [str(n) for n in range(len(fates))], fates
         for row, fate in zip(rows, fates, strict=True):

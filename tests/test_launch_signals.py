@@ -147,7 +147,7 @@ from castile.launch.__main__ import main
 from castile.launch.checkpoints.disk import Disk
 write = Disk.write
 def slowly(*args):
-    time.sleep(0.1)
+    time.sleep(0.04)
     return write(*args)
 Disk.write = slowly
 sys.exit(main(sys.argv[1:]))

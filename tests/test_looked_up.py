@@ -106,7 +106,7 @@ def test_tables_of_few_rows_are_read_whole() -> None:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("mode", ["train", "forward"])
 def test_no_plan_of_a_model_of_tables_beats_the_bound(model: str, mode: str) -> None:
-    same, rng = evaluator(models.parse(model).graph(MODELS[model]), "flexflow-p100:nodes=2", mode), random.Random(0)
+    same, rng = evaluator(models.parse(model).graph(MODELS[model]), "flexflow-p100:nodes=1", mode), random.Random(0)
     nodes, procs, found = same.lowering.piece.nodes, same.lowering.machine.num_procs, lower_bound(same)
     plans = [plan.configs for plan in seeds(same.lowering, None, same.cost).values()]
     plans += [{name: space_of(node, procs).draw(rng) for name, node in nodes.items()} for _ in range(examples(20))]

@@ -155,7 +155,7 @@ PRICED = [
     ("alexnet", 512, "h200:nodes=1", "bfloat16"),
     # Cores bring rows of images to where windows slide over them.
     ("alexnet", 16, "local:procs=4", "float32"),
-    ("resnext", 16, "local:procs=2", "float32"),
+    (small("resnext"), 16, "local:procs=2", "float32"),
     # And they look for shares of scores.
     ("gpt:layers=1", 8, "local:procs=2", "float32"),
     ("alexnet:rewrite=channels_last", 512, "dgx-h100:nodes=1", "float16"),

@@ -140,8 +140,9 @@ def test_a_signal_during_an_evaluation_ends_it_and_is_told(batches, words, done,
 
 @pytest.mark.mpi
 def test_a_signal_to_one_rank_ends_the_evaluation_of_all(alone):
-    code = """
+    Path("case.py").write_text("""
 import signal, sys
+from unittest.mock import patch
 from castile.launch.__main__ import main
 from castile.launch.processes.ranks import this_world
 from castile.launch.training import evaluate
@@ -150,11 +151,11 @@ def batch(samples, begin, *args):
     if this_world().rank == 1 and begin == 64:
         signal.raise_signal(signal.SIGTERM)
     return take(samples, begin, *args)
-evaluate.full_batch = batch
-sys.exit(main(sys.argv[1:]))
-"""
+with patch.object(evaluate, "full_batch", batch):
+    sys.exit(main(sys.argv[1:]))
+""")
     words = [*MLP, "--steps", "4", "--evaluate-every", "2", "--checkpoint", "run", "--json"]
-    status, out, err = mpirun_apart(2, "-c", code, *words)
+    status, out, err = standing.run(2, "case.py", *words)
     assert status == 0, err
     facts = json.loads(out)
     assert (facts["stopped_by"], facts["num_steps"], facts["evaluations"]) == ("SIGTERM", 2, [])
@@ -568,16 +569,27 @@ def test_a_run_goes_on_in_any_dtype_that_keeps_parameters_alike(kept, others, al
     assert f"keeps its parameters in {kept}" in capsys.readouterr().err
 
 
+SLOW = """
+import time
+import numpy as np
+def samples(seed, epoch):
+    while True:
+        time.sleep(0.2)
+        yield {"image": np.ones((1, 8, 8)), "label": 1}
+"""
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_launch_that_is_asked_to_stop_saves(number, alone):
     """Of steps that take longer than the quarter of a second that mpirun gives ranks which it ends."""
+    (alone / "slow.py").write_text(SLOW)
     # A plan that is given is not measured, which would take more steps than are trained.
-    network = ["mlp:layers=8,width=1024", "--batch", "1024"]
+    network = ["mlp:width=8", "--batch", "2"]
     planned = ["--machine", "local:procs=2", "--search", "data_parallel", "--out", "plan.json"]
     assert main(["plan", *network, *planned]) == 0
     words = ["train", *network, "--plan", "plan.json", "--steps", "10000"]
-    files = ["--checkpoint", "run", "--metrics", "run.jsonl", "--json"]
+    files = ["--data", "iterator:file=slow.py,length=1000", "--checkpoint", "run", "--metrics", "run.jsonl", "--json"]
     program = [sys.executable, "-m", "castile", "launch", "-n", "2", *words, *files]
     with started(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         when_trained(alone / "run.jsonl", 2, lambda: process.send_signal(number)).join()

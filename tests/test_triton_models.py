@@ -21,6 +21,7 @@ from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Strategy
+from tests.effort import rare
 from tests.little import machine
 from tests.strategies import regular, whole_on
 from tests.test_models import scaled
@@ -28,7 +29,7 @@ from tests.triton_arrays import array
 from tests.triton_cases import plan
 
 # Whether there is a form hardly depends on what it computes with: of other numbers a plan with parts is enough.
-PLANS = {"float32": ("whole", "first", "last"), "float16": ("last",)}
+PLANS = {"float32": ("first", "last", *rare("whole"))} | dict(rare(("float16", ("last",))))
 
 
 def calls(graph: Graph, how: str, updates: Updates) -> set[str]:

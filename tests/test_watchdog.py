@@ -22,6 +22,7 @@ from castile.runtime import watchdog
 from castile.runtime.comm.base import Aside
 from castile.runtime.watchdog import Unanswered, Waits, Watchdog
 from tests import homes
+from tests.effort import rare
 from tests.mpi import CHECKOUT, mpirun_apart
 
 TELL_SECONDS, LIMIT_SECONDS, TICK_SECONDS = 10.0, 40.0, 0.3
@@ -166,9 +167,9 @@ def ran(way: str, steps: int, folder: Path, home: dict[str, str], *more: str) ->
 @pytest.mark.mpi
 @pytest.mark.parametrize(("way", "steps", "where", "left"), [
     ("stop", 100_000, r"step 3, task \S.*", NOTHING),
-    ("stop between", 100_000, "what ranks tell each other after step 3", NOTHING),
     # The first of them holds all that is saved: those that are left make a checkpoint of it.
     ("stop writing", 3, "what ranks tell each other after step 3", r"with --resume the same .* from \S*step-\S*3"),
+    *rare(("stop between", 100_000, "what ranks tell each other after step 3", NOTHING)),
 ])  # fmt: skip
 def test_a_rank_that_is_stopped_is_named_and_ends_the_job(
     way: str, steps: int, where: str, left: str, home: dict[str, str], tmp_path: Path
