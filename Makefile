@@ -59,9 +59,10 @@ test-mpi: .venv/.castile-test
 	$(BIN)/python -m pytest -m mpi $(shell grep -lr --include='test_*.py' 'mark\.mpi' tests)
 
 # Laws that take long, of which `make test` tries a quarter of the examples, on all of them.
+TRIED = $(shell grep -l '^from tests.effort import' tests/test_*.py)
 laws: .venv/.castile-test
-	LAWS=whole $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not mpi" \
-		$(shell grep -l '^from tests.effort import' tests/test_*.py)
+	LAWS=whole $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not mpi" $(TRIED)
+	LAWS=whole $(BIN)/python -m pytest -m mpi $(shell grep -l 'mark\.mpi' $(TRIED))
 
 # Every way to ask for a kernel and every setting, with the oldest and the newest Triton that castile works with: an hour
 # of two cores. What was compiled is kept in build/triton-*/compiled.jsonl: a run that is cut off goes on there.

@@ -17,6 +17,7 @@ from castile.planner.search import Evaluator
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine
 from castile.runtime.task import Kind
+from tests.effort import rare
 from tests.named_plans import links
 from tests.one_device import on_one_and_many
 from tests.strategies import Problem
@@ -76,7 +77,7 @@ def test_tokens_come_and_go_and_no_gradient_of_an_expert_is_sent() -> None:
     assert sum(tasks.cost_keys[task].name == "all_to_all" for task in tasks.cost) == 4
 
 
-PLANS = ("expert_parallel", "expert_parallel_zero", "megatron_2", "pipeline_2_interleaved_expert_parallel")
+PLANS = ("expert_parallel_zero", "megatron_2", "pipeline_2_interleaved_expert_parallel", *rare("expert_parallel"))
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -42,7 +42,7 @@ from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.machine import parse as machine_of
 from castile.runtime.task import NUM_LANES, Lane
 from tests.cut_batches import assert_trains_as_the_whole_batch, can_be_cut, one_of
-from tests.effort import examples
+from tests.effort import examples, rare
 from tests.strategies import in_buckets, in_microbatches, machines, problems, recomputed, staged, whole_on
 from tests.test_models import small
 from tests.training import SGD
@@ -197,7 +197,7 @@ def test_the_less_is_to_be_kept_the_more_is_computed_again(model: str) -> None:
     assert (first, end) == (SELECTIVE, FULL) and between == sorted(between, key=lambda word: -int(word[:-1]))
 
 
-@pytest.mark.parametrize("model", ["gpt", "resnet:depth=50", "llama:layers=4"])
+@pytest.mark.parametrize("model", ["gpt", "llama:layers=4", *rare("resnet:depth=50")])
 def test_less_memory_takes_more_time_and_less_than_to_compute_all_again(model: str) -> None:
     graph = models.parse(model).graph(64)
     again, found = Recomputation(graph, SGD), []
@@ -352,7 +352,7 @@ def test_what_was_gathered_of_what_is_dropped_is_gathered_again_and_does_not_sta
     assert peaks[0] - peaks[1] >= 2 * layers * stream
 
 
-@pytest.mark.parametrize("model", ["gpt:layers=8,width=512,vocab=1000,seq=256", "resnet:depth=50"])
+@pytest.mark.parametrize("model", ["gpt:layers=8,width=512,vocab=1000,seq=256", *rare("resnet:depth=50")])
 def test_sketches_know_what_is_computed_again(model: str) -> None:
     on, graph = machine_of("flexflow-p100:nodes=1"), models.parse(model).graph(32)
     for way in WAYS:

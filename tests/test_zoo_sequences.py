@@ -22,6 +22,7 @@ from castile.planner.op import Tensor
 from castile.planner.strategy import Strategy
 from castile.runtime import machine
 from tests.data_files import everything
+from tests.effort import rare
 from tests.strategies import regular, whole_on
 from tests.test_models import scaled, values
 from tests.training import difference, train
@@ -273,7 +274,7 @@ def test_it_learns_a_batch_by_heart(name: str) -> None:
     assert done.losses[-1] < 0.7 * done.losses[0]
 
 
-@pytest.mark.parametrize("cut", ["first", "last"])
+@pytest.mark.parametrize("cut", ["last", *rare("first")])
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_it_learns_the_same_on_two_processors(name: str, cut: str) -> None:
     graph = models.parse(scaled(name)).graph(4, "float64")
