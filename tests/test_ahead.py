@@ -153,12 +153,12 @@ def test_what_is_begun_ahead_is_told(files: list[str], capsys: pytest.CaptureFix
         assert (row["live_bytes"], row["live_bytes_without"]) == (facts["live_bytes"], alone["live_bytes"])
         assert row["step_seconds_without"] == alone["step_seconds"] != facts["step_seconds"]
         assert row["live_bytes"] > row["live_bytes_without"]
-    for path, words in zip(files, (None, "1 microbatch begun ahead, beyond", "2 microbatches begun ahead, beyond")):
-        for command in ("simulate", "explain"):
-            assert main([command, path]) == 0
-            out = capsys.readouterr().out
-            assert ("begun ahead" in out) == ("if no microbatch were begun ahead" in out) == (words is not None)
-            assert words is None or words in out
+    told = (None, "1 microbatch begun ahead, beyond", "2 microbatches begun ahead, beyond")
+    for path, words, command in zip(files, told, ("explain", "simulate", "explain"), strict=True):
+        assert main([command, path]) == 0
+        out = capsys.readouterr().out
+        assert ("begun ahead" in out) == ("if no microbatch were begun ahead" in out) == (words is not None)
+        assert words is None or words in out
 
 
 def test_what_a_search_found_is_told_with_what_it_begins_ahead(

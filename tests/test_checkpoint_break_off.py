@@ -19,6 +19,7 @@ from castile.launch.checkpoints.disk import Disk
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.region import whole
 from tests.checkpoints import BATCH, FACTS, PLAN, Watched, cut, on_ranks, save, state
+from tests.effort import rare
 from tests.mpi import mpirun_apart
 
 SIZE = 3
@@ -129,7 +130,7 @@ sys.exit(main(words))
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("who", ["1", "0,1"])
+@pytest.mark.parametrize("who", ["1", *rare("0,1")])
 def test_a_mistake_on_any_rank_ends_the_job_with_the_save_that_was_under_way(who, alone):
     words = ["train", "mlp:width=32", "--search", "data_parallel", "--steps", "100000"]
     more = ["--checkpoint", "run", "--checkpoint-every", "10", "--metrics", "a.jsonl"]

@@ -21,6 +21,7 @@ from castile.launch.__main__ import main, parse
 from castile.launch.here import compiling
 from castile.launch.processes import mpi_settings, ranks, signals
 from tests.command_lines import COMMANDS, module_of, options_of
+from tests.effort import rare
 from tests.mpi import CHECKOUT
 
 
@@ -114,7 +115,7 @@ def test_the_law_of_errors_on_one_rank(body, status, capsys):
     assert err.count("\n") <= 1 or status == 1
 
 
-@pytest.mark.parametrize("words", ["--help", "simulate mlp", "simulate mlp --json"])
+@pytest.mark.parametrize("words", ["--help", "simulate mlp", *rare("simulate mlp --json")])
 def test_a_reader_who_has_gone_ends_a_command_in_silence(words):
     read, write = os.pipe()
     os.close(read)

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from castile.launch.checkpoints.folder import checkpoints, latest
+from tests.effort import rare
 from tests.mpi import CHECKOUT, is_running
 from tests.runs import MLP
 
@@ -165,7 +166,7 @@ def family(pid):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("number", "many"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+    ("number", "many"), [(signal.SIGINT, False), (signal.SIGTERM, True), *rare((signal.SIGTERM, False))]
 )
 def test_a_save_that_is_under_way_becomes_a_checkpoint_when_a_launch_is_to_end(number, many, tmp_path):
     """By Ctrl-C, by what a batch system sends to it, and by what that sends to every process of the job."""

@@ -20,6 +20,7 @@ from castile.planner.ops.sgd import Sgd
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine
 from tests import theirs
+from tests.effort import rare
 from tests.op_laws import relative
 from tests.test_models import forward
 from tests.test_onnx import asked
@@ -196,8 +197,12 @@ def learned(net: n.Module, given: list[torch.Tensor], wanted: list[torch.Tensor]
     return theirs.learned(net, losses, RATE, 0.9)
 
 
+# Recurrent layers take the newer exporter longest; the older one's are tried always.
+TRIED = [name for name in CASES if name != "recurrent" or rare(name)]
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", TRIED)
 def test_weights_that_are_computed_are_trained_as_in_pytorch(name: str, tmp_path: Path) -> None:
     path = str(tmp_path / "net.onnx")
     net, given, wanted = made(name, path)
@@ -236,7 +241,7 @@ def test_the_older_exporter_tells_as_much(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", TRIED)
 def test_frozen_weights_keep_their_names_and_their_numbers(name: str, tmp_path: Path) -> None:
     """Whatever is computed of them: so weights go back into PyTorch, and into the same network with others frozen."""
     path = str(tmp_path / "net.onnx")

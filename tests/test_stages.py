@@ -29,7 +29,7 @@ from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.task import CostKey
 from tests.cut_batches import assert_few_say_all, assert_trains_as_the_whole_batch, one_of, piped
-from tests.effort import examples
+from tests.effort import examples, rare
 from tests.strategies import in_microbatches, machines, problems, staged
 from tests.training import SGD
 
@@ -128,7 +128,7 @@ def test_pipelines_train_as_one_processor_does(tell: Callable[[str], None]) -> N
     assert seen["trained"] - seen["1 stages"] > EXAMPLES // 3
 
 
-@pytest.mark.parametrize("folded_from", [1, 64], ids=["folded", "whole"])
+@pytest.mark.parametrize("folded_from", [pytest.param(1, id="folded"), *rare(pytest.param(64, id="whole"))])
 def test_few_microbatches_of_a_pipeline_say_what_all_take(
     monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None], folded_from: int
 ) -> None:

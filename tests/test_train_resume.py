@@ -41,6 +41,8 @@ from castile.runtime.comm.local import LocalWorld
 from castile.runtime.garbage import set_aside
 from castile.runtime.region import whole
 from tests import standing
+from tests.answers import answer
+from tests.effort import rare
 from tests.mpi import CHECKOUT, end, mpirun_apart
 from tests.runs import MLP, losses, records, told
 
@@ -77,7 +79,7 @@ def check_equal(left, right):
 OPTIMIZERS = ("sgd:momentum=0.8,decay=0.01", "adamw:decay=0.1", "adafactor")
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", [OPTIMIZERS[0], OPTIMIZERS[2], *rare(OPTIMIZERS[1])])
 def test_a_resumed_run_is_the_unbroken_one_to_the_last_bit(optimizer, alone, capsys):
     how = ("--clip", "0.5", "--undecayed", "*.bias", "--accumulate", "2", "--lr", "0.01")
     words = ("--steps", "30", "--schedule", "wsd:warmup=6,decay=8", "--optimizer", optimizer, *how)
@@ -230,10 +232,10 @@ def launched(*words):
 
 
 @pytest.mark.mpi
-def test_two_ranks_stop_after_the_same_step_and_go_on_as_three(alone, capsys):
+def test_two_ranks_stop_after_the_same_step_and_one_goes_on(alone, capsys):
     told(capsys, "--steps", "300", "--metrics", "whole.jsonl")
-    words = (*MLP, "--steps", "300", "--checkpoint", "run", "--metrics", "run.jsonl", "--json")
-    with launched(*words, "--steps", "100000") as process:
+    words = (*MLP, "--checkpoint", "run", "--metrics", "run.jsonl")
+    with launched(*words, "--steps", "100000", "--json") as process:
         # mpirun passes this one on and lets the ranks end as they will.
         when_trained(alone / "run.jsonl", 20, lambda: process.send_signal(signal.SIGUSR1)).join()
         out, err = process.communicate(timeout=60)
@@ -241,9 +243,8 @@ def test_two_ranks_stop_after_the_same_step_and_go_on_as_three(alone, capsys):
     facts = json.loads(out)
     done = facts["num_steps"]
     assert facts["stopped_by"] == "SIGUSR1" and latest("run").step == done
-    status, out, err = standing.run(3, "-m", "castile", *words, "--resume", "--steps", str(done + 20))
-    assert status == 0, err
-    assert (json.loads(out)["first_step"], json.loads(out)["num_steps"]) == (done, 20)
+    facts = answer(capsys, *words, "--resume", "--steps", str(done + 20))
+    assert (facts["first_step"], facts["num_steps"]) == (done, 20)
     seen, expected = losses(alone / "run.jsonl"), losses(alone / "whole.jsonl")
     assert all(seen[step] == pytest.approx(expected[step], rel=1e-2, abs=1e-3) for step in seen if step < 60)
     assert sorted(seen) == list(range(1, done + 21))
@@ -580,7 +581,7 @@ def samples(seed, epoch):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *rare(signal.SIGUSR1)])
 def test_a_launch_that_is_asked_to_stop_saves(number, alone):
     """Of steps that take longer than the quarter of a second that mpirun gives ranks which it ends."""
     (alone / "slow.py").write_text(SLOW)

@@ -153,14 +153,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return homes.make(tmp_path_factory.mktemp("home"))
 
 
-def ran(way: str, steps: int, folder: Path, home: dict[str, str], *more: str) -> tuple[int, str, float]:
-    """Status, stderr, and seconds since rank 1 of three stopped in the third step of a training."""
-    lowering = Lowering(models.parse("mlp").graph(), machines.local(3))
+def ran(
+    way: str, steps: int, folder: Path, home: dict[str, str], *more: str, num_ranks: int = 2
+) -> tuple[int, str, float]:
+    """Status, stderr, and seconds since rank 1 stopped in the third step of a training."""
+    lowering = Lowering(models.parse("mlp").graph(), machines.local(num_ranks))
     plan, mark = folder / "plan.json", folder / "failed"
     plan.write_bytes(strategies.encode(seeds(lowering)["data_parallel"]))
     case = str(CHECKOUT / "tests" / "mpi_cases" / "failing_rank.py")
     words = ["train", "mlp", "--steps", str(steps), "--plan", str(plan), *more]
-    status, _, err = mpirun_apart(3, case, way, "1", str(mark), *words, timeout=120, **home)
+    status, _, err = mpirun_apart(num_ranks, case, way, "1", str(mark), *words, timeout=120, **home)
     return status, err, time.time() - float(Path(f"{mark}.1").read_text())
 
 
@@ -175,7 +177,8 @@ def test_a_rank_that_is_stopped_is_named_and_ends_the_job(
     way: str, steps: int, where: str, left: str, home: dict[str, str], tmp_path: Path
 ) -> None:
     more = ["--checkpoint-every", "1"] if way == "stop writing" else []
-    status, err, seconds = ran(way, steps, tmp_path, home, "--checkpoint", str(tmp_path / "run"), *more)
+    folder = ("--checkpoint", str(tmp_path / "run"))
+    status, err, seconds = ran(way, steps, tmp_path, home, *folder, *more, num_ranks=3)
     host, waits = re.escape(socket.gethostname()), rf"and rank \d on \S+ waits in {where} \(a step should"
     sentence = rf"castile: rank 1 on {host} has not answered for \d+ s, {waits}.*far too slow"
     told = re.findall(sentence, err)
