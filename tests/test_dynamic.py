@@ -209,7 +209,7 @@ def test_what_shares_a_table_costs_the_same(name):
 
 
 @settings(max_examples=examples(15))
-@given(st.sampled_from(sorted(GRAPHS)), machines(4))
+@given(st.sampled_from(sorted(GRAPHS)), machines(3))
 def test_it_repeats_and_is_never_behind_a_seed(name, on):
     found, again = (search("dynamic", evaluator(GRAPHS[name], on)) for _ in range(2))
     assert encode(found.strategy) == encode(again.strategy)

@@ -26,8 +26,11 @@ LINES = [[line.partition(" #")[0].strip() for line in block.splitlines()] for bl
 GROUPS = [[line for line in lines if line.startswith((".venv/bin/", "make "))] for lines in LINES]
 GROUPS = [group for group in GROUPS if group]
 PLAN_TEXT = "b:2 on 0,1  conv* relu* pool flat fc* loss"
-# Of what says none: how long it looks and measures is not what is shown.
-LIMITS = {"plan": ("--budget", "10"), "train": ("--budget", "10"), "validate": ("--rounds", "3")}
+# Of what says none: for how long it looks, and how much of it is measured, is not what is shown.
+LIMITS = {
+    "plan": ("--budget", "10"), "train": ("--budget", "10"), "profile": ("--op", "fc*"),
+    "validate": ("--rounds", "3", "--batch", "64"),
+}  # fmt: skip
 HEAD = re.compile(r"the plan, after 1 proposal in \d+\.\d s; it equals data_parallel:")
 
 

@@ -31,7 +31,7 @@ from castile.runtime import memory
 from castile.runtime.task import Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS
 from tests.cut_batches import assert_few_say_all, can_be_cut, one_of
-from tests.effort import examples
+from tests.effort import examples, rare
 from tests.graphs import Draft, engine_maps
 from tests.little import evaluator, machine, tower
 from tests.strategies import in_buckets, in_microbatches, machines, problems
@@ -42,7 +42,7 @@ GPT = "gpt:layers=1,width=16,heads=2,seq=8,vocab=16"
 UPDATES = (SGD, Updates(find("adamw")(), clip=1.0))
 
 
-@pytest.mark.parametrize("folded_from", [1, 64], ids=["folded", "whole"])
+@pytest.mark.parametrize("folded_from", [pytest.param(1, id="folded"), *rare(pytest.param(64, id="whole"))])
 def test_any_plan_takes_what_all_its_microbatches_take(
     monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None], folded_from: int
 ) -> None:
