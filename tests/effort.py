@@ -13,9 +13,9 @@ _SHARE = 0.25
 _LEAST = 10
 
 
-def examples(whole: int) -> int:
+def examples(whole: int, share: float = _SHARE) -> int:
     """So many of the examples that are the whole proof of a law."""
-    return whole if _WHOLE else min(whole, max(ceil(_SHARE * whole), _LEAST))
+    return whole if _WHOLE else min(whole, max(ceil(share * whole), _LEAST))
 
 
 def some(whole: Sequence[T]) -> list[T]:
@@ -24,6 +24,6 @@ def some(whole: Sequence[T]) -> list[T]:
     return [whole[n * len(whole) // count] for n in range(count)]
 
 
-def rare(*values: T) -> list[T]:
-    """Those on which a law is tried where it is proved on all, beside others on which it always is."""
-    return list(values) if _WHOLE else []
+def rare(*values: T) -> tuple[T, ...]:
+    """Those on which a law is proved too where it is tried on all; else none, as others stand for them."""
+    return values if _WHOLE else ()

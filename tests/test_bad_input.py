@@ -25,6 +25,7 @@ from castile.planner.lower import Lowering
 from castile.runtime import machine as machines
 from castile.runtime.task import CostKey
 from tests import homes
+from tests.effort import rare
 from tests.mpi import CHECKOUT, mpirun_apart
 
 TINY = """
@@ -302,11 +303,13 @@ def test_bad_input_is_told_in_one_sentence(words, told, folder, unmeasured, monk
 
 ALONE = [
     "train mlp --plan convnet1.json",
-    "train mlp --plan frozen.json",
-    "train mlp --plan cut.json",
     "train mlp --profile garbage.db",
-    "train mlp --lr nan",
-    "simulate mlp --machine tiny.toml",
+    *rare(
+        "train mlp --plan frozen.json",
+        "train mlp --plan cut.json",
+        "train mlp --lr nan",
+        "simulate mlp --machine tiny.toml",
+    ),
 ]
 
 
@@ -324,7 +327,6 @@ ON_TWO_RANKS = [
     ("train mlp --plan {}/mlp1.json", r"it is for 1 processor, but 2 ranks run"),
     ("train mlp --profile {}/garbage.db", r"garbage.db is no profile database"),
     ("train gpt --data text:file={}/missing.txt", r"missing.txt: No such file"),
-    ("train mlp --steps 0", r"--steps 0: give 1 or more"),
     ("train mlp --out {}/tiny.toml/plan.json", r"tiny.toml is not a folder"),
     ("train mlp --machine {}/tiny.toml", r"it has 1 processor, but 2 ranks run"),
     ("profile mlpp", r"no model 'mlpp'"),

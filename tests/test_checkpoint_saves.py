@@ -30,7 +30,7 @@ from castile.runtime.region import Box, Region, slices, whole
 from castile.runtime.runner import run_local
 from tests import standing, strategies, training
 from tests.checkpoints import BATCH, FACTS, PLAN, Watched, alone, cut, on_ranks, save, state, told_of
-from tests.effort import examples
+from tests.effort import examples, some
 from tests.mpi import CHECKOUT
 
 CASES = Path(__file__).parent / "mpi_cases"
@@ -111,7 +111,7 @@ def test_going_on_from_a_checkpoint_is_not_to_be_told_from_never_stopping(tmp_pa
 
     problem = network()
     steps, values = numbers(problem)
-    for name, plan in plans(problem, 2).items():
+    for name, plan in some([*plans(problem, 2).items()]):
         unbroken = executions(problem.graph, plan, links(2), 2, values)
         run(unbroken, steps)
         written_by(unbroken, tmp_path / name, 3)

@@ -34,7 +34,7 @@ from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.memory import pack
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from tests import named_plans
-from tests.effort import examples
+from tests.effort import examples, rare
 from tests.graphs import Draft, engine_maps, nearly_symmetric, task_graphs, timings
 from tests.little import two_layers
 from tests.strategies import ENGINES, SGD, in_buckets, in_groups, in_microbatches, machines, problems
@@ -311,7 +311,8 @@ def test_what_a_regular_plan_folds_to_does_not_grow(plan, engines):
 
 @pytest.mark.parametrize("pieces", [False, True], ids=["", "in pieces"])
 @pytest.mark.parametrize(
-    "name", ["pipeline_2", "pipeline_4", "pipeline_2_interleaved", "pipeline_2_megatron_8", "pipeline_4_megatron_8"]
+    "name",
+    ["pipeline_2_megatron_8", *rare("pipeline_2", "pipeline_4", "pipeline_2_interleaved", "pipeline_4_megatron_8")],
 )
 def test_processors_of_a_stage_are_alike_but_for_few(name, pieces):
     """However many there are: those that add biases, or have the host's, are not as others."""

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.kernels.estimates.counted import Counted, counted
 from castile.kernels.estimates.running import Run
 from castile.kernels.estimates.text import Idle, text_of
 from castile.kernels.estimates.turns import Turns
+from tests.effort import examples
 
 THREADS = 64
 # Two arrays, far apart; loops that go back stay in what counts as theirs.
@@ -119,6 +120,7 @@ def working() -> Iterator[list[int]]:
         yield found
 
 
+@settings(max_examples=examples(100))
 @given(st.lists(loops, min_size=1, max_size=2))
 def test_turns_that_are_not_followed_are_counted(these: list[Loop]) -> None:
     found = count(these)
@@ -128,27 +130,27 @@ def test_turns_that_are_not_followed_are_counted(these: list[Loop]) -> None:
 
 ROW = Access(0, 0, 16, 1024)
 CASES = {
-    "a row": [Loop(600, (ROW,))],
-    "a row that is read twice": [Loop(600, (ROW,)), Loop(600, (ROW,))],
-    "a row, then what lies behind it": [Loop(200, (ROW,)), Loop(600, (Access(0, 100 * 1024, 16, 1024),))],
+    "a row": [Loop(300, (ROW,))],
+    "a row that is read twice": [Loop(300, (ROW,)), Loop(300, (ROW,))],
+    "a row, then what lies behind it": [Loop(100, (ROW,)), Loop(300, (Access(0, 50 * 1024, 16, 1024),))],
     "one that meets what was read before": [
-        Loop(1, (Access(0, 400 * 1024, 16, 0),)), Loop(600, (ROW,)),
+        Loop(1, (Access(0, 200 * 1024, 16, 0),)), Loop(300, (ROW,)),
     ],
-    "windows that overlap those of many turns before": [Loop(600, (Access(0, 0, 1024, 64),))],
-    "two arrays, one of which stays": [Loop(600, (ROW, Access(1, 0, 4, 0)))],
-    "one array at two paces": [Loop(400, (ROW, Access(0, 0, 16, 2048)))],
-    "one array at two paces that meet": [Loop(600, (ROW, Access(0, 300 * 1024, 0, 64)))],
-    "parts of sectors": [Loop(600, (Access(0, 0, 48, 8),))],
-    "a ring": [Loop(600, (ROW, Access(1, 0, 4, 64, ring=3)))],
-    "backwards": [Loop(600, (Access(0, 1 << 24, 16, -1024),))],
-    "what is written": [Loop(600, (Access(0, 0, 4, 256, writes=True),))],
-    "halves of sectors": [Loop(600, (Access(0, 0, 64, 16, writes=True),))],
+    "windows that overlap those of many turns before": [Loop(300, (Access(0, 0, 1024, 64),))],
+    "two arrays, one of which stays": [Loop(300, (ROW, Access(1, 0, 4, 0)))],
+    "one array at two paces": [Loop(200, (ROW, Access(0, 0, 16, 2048)))],
+    "one array at two paces that meet": [Loop(300, (ROW, Access(0, 150 * 1024, 0, 64)))],
+    "parts of sectors": [Loop(300, (Access(0, 0, 48, 8),))],
+    "a ring": [Loop(300, (ROW, Access(1, 0, 4, 64, ring=3)))],
+    "backwards": [Loop(300, (Access(0, 1 << 24, 16, -1024),))],
+    "what is written": [Loop(300, (Access(0, 0, 4, 256, writes=True),))],
+    "halves of sectors": [Loop(300, (Access(0, 0, 64, 16, writes=True),))],
     "what was written on the way, written again": [
-        Loop(600, (Access(0, 0, 0, 32, writes=True),)), Loop(1, (Access(0, 320, 4, 0, writes=True),)),
+        Loop(300, (Access(0, 0, 0, 32, writes=True),)), Loop(1, (Access(0, 320, 4, 0, writes=True),)),
     ],
-    "what ends before the loop": [Loop(600, (Access(0, 0, 16, 1024, until=500), Access(1, 0, 16, 64, since=100)))],
-    "an inner loop": [Loop(100, (ROW,), inner=5)],
-    "a long inner loop": [Loop(6, (ROW,), inner=300)],
+    "what ends before the loop": [Loop(300, (Access(0, 0, 16, 1024, until=250), Access(1, 0, 16, 64, since=100)))],
+    "an inner loop": [Loop(50, (ROW,), inner=5)],
+    "a long inner loop": [Loop(3, (ROW,), inner=300)],
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from castile.planner.search import search
 from castile.planner.searching.settling import CLOSE, settled
 from castile.planner.strategy import ORDERS
 from castile.runtime import machine as machines
+from tests.effort import rare
 
 NOISE = 0.01
 # Of drawn cases those in which what a tenth of the budget finds was 1.5 to 8 per cent faster.
@@ -28,9 +29,11 @@ CASES = (
     ("resnet", "flexflow-k80:nodes=1", 16),
     ("resnet", "dgx-h100:nodes=1", 64),
 )
+# One of them, where ten times as much is not the question; all four say the same.
+LONG = [CASES[1], *rare(CASES[0], *CASES[2:])]
 
 
-@pytest.mark.parametrize(("model", "on", "batch"), CASES)
+@pytest.mark.parametrize(("model", "on", "batch"), LONG)
 def test_ten_times_the_proposals_find_nothing_slower(model: str, on: str, batch: int, capsys) -> None:
     def planned(budget: int) -> float:
         words = ["plan", model, "--machine", on, "--batch", str(batch), "--budget", str(budget), "--json"]
@@ -40,7 +43,7 @@ def test_ten_times_the_proposals_find_nothing_slower(model: str, on: str, batch:
     assert planned(200_000) <= (1 + NOISE) * planned(20_000)
 
 
-@pytest.mark.parametrize(("model", "on", "batch"), CASES)
+@pytest.mark.parametrize(("model", "on", "batch"), [*CASES[:2], *rare(*CASES[2:])])
 def test_what_came_near_is_tried_as_the_best_is(model: str, on: str, batch: int) -> None:
     """So what is taken may have been behind, and nothing that came near is better as the best of all others is."""
     lowering = Lowering(models.parse(model).graph(batch), machines.parse(on), Updates(optimizers.parse("adamw")))

@@ -21,6 +21,7 @@ from castile.planner.op import find
 from castile.planner.search import search
 from castile.runtime import machine as machines
 from tests.answers import answer
+from tests.effort import rare
 from tests.little import SEARCHES
 
 pytestmark = pytest.mark.usefixtures("set_aside")
@@ -86,7 +87,9 @@ def test_a_plan_that_is_lowered_leaves_nothing_behind(model: str, batch: int, ma
     assert not rings(lowered)
 
 
-@pytest.mark.parametrize("more", [(), ("--objective", "memory"), ("--front",), ("--recompute", "selective")])
+@pytest.mark.parametrize(
+    "more", [("--front",), *rare((), ("--objective", "memory"), ("--recompute", "selective"))], ids=" ".join
+)
 def test_a_command_leaves_nothing_of_its_planning_behind(
     more: tuple[str, ...], capsys: pytest.CaptureFixture[str], alone: Path
 ) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from castile.planner.op import available
+from tests.effort import examples
 from tests.op_cases import case
 from tests.op_laws import passes, relative, targets, whole_pass
 
@@ -20,7 +21,7 @@ pytest.importorskip("expecttest", reason="expecttest is not installed: PyTorch's
 
 from tests.opinfo_cases import Read, Skip, readers, without  # noqa: E402
 
-MOST_SAMPLES = 60
+MOST_SAMPLES = examples(60)
 TOLERANCE = 1e-10
 SMALLEST = 1e-3
 

@@ -15,7 +15,7 @@ from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Config, Strategy, parts
 from castile.runtime import machine as machines
-from tests.effort import examples
+from tests.effort import examples, rare
 from tests.strategies import SGD, problems, strategies
 from tests.strategies import machines as drawn_machines
 from tests.svg import Picture, box_of
@@ -94,7 +94,7 @@ def test_axes_are_called_by_what_cutting_them_means():
     assert kinds["tok"]["d"] == layout.PARAMETERS
 
 
-@pytest.mark.parametrize("model", ["inception", "resnet:depth=101", "gpt:layers=30,width=64"])
+@pytest.mark.parametrize("model", ["inception", *rare("resnet:depth=101", "gpt:layers=30,width=64")])
 def test_large_plans_on_many_processors_have_few_rows(model):
     machine = machines.parse("dgx-h100:nodes=64")
     evaluator = Evaluator(Lowering(models.parse(model).graph(512), machine, SGD), CostModel(machine))

@@ -7,6 +7,7 @@ import re
 import signal
 import xml.etree.ElementTree as ElementTree
 from contextlib import nullcontext
+from itertools import product
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -38,6 +39,7 @@ from castile.runtime.runner import Runner, run_local
 from castile.runtime.task import AT_ONCE, CostKey
 from castile.runtime.timeline import Timeline
 from tests import homes
+from tests.effort import rare
 from tests.test_gpus import host_with_gpus
 
 MODELS = ("mlp:layers=1,width=24", "convnet", "gpt:layers=1,width=32,seq=16", "lstm:layers=1")
@@ -62,8 +64,10 @@ def kernels(tasks):
     return {key.dense or key for key in used if not key.link and "." in key.name}
 
 
-@pytest.mark.parametrize("num_procs", [2, 4])
-@pytest.mark.parametrize("model", MODELS[:3])
+@pytest.mark.parametrize(
+    ("model", "num_procs"),
+    [(MODELS[0], 4), *product(MODELS[1:3], [2]), *rare((MODELS[0], 2), *product(MODELS[1:3], [4]))],
+)
 def test_all_has_every_kind_of_task_of_any_plan_from_the_spaces(model, num_procs):
     lowering, rng = lowering_of(model, num_procs), random.Random(0)
     covered = set().union(*(kernels(lowering.lower(plan)) for plan in coverage.plans(lowering).values()))

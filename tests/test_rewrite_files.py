@@ -52,7 +52,7 @@ def test_it_computes_the_same_with_less_work(later: Path) -> None:
     assert made.nodes["pool"].op.name == "relu" and made.nodes["relu2"].op.name == "max_pool2d"
     assert made.fingerprint != graph.fingerprint == original(SMALL, dtype="float64").fingerprint
     known = values(graph)
-    assert apart(trained(graph, known, 2), trained(made, known, 2), RATE) < EXACT
+    assert apart(trained(graph, known), trained(made, known), RATE) < EXACT
     work = [sum(n.op.flops("F", n.whole()) for n in g.nodes.values()) for g in (graph, made)]
     assert work[1] < work[0]
 

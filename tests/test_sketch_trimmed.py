@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from castile.planner.sketch import sketch as sketches
 from castile.planner.sketch.chains import LITTLE, LITTLE_OF_ALL, Chain, Chains
 from castile.planner.sketch.sketch import NUM_DRAWS, Sketch, Trail
 from castile.runtime.machine import Machine
+from tests.effort import some
 from tests.test_sketch import MACHINES, SMALL, UNEQUAL, capacity, sketched
 
 SHARES = [(0.0, 0.0), (0.01, 0.0), (0.01, 0.02), (0.1, 0.1)]
@@ -35,8 +37,7 @@ def seconds(sketch: Sketch, plan: np.ndarray) -> float:
     return sketch.seconds(sketch.configs(plan))
 
 
-@pytest.mark.parametrize("model", SMALL)
-@pytest.mark.parametrize("machine", [*MACHINES, UNEQUAL])
+@pytest.mark.parametrize(("model", "machine"), some([*product(SMALL, [*MACHINES, UNEQUAL])]))
 def test_what_is_told_is_what_the_plan_takes_and_no_more_than_it_may(model: str, machine: Machine | str) -> None:
     sketch, start = sketched(model, machine)
     first = sketch.number(start)

@@ -13,8 +13,10 @@ from castile.planner.lower import Lowering
 from castile.runtime import machine as machines
 from castile.runtime.machine import Machine
 from tests.answers import answer
+from tests.effort import rare
 
 H100 = "dgx-h100:nodes=1"
+TEXTS = "gpt:layers=1,width=16,heads=2,seq=8"
 
 
 def lowering(model: str, batch: int = 8, mode: str = "train", machine: str = H100) -> Lowering:
@@ -117,8 +119,10 @@ def test_a_desk_tells_it_too():
     assert facts["samples_per_second"] == 32 and facts["tokens_per_second"] is None
 
 
-@pytest.mark.parametrize("model, tokens", [("mlp", None), ("gpt:layers=1,width=16,heads=2,seq=8", 64 * 8)])
-@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize(
+    "model, tokens, pieces",
+    [("mlp", None, 1), (TEXTS, 64 * 8, 2), *rare(("mlp", None, 2), (TEXTS, 64 * 8, 1))],
+)
 def test_a_training_tells_what_its_median_step_did(model, tokens, pieces, alone, capsys):
     words = ("train", model, "--steps", "4", "--batch", "64", "--accumulate", str(pieces), "--search", "data_parallel")
     facts = answer(capsys, *words)

@@ -20,7 +20,7 @@ from castile.runtime.levels import level_name
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from castile.runtime.timeline import Timeline
-from tests.effort import examples
+from tests.effort import examples, rare
 from tests.graphs import Draft, task_graphs, timings
 from tests.svg import Picture, box_of
 
@@ -156,7 +156,7 @@ def test_a_time_that_is_left_out_is_a_break_and_all_else_is_in_proportion(data):
     assert chart.x(to) == pytest.approx(left + to * (right - left) / (99 * until))
 
 
-@pytest.mark.parametrize("model", ["rnntc:seq=4,width=8,vocab=8", "convnet", "gpt", "moe"])
+@pytest.mark.parametrize("model", ["rnntc:seq=4,width=8,vocab=8", "convnet", *rare("gpt", "moe")])
 def test_every_pass_has_its_colour(model):
     machine = machines.parse("dgx-h100:nodes=1")
     lowering = Lowering(models.parse(model).graph(16), machine, Updates(find("adam")()))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
@@ -23,6 +23,7 @@ from castile.kernels.table import Table, definitions, forms
 from castile.kernels.triton import driver, launch
 from castile.kernels.triton.views import View, broadcast, nest, ordered, permuted, power_of_two, split, view
 from castile.planner.bodies import vocabulary
+from tests.effort import examples
 from tests.kernel_cases import cases
 from tests.triton_cases import NAMES, fake_plan, results, specs
 
@@ -103,6 +104,7 @@ def test_without_a_gpu_or_the_interpreter_binding_says_so() -> None:
         Table("triton").bind("relu", (x,), (np.empty_like(x),), {})
 
 
+@settings(max_examples=examples(100))
 @given(data=st.data())
 def test_views_walk_what_numpy_walks(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))

@@ -10,7 +10,10 @@ from tests.option_cases import TRAINED, Case, Ran, becomes, fact, json_of, trace
 
 # Which plan is chosen depends on what the host is measured to do, and to measure takes longer than to train.
 SEARCHED = f"train {TRAINED} --steps 3"
-LINE = f"{SEARCHED} --search data_parallel"
+INSISTED = f"{SEARCHED} --search data_parallel"
+OTHERWISE = f"{INSISTED} --json"
+# Where the plan may be that of a file nothing is measured.
+LINE = f"{SEARCHED} --plan trained.json"
 HERE = f"{LINE} --json"
 EPOCH = f"train {TRAINED} --batch 700 --search data_parallel --json"
 RECORDED = f"{HERE} --metrics m.jsonl"
@@ -63,18 +66,18 @@ def planned(ran: Ran) -> str:
 
 CASES = {
     # With which buckets its tasks and bytes are told depends on what was measured, so nothing is told to the last one.
-    "model": Case(HERE, HERE.replace(TRAINED, "mlp:width=24"), losses),
-    "machine": Case(HERE, f"{HERE} --machine one.toml",
+    "model": Case(OTHERWISE, OTHERWISE.replace(TRAINED, "mlp:width=24"), losses),
+    "machine": Case(OTHERWISE, f"{OTHERWISE} --machine one.toml",
                     lambda ran: ran.facts["untaught_step_seconds"] > 1e-3, becomes(True)),
     "plan": Case(f"{SEARCHED} --json", f"{SEARCHED} --json --plan trained.json",
                  lambda ran: len(ran.facts["candidates"]) > 0, becomes(False)),
-    "search": Case(SEARCHED, LINE, lambda ran: chosen(ran) == "data_parallel, as asked", becomes(True)),
+    "search": Case(SEARCHED, INSISTED, lambda ran: chosen(ran) == "data_parallel, as asked", becomes(True)),
     # It searches again, with as many, where measuring says otherwise than the search.
     "budget": Case(f"{SEARCHED} --json", f"{SEARCHED} --json --budget 7",
                    lambda ran: ran.facts["num_proposals"] % 500 == 0, becomes(False)),
     "seed": Case(HERE, f"{HERE} --seed 3", losses),
     "data": Case(HERE, f"{HERE} --data noise:size=8,channels=1,classes=10", losses),
-    "batch": Case(HERE, f"{HERE} --batch 24", fact("batch"), becomes(24)),
+    "batch": Case(OTHERWISE, f"{OTHERWISE} --batch 24", fact("batch"), becomes(24)),
     "epochs": Case(EPOCH, f"{EPOCH} --epochs 3", fact("num_steps"), becomes(6)),
     "steps": Case(EPOCH, f"{EPOCH} --steps 3", fact("num_steps"), becomes(3)),
     "optimizer": Case(HERE, f"{HERE} --optimizer adamw", losses),
@@ -84,9 +87,11 @@ CASES = {
     "clip": Case(RECORDED, f"{RECORDED} --clip 0.01", lambda ran: (ran.records("m.jsonl", "step", "norm"), losses(ran)),
                  lambda without, given: None not in given[0] and without[1] != given[1]),
     "undecayed": Case(DECAYED, f"{DECAYED} --undecayed *.weight", losses),
-    "accumulate": Case(HERE, f"{HERE} --accumulate 4", lambda ran: ran.facts["num_tasks"] > 24, becomes(True)),
-    "recompute": Case(LINE, f"{LINE} --recompute relu*", lambda ran: f"{AGAIN}relu" in ran.out, becomes(True)),
-    "dtype": Case(HERE, f"{HERE} --dtype float64", losses),
+    "accumulate": Case(OTHERWISE, f"{OTHERWISE} --accumulate 4", lambda ran: ran.facts["num_tasks"] > 24,
+                       becomes(True)),
+    "recompute": Case(INSISTED, f"{INSISTED} --recompute relu*", lambda ran: f"{AGAIN}relu" in ran.out,
+                      becomes(True)),
+    "dtype": Case(OTHERWISE, f"{OTHERWISE} --dtype float64", losses),
     "weights": Case(HERE, f"{HERE} --weights weights.safetensors", losses),
     "evaluate_every": Case(HERE, f"{HERE} --evaluate-every 1", evaluated, becomes([1, 2, 3])),
     # of a rate that leads nowhere no evaluation is better than the first
