@@ -6,8 +6,8 @@ import operator
 
 from tests.option_cases import MLP, PRESET, Case, Ran, becomes, fact, json_of, profile_of, trace_of
 
-# Of few processors, so that little is tried.
-HERE = f"plan {MLP} {PRESET} --without 2-7 --budget 20"
+# Of few processors and samples, so that little is tried.
+HERE = f"plan {MLP} {PRESET} --without 2-7 --batch 4 --budget 20"
 # For what does not depend on how a plan is found.
 KNOWN = f"plan {MLP} {PRESET} --search data_parallel"
 TWO = f"plan {MLP} --machine local:procs=2 --batch 4 --budget 20 --json"
