@@ -59,9 +59,9 @@ def one_of(graph: Graph, count: int) -> Graph:
 
 
 def can_be_cut(lowering: Lowering, plan: Strategy) -> bool:
-    """Whether the graph can be cut as the plan asks; what cannot is refused in words."""
+    """Whether the graph can be cut as the plan asks; what cannot is refused in words. No task is made for that."""
     try:
-        lowering.lower(plan)
+        lowering.check(plan)
     except ValueError as error:
         _check_refusal(error)
         return False
