@@ -38,6 +38,8 @@ LONGEST_SECONDS = 1e5
 G = TypeVar("G", bound=Hashable)
 Terms = tuple[float, float, float, float]
 Family = tuple[str, str, str, int]
+# Of a family (log work, log seconds, log intensity), ascending in work.
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Priced(NamedTuple):
@@ -67,7 +69,7 @@ class CostModel:
     """
 
     def __init__(self, machine: Machine, snapshot: Snapshot | None = None) -> None:
-        self.machine, self._snapshot = machine, snapshot
+        self.machine, self.snapshot = machine, snapshot
         measured_on = tuple(p for p in machine.kinds if snapshot and p.kind == snapshot.environment.device)
         self._processors = measured_on or machine.kinds
         self._overhead = snapshot.overhead_seconds if snapshot else 0.0
@@ -86,14 +88,15 @@ class CostModel:
         self._families = {family: scales for family, (scales, _) in fits.items()}
         # seconds of each more of several that begin together
         self._more_seconds = {family: more for family, (_, more) in fits.items()}
-        self._curves = {family: self._curve(of) for family, of in families.items()}
+        # made of its rows when a size between them is first asked for: most families of a long history never are
+        self._rows, self._curves = families, dict[Family, Curve]()
         self._memo: dict[CostKey, Priced] = {}
         self._by_kind: dict[int | None, dict[CostKey, Priced]] = defaultdict(dict)
         self._slower = {family: self._stride_factor(of) for family, of in families.items() if of[0].key.dense}
 
     def on(self, machine: Machine) -> CostModel:
         """What the same snapshot says of another machine."""
-        return CostModel(machine, self._snapshot)
+        return CostModel(machine, self.snapshot)
 
     def seconds(self, key: CostKey, kind: int | None = None) -> Priced:
         """What a task of that key takes, on the machine's kind of processor of that number or on the slowest.
@@ -273,7 +276,7 @@ class CostModel:
         a, b, c, d, e = scales.tolist()
         return (a, b, c, d), e * each
 
-    def _curve(self, rows: list[Measured]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _curve(self, rows: list[Measured]) -> Curve:
         """A family's (log work, log seconds, log intensity), ascending in work, seconds made monotone in it.
 
         Of several transfers as of one of all their bytes.
@@ -285,8 +288,10 @@ class CostModel:
                 seconds = max(row.seconds - self._more(row.key), own)
                 points[math.log(size)].append((math.log(seconds), _intensity(row.key)))
         work = np.array(sorted(points))
-        means = np.array([np.mean(points[w], axis=0) for w in work]).reshape(-1, 2)
-        weights = np.array([len(points[w]) for w in work], dtype=float)
+        # of most sizes there is one
+        each = [points[w] for w in work.tolist()]
+        means = np.array([of[0] if len(of) == 1 else np.mean(of, axis=0) for of in each]).reshape(-1, 2)
+        weights = np.array([*map(len, each)], dtype=float)
         return work, isotonic(means[:, 0], weights), means[:, 1]
 
     def _size(self, key: CostKey) -> float:
@@ -295,8 +300,12 @@ class CostModel:
 
     def _interpolate(self, key: CostKey) -> float | None:
         """Seconds by the measured neighbours in work, or None where the key does not stand between two."""
-        work, seconds, intensity = self._curves.get(family_of(key), (np.zeros(0),) * 3)
-        size = self._size(key)
+        family = family_of(key)
+        if family not in self._rows:
+            return None
+        if family not in self._curves:
+            self._curves[family] = self._curve(self._rows[family])
+        (work, seconds, intensity), size = self._curves[family], self._size(key)
         if len(work) == 0 or size <= 0 or not work[0] <= (x := math.log(size)) <= work[-1]:
             return None
         upper = int(np.searchsorted(work, x))

@@ -35,6 +35,7 @@ from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.foresight import Foreseen, Outlook
 from castile.planner.step.recompute import Recomputation
 from castile.runtime.memory import written
+from tests.effort import rare
 from tests.little import described, evaluator, machine, tower
 from tests.training import SGD
 
@@ -554,9 +555,9 @@ def test_where_memory_is_short_more_is_computed_again_though_a_plan_fits_in_more
         # of four processors parameters that are gathered take the place of a search
         (FOUR, "gpt:layers=4,width=128,heads=4,seq=64,vocab=500", 64),
         # of twelve what computes more again is far from what was found, as long as nothing searched from it
-        (TWELVE, "vit:layers=2,width=64,heads=4,hidden=128,size=32,patch=4,classes=10", 128),
+        *rare((TWELVE, "vit:layers=2,width=64,heads=4,hidden=128,size=32,patch=4,classes=10", 128)),
     ],
-    ids=["gathered", "far"],
+    ids=["gathered", *rare("far")],
 )
 def test_where_memory_is_short_what_computes_more_again_is_searched_from_beside_what_was_found(
     machine: str, model: str, batch: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

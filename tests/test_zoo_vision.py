@@ -310,13 +310,13 @@ SMALL = {
 def test_a_small_one_learns_from_a_batch_cut_in_two(name: str) -> None:
     text, rate = SMALL[name]
     model, on = models.parse(text), machine.local(2)
-    graph = model.graph(16)
+    graph = model.graph(8)
     _, channels, size, _ = graph.tensors["image"].shape
     images = data.load(f"noise:channels={channels},size={size},classes=4,samples=400", 0)
     begin = values(graph)
     params = {t.name: begin[t.name] for t in graph.params}
     plan = Strategy({node.name: regular(node, "first", (0, 1)) for node in graph.nodes.values()})
-    batches = [images.batch(0, 16)] * 12
+    batches = [images.batch(0, 8)] * 12
     losses = train(graph, plan, on, batches, params, rate, updates=Updates(Sgd(momentum=0.9))).losses
     assert np.isfinite(losses).all() and losses[-2:].mean() < 0.9 * losses[0]
 

@@ -68,6 +68,7 @@ class Job:
     # Of each time that steps were measured, on rank 0; and what was known before.
     _lessons: list[Lesson] = field(default_factory=list, init=False)
     _known: Snapshot = field(init=False)
+    _cost: CostModel | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._known = self.snapshot
@@ -106,8 +107,10 @@ class Job:
 
     @property
     def cost(self) -> CostModel:
-        """The cost model with all that has been learned so far."""
-        return CostModel(self.machine, self.snapshot)
+        """The cost model with all that has been learned so far: the same one until more is."""
+        if self._cost is None or self._cost.machine is not self.machine or self._cost.snapshot is not self.snapshot:
+            self._cost = CostModel(self.machine, self.snapshot)
+        return self._cost
 
     def measure(self) -> None:
         """Take these hosts' figures for those of `local`, measured now where they never were.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
-from scipy.special import expit, logsumexp
+from scipy.special import expit
 
 from castile.planner.graph import Graph, Node
 from castile.planner.op import Tensor
@@ -226,9 +226,18 @@ def _losses_and_hits(
     """Of each row of scores of classes, or of each number without such, its loss and whether it is right."""
     if are_classes:
         of_truth = np.take_along_axis(scores, truth[:, None], axis=-1)[:, 0]
-        return logsumexp(scores, axis=-1) - of_truth, scores.argmax(axis=-1) == truth
+        return _log_of_sums(scores) - of_truth, scores.argmax(axis=-1) == truth
     losses = np.logaddexp(0, scores) - truth * scores if is_binary else np.square(scores - truth)
     return losses, (expit(scores) > 0.5) == (truth > 0.5)
+
+
+def _log_of_sums(scores: np.ndarray) -> np.ndarray:
+    """The logarithm of the sum of e to the scores of each row; SciPy's takes longer than all else here."""
+    most = scores.max(axis=-1, keepdims=True)
+    # beside what is infinite, or no number, nothing counts
+    most[~np.isfinite(most)] = 0.0
+    with np.errstate(divide="ignore"):
+        return np.log(np.exp(scores - most).sum(axis=-1)) + most[..., 0]
 
 
 def _blocks(scores: np.ndarray, truth: np.ndarray, classes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
