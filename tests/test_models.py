@@ -49,6 +49,8 @@ def small(name: str) -> str:
 
 # Models that take a while as they are, most of full size, at a size that runs in a moment.
 SCALED = {
+    "lstm": "lstm:seq=8",
+    "moe": "moe:layers=1",
     "rnnlm": "rnnlm:width=16,seq=4,vocab=40",
     "rnntc": "rnntc:layers=2,width=16,seq=4,vocab=40",
     "nmt": "nmt:layers=1,width=16,seq=4,vocab=40",
