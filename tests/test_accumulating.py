@@ -40,9 +40,9 @@ from tests.little import described, evaluator, machine, tower
 from tests.training import SGD
 
 MODEL = "gpt:layers=1,width=32,heads=2,seq=32,vocab=64"
-BATCH = 32
+BATCH = 8
 # Room for parameters, their gradients and what updates keep, and for the activations of some of the samples.
-MEMORY = 900_000
+MEMORY = 400_000
 SMALL = described(MEMORY)
 FOUR = """
 nodes = 1
@@ -243,7 +243,8 @@ def test_what_fits_is_looked_for_until_soon_after_the_time(
     monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(budgets, "compiling_seconds", lambda: 0.0)
     words[words.index("--budget") + 1] = budget
-    told = refused(capsys, *words)
+    # in many numbers of microbatches
+    told = refused(capsys, *words, "--batch", "32")
     assert "no plan fits" in told and ("raise --budget" in told) == (most < inf)
     assert min(most, 70.0) <= clock[0] - 100.0 < most + 3 * 2.0
 
@@ -270,8 +271,8 @@ def test_where_a_search_finds_nothing_in_its_time_a_pipeline_is_looked_for_unles
 
 
 def test_more_pieces_need_less_memory(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    few, many = (answer(capsys, *words, "--accumulate", n, "--search", "data_parallel") for n in ("8", "16"))
-    assert (few["microbatches"], many["microbatches"]) == (8, 16) and not few["is_cut_to_fit"]
+    few, many = (answer(capsys, *words, "--accumulate", n, "--search", "data_parallel") for n in ("4", "8"))
+    assert (few["microbatches"], many["microbatches"]) == (4, 8) and not few["is_cut_to_fit"]
     assert many["found"]["live_bytes"] < few["found"]["live_bytes"]
     assert many["found"]["step_seconds"] > few["found"]["step_seconds"]
 
@@ -280,7 +281,7 @@ def test_more_pieces_need_less_memory(words: list[str], capsys: pytest.CaptureFi
     ("more", "words"),
     [
         (("--accumulate", "0"), "--accumulate 0: give 1 or more"),
-        (("--accumulate", "3"), "--accumulate 3: a batch of 32 samples does not make as many equal pieces"),
+        (("--accumulate", "3"), "--accumulate 3: a batch of 8 samples does not make as many equal pieces"),
         (("--accumulate", "2", "--objective", "latency"), "--accumulate means nothing for --objective latency"),
         (("--recompute", "full", "--objective", "latency"), "--recompute means nothing for --objective latency"),
         (("--recompute", "ful"), "--recompute: 'ful' is no node of"),
@@ -292,11 +293,11 @@ def test_what_cannot_be_cut_is_refused(more, words, capsys: pytest.CaptureFixtur
 
 
 def test_a_given_plan_says_its_own_number(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    answer(capsys, *words, "--accumulate", "16")
+    answer(capsys, *words, "--accumulate", "8")
     path = str(tmp_path / "p.json")
-    assert answer(capsys, *words, "--from", path)["microbatches"] == 16
-    told = refused(capsys, *words, "--from", path, "--accumulate", "8")
-    assert "cuts the batch into 16; give that, or leave --from out" in told
+    assert answer(capsys, *words, "--from", path)["microbatches"] == 8
+    told = refused(capsys, *words, "--from", path, "--accumulate", "4")
+    assert "cuts the batch into 8; give that, or leave --from out" in told
 
 
 def test_a_forward_pass_from_a_plan_takes_the_whole_batch(
@@ -305,7 +306,7 @@ def test_a_forward_pass_from_a_plan_takes_the_whole_batch(
     """In however many microbatches the plan trains, and whatever it computes again."""
     (tmp_path / "small.toml").write_text(SMALL.replace(str(MEMORY), str(100 * MEMORY)))
     alone = answer(capsys, *words, "--objective", "latency")
-    answer(capsys, *words, "--accumulate", "16", "--recompute", "selective")
+    answer(capsys, *words, "--accumulate", "8", "--recompute", "selective")
     found = answer(capsys, *words, "--objective", "latency", "--from", str(tmp_path / "p.json"))
     assert found["microbatches"] == 1 and found["num_recomputed"] == 0
     assert found["seeds"]["data_parallel"] == alone["seeds"]["data_parallel"]

@@ -264,7 +264,7 @@ def test_a_plan_is_the_same_however_many_cores_there_are(
     for cores in (1, 2):
         monkeypatch.setattr(requests, "num_cores", lambda cores=cores: cores)
         path = str(tmp_path / f"{cores}.json")
-        words = ["plan", MODEL, "--machine", str(small), "--batch", str(BATCH), "--budget", "40", "--out", path]
+        words = ["plan", MODEL, "--machine", str(small), "--batch", str(BATCH), "--budget", "10", "--out", path]
         facts = answer(capsys, *words)
         found.append((facts["found"], facts["microbatches"], Path(path).read_text()))
         assert bool(asked) == (cores == 2)
