@@ -20,7 +20,8 @@ from castile.planner.searching.foresight import Drawn, Foreseen, Foresight, Outl
 from castile.planner.searching.forks import Fork
 from castile.planner.strategy import Strategy
 from tests.answers import answer
-from tests.test_accumulating import BATCH, MODEL, SMALL
+from tests.little import described
+from tests.test_accumulating import MODEL, SMALL
 
 # What no pipe holds.
 LONG = 2**20
@@ -259,12 +260,13 @@ def test_a_plan_is_the_same_however_many_cores_there_are(
     """Of plans of many parts, whose sketches take long."""
     monkeypatch.setattr(requests, "has_many_parts", lambda lowering, most=0: True)
     found, asked, small = [], list[Question](), tmp_path / "small.toml"
-    small.write_text(SMALL)
+    small.write_text(described(70_000))
+    model = "gpt:layers=1,width=16,heads=2,seq=16,vocab=64"
     monkeypatch.setattr(foresight, "Fork", watching(asked))
     for cores in (1, 2):
         monkeypatch.setattr(requests, "num_cores", lambda cores=cores: cores)
         path = str(tmp_path / f"{cores}.json")
-        words = ["plan", MODEL, "--machine", str(small), "--batch", str(BATCH), "--budget", "10", "--out", path]
+        words = ["plan", model, "--machine", str(small), "--batch", "4", "--budget", "10", "--out", path]
         facts = answer(capsys, *words)
         found.append((facts["found"], facts["microbatches"], Path(path).read_text()))
         assert bool(asked) == (cores == 2)
