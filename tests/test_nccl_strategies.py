@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import named_plans, standing
-from tests.effort import examples
+from tests.effort import examples, some
 from tests.named_plans import links, network
 from tests.stand_in import nccl as fake
 from tests.test_cuda import Plan, Ranks, close, device, drawn, on_host, plans, same
@@ -52,7 +52,7 @@ def test_transfers_of_any_plan_come_in_one_order_on_all_ranks(plan: Plan, seed: 
 @pytest.mark.parametrize("size", [3])
 def test_named_plans_come_in_one_order_and_use_all_that_there_is(size: int) -> None:
     problem, seen = network(), set[str]()
-    for strategy in named_plans.plans(problem, size).values():
+    for strategy in some([*named_plans.plans(problem, size).values()]):
         seen |= in_one_order(Plan(problem, strategy, links(size), size), size)
     wanted = {"send", "recv", "allReduce", "reduce", "reduceScatter", "allGather"}
     assert wanted | ({"broadcast"} if size > 2 else set()) <= seen, seen

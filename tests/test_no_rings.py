@@ -93,5 +93,5 @@ def test_a_plan_that_is_lowered_leaves_nothing_behind(model: str, batch: int, ma
 def test_a_command_leaves_nothing_of_its_planning_behind(
     more: tuple[str, ...], capsys: pytest.CaptureFixture[str], alone: Path
 ) -> None:
-    words = ("plan", "mlp:width=16,layers=2", "--machine", "flexflow-p100:nodes=1", "--without", "2-3", "--batch", "4")
+    words = ("plan", "mlp:width=4,layers=1", "--machine", "flexflow-p100:nodes=1", "--without", "2-3", "--batch", "2")
     assert not rings(lambda: answer(capsys, *words, "--budget", "20", *more))
