@@ -223,7 +223,7 @@ def test_what_goes_round_adds_once_under_any_plan(name: str, monkeypatch: pytest
     program = Lowering(g, machine.local(1), SGD).program(whole_on(g))
     assert [p.region for s in program.steps for p in s.inputs if p.role == "onto"] == ["sum/grad"]
 
-    @drawn(6)
+    @drawn(3)
     @given(strategies(g, 4))
     def check(strategy: Strategy) -> None:
         many = train(g, strategy, machine.local(4), data, values, size=2)
