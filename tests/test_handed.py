@@ -23,6 +23,7 @@ from castile.planner.strategy import Config, Strategy, parts
 from castile.runtime import machine
 from castile.runtime.region import contains, moved, slices
 from castile.runtime.region import whole as whole_box
+from tests.effort import examples
 from tests.op_cases import cases_of
 from tests.op_laws import Whole, cut, node_of, run, splits, targets
 from tests.strategies import Problem, batches, beginnings, problems, strategies, whole_on
@@ -223,7 +224,7 @@ def test_what_goes_round_adds_once_under_any_plan(name: str, monkeypatch: pytest
     program = Lowering(g, machine.local(1), SGD).program(whole_on(g))
     assert [p.region for s in program.steps for p in s.inputs if p.role == "onto"] == ["sum/grad"]
 
-    @drawn(3)
+    @drawn(examples(24) // 4)
     @given(strategies(g, 4))
     def check(strategy: Strategy) -> None:
         many = train(g, strategy, machine.local(4), data, values, size=2)

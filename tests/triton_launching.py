@@ -169,7 +169,8 @@ def test_programs_that_walk_are_no_more_than_processors(library: ctypes.CDLL, mo
     ways = Table("triton").ways("contract", ("ik,jk->ij", x, y), (out,), {}, False)
     pointers, walks = ([way for way in ways if way.form == "triton" and ('"' in way.setting) == there]
                        for there in (True, False))  # fmt: skip
-    assert (132, 1, 1) in {tuple(launched(x, way).grid) for way in walks}
+    # of those that fetch blocks not all walk
+    assert (132, 1, 1) in {tuple(launched(x, way).grid) for way in walks if way.setting.endswith("true]")}
     assert {launched(odd, way).function for way in walks} == {launched(odd, pointers[0]).function}
     monkeypatch.setattr(driver, "capability", lambda: 80)
     with pytest.raises(Refused, match="too old"):
@@ -235,7 +236,7 @@ def test_what_is_compiled_ahead_is_what_is_bound(name: str, monkeypatch: pytest.
 
 def test_processes_leave_nothing_to_compile(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     table, calls = Table("triton"), []
-    for name, num in (("relu", 1), ("add", 2), ("relu_grad", 2), ("softmax", 1)):
+    for name, num in (("relu", 1), ("add", 2), ("softmax", 1)):
         arrays = tuple(DeviceArray((48, 256), "float32") for _ in range(num))
         which = choice.key(choice.kernel_call(name, arrays[:1], arrays, {}, False))
         # what is chosen is compiled, what was remembered too, and else what comes first
@@ -250,7 +251,7 @@ def test_processes_leave_nothing_to_compile(library: Any, monkeypatch: pytest.Mo
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.listener = lambda cache_hit, **_: built.append(not cache_hit)
         tuning.ahead([(which, way) for *_, which, way in calls], lambda *one: heard.append(one))
-        assert heard == [(0, 4), *((n, 4) for n in range(2, 5))]
+        assert heard == [(0, 3), *((n, 3) for n in range(2, 4))]
         monkeypatch.setattr(triton.runtime.build, "_build", None)
         for name, arrays, _, way in calls:
             call = table.bind(name, arrays, arrays[:1], {}, None, False, way)
