@@ -257,10 +257,11 @@ def test_what_cannot_be_cut_is_told_as_nothing_beside_too(monkeypatch: pytest.Mo
 def test_a_plan_is_the_same_however_many_cores_there_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of plans of many parts, whose sketches take long."""
+    """Of plans of many parts, whose sketches take long; whatever is asked ahead is what the process beside says."""
+    monkeypatch.setattr(Fork, "give_up", lambda self, number: False)
     monkeypatch.setattr(requests, "has_many_parts", lambda lowering, most=0: True)
     found, asked, small = [], list[Question](), tmp_path / "small.toml"
-    small.write_text(described(70_000))
+    small.write_text(described(80_000))
     model = "gpt:layers=1,width=16,heads=2,seq=16,vocab=64"
     monkeypatch.setattr(foresight, "Fork", watching(asked))
     for cores in (1, 2):
