@@ -24,6 +24,7 @@ from castile.planner.strategy import Config, Strategy
 from castile.runtime.memory import written as memory_of
 from tests import standing
 from tests.answers import answer, sentence, timeless
+from tests.effort import rare
 from tests.mpi import CHECKOUT, mpirun_apart
 
 MLP = "mlp:layers=1,width=16"
@@ -104,7 +105,8 @@ def test_updates_that_cannot_be_are_refused(words, said, capsys):
 
 def test_plan_writes_what_it_tells(tmp_path, capsys):
     path = tmp_path / "plan.json"
-    facts = answer(capsys, "plan", MLP, "--machine", MACHINE, "--budget", "40", "--seed", "3", "--out", str(path))
+    words = ("plan", MLP, "--machine", MACHINE, "--batch", "8", "--budget", "10", "--seed", "3", "--out", str(path))
+    facts = answer(capsys, *words)
     written = strategies.read(path)
     assert (written.model, written.num_procs, written.search, written.seed) == (MLP, 8, "mcmc", 3)
     assert written.predicted is not None
@@ -112,16 +114,12 @@ def test_plan_writes_what_it_tells(tmp_path, capsys):
     assert written.predicted.peak_bytes == max(facts["found"]["arena_bytes"])
     assert written.predicted.moved_bytes == facts["found"]["moved_bytes"]
     # As many again on half of the processors, and on a quarter.
-    assert facts["num_proposals"] in (40, 80, 120) and facts["files"] == {"plan": str(path)}
+    assert facts["num_proposals"] in (10, 20, 30) and facts["files"] == {"plan": str(path)}
     assert all(facts["found"]["step_seconds"] <= seed["step_seconds"] for seed in facts["seeds"].values())
     assert facts["seeds"]["data_parallel"]["speedup_over_data_parallel"] == 1.0
     assert sum(facts["prices"].values()) > 0 and set(facts["prices"]) == {"roofline"}
     assert sorted(n for row in facts["layouts"] for n in row["nodes"]) == sorted(written.configs)
-
-
-def test_plan_tells_people_the_same(capsys):
-    words = ["plan", MLP, "--machine", MACHINE, "--budget", "40", "--seed", "3"]
-    facts = answer(capsys, *words)
+    # People are told the same.
     searches.tell(facts, [])
     out = capsys.readouterr().out
     for name, seed in facts["seeds"].items():
@@ -130,13 +128,19 @@ def test_plan_tells_people_the_same(capsys):
         assert f"{seed['speedup_over_data_parallel']:.2f}" in line
     assert report.duration(facts["found"]["step_seconds"]) in out
     assert f"after {facts['num_proposals']} proposals" in out and f"{facts['num_tasks']} tasks" in out
+    # And what no plan can beat.
+    assert facts["bound_seconds"] == max(facts["work_bound_seconds"], facts["chain_bound_seconds"])
+    assert 0 < facts["bound_seconds"] <= facts["found"]["step_seconds"]
+    assert facts["gap_share"] == pytest.approx(facts["found"]["step_seconds"] / facts["bound_seconds"] - 1)
+    assert f"no plan takes less than {report.duration(facts['bound_seconds'])}" in out
+    assert f"the plan found takes {report.percent(facts['gap_share'])} more" in out
 
 
 def test_the_same_seed_gives_the_same_file(tmp_path, capsys):
     files = []
     for name in ("a", "b"):
         path = tmp_path / name
-        words = ["plan", MLP, "--machine", "local:procs=4", "--budget", "25", "--seed", "1", "--out", str(path)]
+        words = ["plan", MLP, "--machine", "local:procs=2", "--budget", "25", "--seed", "1", "--out", str(path)]
         assert main(words) == 0
         files.append(path.read_bytes())
     assert files[0] == files[1]
@@ -152,20 +156,8 @@ def test_plan_says_so_when_the_plan_is_a_seed(capsys):
     assert "it equals data_parallel with what is pinned:" in capsys.readouterr().out
 
 
-def test_plan_says_what_no_plan_can_beat(capsys):
-    words = ["plan", MLP, "--machine", MACHINE, "--budget", "20"]
-    facts = answer(capsys, *words)
-    assert facts["bound_seconds"] == max(facts["work_bound_seconds"], facts["chain_bound_seconds"])
-    assert 0 < facts["bound_seconds"] <= facts["found"]["step_seconds"]
-    assert facts["gap_share"] == pytest.approx(facts["found"]["step_seconds"] / facts["bound_seconds"] - 1)
-    searches.tell(facts, [])
-    out = capsys.readouterr().out
-    assert f"no plan takes less than {report.duration(facts['bound_seconds'])}" in out
-    assert f"the plan found takes {report.percent(facts['gap_share'])} more" in out
-
-
 def test_the_objective_decides(capsys):
-    words = ["plan", "mlp:width=256", "--machine", "local:procs=2", "--batch", "16", "--budget", "20", "--objective"]
+    words = ["plan", "mlp:width=256", "--machine", "local:procs=2", "--batch", "4", "--budget", "20", "--objective"]
     time, latency, memory = (answer(capsys, *words, objective) for objective in ("time", "latency", "memory"))
     assert [facts["objective"] for facts in (time, latency, memory)] == ["time", "latency", "memory"]
     assert latency["found"]["step_seconds"] < time["found"]["step_seconds"] < memory["found"]["step_seconds"]
@@ -198,13 +190,13 @@ def test_a_plan_of_which_the_forward_pass_alone_fits(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("model", "batch", "text", "microbatches"),
-    [("mlp:layers=2,width=512", 49, "", 1), ("gpt:layers=2,width=64,heads=4,seq=32,vocab=100", 4, SLOW, 2)],
+    [("mlp:layers=2,width=512", 7, "", 1), *rare(("gpt:layers=2,width=64,heads=4,seq=32,vocab=100", 4, SLOW, 2))],
 )
 def test_a_front_begins_with_a_plan_as_fast_as_is_found_without(model, batch, text, microbatches, tmp_path, capsys):
     """Also where that is found on fewer processors, or in microbatches; it is told, and its plans are written."""
     path, out = tmp_path / "machine.toml", tmp_path / "plan.json"
     path.write_text(text)
-    words = ["plan", model, "--batch", str(batch), "--machine", str(path) if text else MACHINE, "--budget", "30"]
+    words = ["plan", model, "--batch", str(batch), "--machine", str(path) if text else MACHINE, "--budget", "10"]
     alone, facts = answer(capsys, *words), answer(capsys, *words, "--front", "--out", str(out))
     assert alone["microbatches"] == microbatches and "front" not in alone
     seconds, arena = alone["found"]["step_seconds"], max(alone["found"]["arena_bytes"])
@@ -212,7 +204,7 @@ def test_a_front_begins_with_a_plan_as_fast_as_is_found_without(model, batch, te
     assert front[0][0] == facts["found"]["step_seconds"] <= seconds
     assert not [point for point in front if point[0] > seconds and point[1] >= arena]
     assert all(one[0] < after[0] and one[1] > after[1] for one, after in zip(front, front[1:]))
-    assert len(front) > 1 and facts["num_proposals"] <= alone["num_proposals"] + 30
+    assert len(front) > 1 and facts["num_proposals"] <= alone["num_proposals"] + 10
     files = [row["file"] for row in facts["front"]]
     assert files == [str(tmp_path / f"plan-{number}.json") for number in range(1, len(front) + 1)]
     for file, (step, _) in zip(files, front):
@@ -242,7 +234,7 @@ def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(words, tmp_path, capsys,
         plan_command, "searching",
         lambda which: nullcontext(lambda spent, best, _: [signal.raise_signal(number) for number in presses]),
     )  # fmt: skip
-    words = ["mlp", "--machine", "local:procs=4", "--budget", "100000s", "--out", str(out), *words]
+    words = [MLP, "--machine", "local:procs=2", "--batch", "4", "--budget", "100000s", "--out", str(out), *words]
     facts = answer(capsys, "plan", *words)
     assert strategies.read(out).predicted.step_seconds == facts["found"]["step_seconds"]
     assert signal.getsignal(signal.SIGINT) is before
@@ -250,7 +242,7 @@ def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(words, tmp_path, capsys,
 
 def test_a_search_goes_on_from_a_plan(tmp_path, capsys):
     path = str(tmp_path / "plan.json")
-    words = ["plan", MLP, "--machine", "local:procs=4", "--batch", "16"]
+    words = ["plan", MLP, "--machine", "local:procs=2", "--batch", "4"]
     small = answer(capsys, *words, "--budget", "80", "--objective", "memory", "--out", path)
     facts = answer(capsys, *words, "--budget", "1", "--objective", "memory", "--from", path)
     assert facts["seeds"]["given"]["live_bytes"] == small["found"]["live_bytes"]
@@ -272,9 +264,8 @@ def test_a_plan_in_microbatches_is_gone_on_from_in_as_many(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["fsdp", "megatron", "one_weird_trick", "random"])
 def test_every_known_plan_can_be_asked_for(name, capsys):
-    facts = answer(
-        capsys, "plan", "gpt:layers=1,width=32,seq=16", "--machine", MACHINE, "--search", name, "--budget", "3"
-    )
+    words = ["plan", "gpt:layers=1,width=32,seq=16", "--machine", MACHINE, "--batch", "4"]
+    facts = answer(capsys, *words, "--search", name, "--budget", "3")
     assert facts["num_proposals"] in ((3, 6, 9) if name == "random" else (1,))
     assert name == "random" or facts["found"]["step_seconds"] == facts["seeds"][name]["step_seconds"]
 
