@@ -21,6 +21,7 @@ from castile.planner.searches import available
 from castile.planner.searching.fronts import NUM_LIMITS
 from castile.planner.searching.settling import SETTLING
 from castile.planner.sketch.sketch import Sketch
+from tests.effort import rare
 from tests.little import SEARCHES
 
 MODEL = "mlp:layers=1,width=16"
@@ -59,9 +60,13 @@ MORE = (("--front",), ("--accumulate", "2"), ("--objective", "memory"))
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [*((name, ()) for name in SEARCHES), *product(("mcmc", "random", "dynamic"), MORE)]
+    ("seconds", "name", "words"),
+    [
+        *product((0.5, 20.0), SEARCHES, [()]),
+        *product([20.0], ["mcmc"], MORE),
+        *rare(*product([0.5], ["mcmc"], MORE), *product((0.5, 20.0), ("random", "dynamic"), MORE)),
+    ],
 )
-@pytest.mark.parametrize("seconds", [0.5, 20.0])
 def test_a_time_is_kept_but_for_one_plan_and_what_every_search_looks_at(
     seconds: float,
     name: str,

@@ -23,6 +23,7 @@ from castile.launch.reports.screen import Speaker
 from castile.launch.typed import files
 from tests import homes
 from tests.command_lines import COMMANDS, options_of
+from tests.effort import rare
 from tests.mpi import CHECKOUT
 
 BEFORE = b"as it was"
@@ -174,15 +175,21 @@ def ended(shell_words, **variables):
     return subprocess.run(words, env=found, capture_output=True, text=True, timeout=180)
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("words", ["--help", "doctor --help", "simulate mlp --machine dgx-h100:nodes=1"])
+@pytest.mark.parametrize(
+    ("words", "unbuffered"),
+    [
+        ("--help", "1"), ("simulate mlp --machine dgx-h100:nodes=1", ""),
+        *rare(("--help", ""), ("doctor --help", ""), ("doctor --help", "1")),
+        *rare(("simulate mlp --machine dgx-h100:nodes=1", "1")),
+    ],
+)  # fmt: skip
 def test_output_for_which_there_is_no_room_is_told_in_one_sentence(words, unbuffered):
     done = ended(f"{words} >/dev/full", PYTHONUNBUFFERED=unbuffered)
     told = "castile: standard output: No space left on device; make room or send it elsewhere\n"
     assert (done.returncode, done.stderr) == (2, told)
 
 
-@pytest.mark.parametrize("words", ["train nosuch", "launch -n 2 train nosuch", "nosuch", "train --nosuch"])
+@pytest.mark.parametrize("words", ["launch -n 2 train nosuch", "train --nosuch", *rare("train nosuch", "nosuch")])
 def test_the_status_of_a_mistake_is_true_though_nobody_can_be_told_of_it(words):
     assert ended(f"{words} 2>/dev/full").returncode == 2
 
@@ -265,7 +272,7 @@ def test_nothing_is_written_beside_a_stream(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
-    words = ["plan", "mlp", "--machine", "local:procs=2", "--batch", "32", "--budget", "20", "--front"]
+    words = ["plan", "mlp", "--machine", "local:procs=2", "--batch", "2", "--budget", "5", "--front"]
     assert main([*words, "--out", "pipe"]) == 0
     assert os.read(reader, 1) == b"{" and os.listdir() == ["pipe"]
     os.close(reader)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
@@ -22,6 +22,7 @@ from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
 from castile.runtime.task import CostKey, Kind, TaskGraph
 from tests import little
+from tests.effort import examples
 
 MODELS = ("mlp", "convnet", "lstm:layers=1,width=8,seq=3", "gpt:layers=2,width=16,heads=2,seq=4", "dlrm")
 
@@ -69,6 +70,7 @@ def test_nodes_have_the_kinds_of_the_tasks_that_are_lowered_of_them(
     assert {key.dense or key for key in tasks.cost_keys if is_among(key, only)} == only
 
 
+@settings(max_examples=examples(100))
 @given(known())
 def test_a_kind_belongs_to_the_nodes_that_have_it(known: tuple[Lowering, Strategy, TaskGraph]) -> None:
     """And what is sent to no node, but to what is sent of one."""

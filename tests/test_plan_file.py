@@ -57,10 +57,11 @@ def test_files_say_the_batch_of_plans_that_are_compared(plan: str, capsys):
 
 
 def test_plans_of_a_front_and_of_a_training_say_it_too(alone, capsys):
-    made(capsys, "plan", "mlp", "--machine", "local:procs=2", "--budget", "20", "--front", "--out", "f.json")
+    words = ["--machine", "local:procs=2", "--batch", "2", "--budget", "5", "--front", "--out", "f.json"]
+    made(capsys, "plan", "mlp", *words)
     made(capsys, "train", "mlp", "--steps", "2", "--search", "data_parallel", "--batch", "32", "--out", "t.json")
     fronts = [strategies.read(path) for path in alone.glob("f*.json")]
-    assert len(fronts) > 1 and {(p.machine_name, p.batch) for p in fronts} == {("local:procs=2", 64)}
+    assert len(fronts) > 1 and {(p.machine_name, p.batch) for p in fronts} == {("local:procs=2", 2)}
     trained = strategies.read("t.json")
     assert (trained.machine_name, trained.batch) == ("local:procs=1", 32)
 
