@@ -108,7 +108,7 @@ OPTIMIZERS = ("sgd:momentum=0.5", "adam", "adafactor")
 
 def test_bytes_are_written_before_they_are_read_and_by_one_at_a_time(tell: Callable[[str], None]) -> None:
     seen: Counter[str] = Counter()
-    count = examples(80)
+    count = examples(80, 1 / 8)
 
     @drawn(count)
     @given(st.data())

@@ -16,6 +16,7 @@ from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints.disk import Disk
 from castile.runtime.region import whole
 from tests.checkpoints import BATCH, FACTS, Dying, Watched, in_child, save, state
+from tests.effort import rare
 
 OLD, NEW, NEXT = 5, 10, 15
 
@@ -55,7 +56,7 @@ def operations(begun: Path, size: int, scratch: Path) -> Counter[str]:
     return counted
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [2, *rare(1)])
 def test_a_kill_at_any_operation_leaves_the_old_or_the_new_one(size, begun, tmp_path, tell):
     counted = operations(begun, size, tmp_path / "counted")
     number, found = sum(counted.values()), Counter()

@@ -9,6 +9,7 @@ import pytest
 from castile.launch.here import compiling
 from castile.planner.evaluation.budget import clock
 from castile.runtime.compiled import compiled, compiling_seconds
+from tests.effort import rare
 
 numba = pytest.importorskip("numba")
 
@@ -27,7 +28,7 @@ for _ in range(int(sys.argv[2])):
 """
 
 
-@pytest.mark.parametrize(("patience", "rounds", "told"), [("0", "3", 1), ("1e6", "3", 0), ("0", "0", 0)])
+@pytest.mark.parametrize(("patience", "rounds", "told"), [("0", "3", 1), ("0", "0", 0), *rare(("1e6", "3", 0))])
 def test_compiling_for_long_is_told_once(patience, rounds, told):
     command = [sys.executable, "-c", SCRIPT, patience, rounds]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

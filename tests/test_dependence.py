@@ -29,7 +29,7 @@ def closure(num_tasks: int, edges) -> list[set[int]]:
     return before
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.tuples(few, few), max_size=12))
 def test_edges_are_those_of_all_conflicting_pairs(touches) -> None:
     edges = [tuple(edge) for edge in scan(touches).tolist()]
@@ -75,7 +75,7 @@ def test_what_the_host_puts_everywhere_is_what_it_fills(shape, num_procs: int, m
     assert_same(found, filled([(slot, whole(shape)) for slot in located]))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(situations(), st.booleans(), st.booleans())
 def test_a_version_numbers_its_ports_in_one_row(situation, carried: bool, overwritten: bool) -> None:
     """Every reader finds its box in a piece on its processor, and what it reads with gaps is of that piece's shape."""
@@ -136,6 +136,7 @@ def test_a_sum_of_many_is_ordered_without_comparing_each_with_each() -> None:
     assert len(compared) < 10 * count
 
 
+@settings(max_examples=examples(100))
 @given(st.lists(st.integers(0, 3)), st.data())
 def test_those_that_only_write_are_ordered_as_any_other(made: list[int], data) -> None:
     buffers = st.lists(st.integers(0, 3), max_size=3, unique=True).map(tuple)

@@ -25,7 +25,7 @@ from castile.planner.strategy import Strategy, encode
 from castile.runtime.machine import Level, Machine
 from castile.runtime.task import NUM_LANES
 from castile.runtime.timeline import PICOSECONDS
-from tests.effort import examples
+from tests.effort import examples, rare
 from tests.little import GRAPHS, evaluator, machine, two_layers
 from tests.strategies import machines, problems
 
@@ -53,7 +53,7 @@ def test_it_is_plain_enumeration(on):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on", ["two", "far"])
+@pytest.mark.parametrize("on", ["two", *rare("far")])
 def test_it_is_plain_enumeration_of_a_longer_chain(on):
     ranks = every(evaluator(GRAPHS["two"], ON[on]))
     found = search("exhaustive", evaluator(GRAPHS["two"], ON[on]))

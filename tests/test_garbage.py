@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.effort import rare
+
 BEGIN = """
 import gc
 from castile.runtime.garbage import is_frozen, set_aside, uncollected
@@ -25,7 +27,7 @@ HOW = {
 }
 
 
-@pytest.mark.parametrize("collects", [True, False])
+@pytest.mark.parametrize("collects", [True, *rare(False)])
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("use", USES)
 def test_the_search_for_garbage_is_left_as_it_was(use: str, how: str, collects: bool) -> None:

@@ -39,7 +39,7 @@ def _kept(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("_kept")
-@settings(max_examples=examples(70), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(70, 1 / 7), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_equals_lowering_and_simulating_the_whole_plan(data):
     problem, on = data.draw(problems()), data.draw(drawn_machines())

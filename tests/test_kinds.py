@@ -52,6 +52,7 @@ def known(draw: st.DrawFn) -> tuple[Lowering, Strategy, TaskGraph]:
     return told_of(*of, draw(st.sampled_from(sorted(lowered(*of)[1]))))
 
 
+@settings(max_examples=examples(100))
 @given(known(), st.data())
 def test_nodes_have_the_kinds_of_the_tasks_that_are_lowered_of_them(
     known: tuple[Lowering, Strategy, TaskGraph], data: st.DataObject

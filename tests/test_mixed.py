@@ -43,7 +43,7 @@ from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine
 from castile.runtime.region import Box
 from tests import device_ranks
-from tests.effort import examples
+from tests.effort import examples, rare
 from tests.late import device
 from tests.little import SEARCHES
 from tests.strategies import Problem, batches, beginnings, configs, strategies, whole_on
@@ -151,8 +151,10 @@ def test_steps_too_small_for_16_bits_add_up(dtype: str) -> None:
     assert (made.carried["w"] == 1 - 64 * 4 * 2**-14).all()
 
 
-@pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("name", ["data_parallel", "fsdp"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*zip(("data_parallel", "fsdp"), NARROW, strict=True), *rare(*zip(("fsdp", "data_parallel"), NARROW, strict=True))],
+)
 def test_a_little_gpt_learns_as_in_float32(dtype: str, name: str) -> None:
     on, updates = machine.local(2), Updates(optimizers.parse("adamw"), clip=1.0)
     rng = np.random.default_rng(0)

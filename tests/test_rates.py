@@ -5,9 +5,11 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as tried
 from hypothesis import strategies as st
 
 from castile.launch.typed import rates, settings
+from tests.effort import examples
 
 names = st.sampled_from(rates.available())
 lengths = st.one_of(st.integers(0, 40), st.floats(0, 0.99, allow_subnormal=False))
@@ -72,6 +74,7 @@ def test_after_the_warm_up_rates_only_fall_and_end_at_the_floor(drawn, num_steps
         assert found[-1] == 1
 
 
+@tried(max_examples=examples(100))
 @given(schedules(), st.integers(2, 200))
 def test_rates_are_continuous(drawn, num_steps):
     # In a run of many times the steps, with lengths many times as long, one step changes as many times less.

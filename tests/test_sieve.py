@@ -18,6 +18,7 @@ from castile.planner.searches import mcmc
 from castile.planner.sketch import sieve
 from castile.planner.strategy import encode
 from castile.runtime import machine as machines
+from tests.effort import rare
 
 # Where messages' latencies rule, of which sketches know least.
 SMALL = {
@@ -36,7 +37,7 @@ def lowered(model: str, samples: int, machine: str) -> tuple[Lowering, CostModel
 
 
 @pytest.mark.parametrize("model", SMALL)
-@pytest.mark.parametrize("machine", ["flexflow-k80:nodes=1", "dgx-h100:nodes=1"])
+@pytest.mark.parametrize("machine", ["flexflow-k80:nodes=1", *rare("dgx-h100:nodes=1")])
 def test_a_search_through_sketches_ends_behind_no_known_plan(model: str, machine: str) -> None:
     lowering, cost = lowered(model, SMALL[model], machine)
     found, fresh = search("mcmc", Evaluator(lowering, cost), LONG), Evaluator(lowering, cost)

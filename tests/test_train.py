@@ -14,6 +14,7 @@ from castile.launch.__main__ import main
 from castile.launch.here import compiling, pings, probe
 from castile.launch.processes import mpi_settings
 from castile.planner import strategy as strategies
+from castile.runtime import debug
 from tests import homes, standing
 from tests.mpi import CHECKOUT
 
@@ -197,13 +198,23 @@ def test_help_speaks_to_people(command, capsys):
         ("4", "def relu(", "Traceback"),
     ],
 )
-def test_the_debug_ladder_shows_more_at_each_rung(home, rung, shown, hidden):
-    words = [sys.executable, "-m", "castile", "train", "mlp", "--steps", "1", "--budget", "5"]
-    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | home | {"DEBUG": rung}, timeout=60)
-    assert done.returncode == 0 and shown in done.stderr and hidden not in done.stderr
+def test_the_debug_ladder_shows_more_at_each_rung(alone, read_anew, rung, shown, hidden, monkeypatch, capsys):
+    monkeypatch.setenv("DEBUG", rung)
+    assert main(["train", "mlp", "--steps", "1", "--budget", "5"]) == 0
+    err = capsys.readouterr().err
+    assert shown in err and hidden not in err
 
 
-def test_a_rung_that_is_none_is_refused(home):
-    words = [sys.executable, "-m", "castile", "train", "mlp", "--steps", "1"]
-    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | home | {"DEBUG": "9"}, timeout=60)
-    assert done.returncode == 2 and "DEBUG='9'" in done.stderr and "Traceback" not in done.stderr
+def test_a_rung_that_is_none_is_refused(alone, read_anew, monkeypatch, capsys):
+    monkeypatch.setenv("DEBUG", "9")
+    assert main(["train", "mlp", "--steps", "1"]) == 2
+    err = capsys.readouterr().err
+    assert "DEBUG='9'" in err and err.count("\n") == 1
+
+
+@pytest.fixture
+def read_anew():
+    """What DEBUG asks for, which a process reads once."""
+    debug.level.cache_clear()
+    yield
+    debug.level.cache_clear()

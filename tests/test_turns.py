@@ -30,7 +30,7 @@ def served_by(tasks: TaskGraph, task: int, engines: Sequence[int]) -> set[tuple[
     return {(lane // NUM_LANES, engines[lane % NUM_LANES]) for lane in tasks.lanes_of(task).tolist()}
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(200, 1 / 8))
 @given(plans() | shared())
 def test_of_what_waits_for_nothing_an_engine_has_one(plan) -> None:
     problem, on, strategy = plan
@@ -46,7 +46,7 @@ def test_of_what_waits_for_nothing_an_engine_has_one(plan) -> None:
         assert all(tasks.order[before] < tasks.order[t] for before in more)
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(100, 1 / 8))
 @given(plans() | shared())
 def test_by_itself_it_is_sent_when_it_would_be_anyway(plan) -> None:
     problem, on, strategy = plan
