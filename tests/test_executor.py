@@ -81,7 +81,7 @@ def test_every_step_ends_and_every_need_is_kept(graph: TaskGraph, seed: int) -> 
     run(graph, programs(graph), seed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(graphs(), st.data())
 def test_a_mapper_that_reorders_computes_cannot_stop_a_step(graph: TaskGraph, data: st.DataObject) -> None:
     timeline = in_order(graph)

@@ -193,7 +193,7 @@ def plans(draw: st.DrawFn):
     return problem, on, draw(strategies(problem.graph, on.num_procs))
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(150, 1 / 8))
 @given(plans())
 def test_flat_arrays_and_tasks_written_out_say_the_same(plan) -> None:
     problem, on, strategy = plan
@@ -315,7 +315,7 @@ def test_ports_lie_where_their_config_says_however_many_configs_came_and_went() 
         assert lowering.placed(StepInstance(step, template, Config(split, 1, procs)), 0, True).config.procs == procs
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(150, 1 / 8))
 @given(shared())
 def test_what_waits_for_no_step_is_sent_in_the_order_in_which_steps_wait_for_it(plan) -> None:
     problem, on, strategy = plan

@@ -15,7 +15,7 @@ from castile.runtime.gaps import ORDERS, best_fit, placed
 from castile.runtime.memory import ALIGNMENT, arenas, largest, pack, refuse, written
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from castile.runtime.timeline import Timeline
-from tests.effort import examples
+from tests.effort import examples, rare
 from tests.graphs import Draft, engine_maps, task_graphs, timings
 
 EMPTY = np.zeros(0, np.int64)
@@ -63,7 +63,7 @@ def random_topological_order(data, graph, edges):
     return order
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.data())
 def test_arenas_are_as_long_as_those_that_are_packed(data):
     graph, engines = one_home(data.draw(task_graphs())), data.draw(engine_maps)
@@ -171,7 +171,7 @@ def test_compiled_placing_equals_plain(drawn, limit):
 
 @pytest.mark.parametrize("halves", [(), (16,), (3, 16, 128)])
 @pytest.mark.parametrize("longest", [5, 100, 2000])
-@pytest.mark.parametrize("num_blocks", [127, 128, 129, 700])
+@pytest.mark.parametrize("num_blocks", [127, 128, 129, *rare(700)])
 def test_each_block_lies_in_the_tightest_gap(num_blocks: int, longest: int, halves: tuple[int, ...], monkeypatch):
     """However their times are divided over shelves."""
     monkeypatch.setattr(gaps, "HALVES", halves)

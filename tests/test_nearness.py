@@ -2,12 +2,13 @@
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.runtime.levels import Level
 from castile.runtime.machine import Machine, Processor
 from castile.runtime.nearness import Nearness
+from tests.effort import examples
 
 PROCESSOR = Processor("p", 1e9, 1e9, 2**30)
 
@@ -27,6 +28,7 @@ def holders(machine: Machine) -> st.SearchStrategy[tuple[int, ...]]:
     return st.lists(st.integers(0, machine.num_procs - 1), min_size=1, unique=True).map(tuple)
 
 
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_who_is_nearest_by_groups_is_so_by_distance(data) -> None:
     machine = data.draw(machines())
@@ -37,6 +39,7 @@ def test_who_is_nearest_by_groups_is_so_by_distance(data) -> None:
         assert held.nearest(proc).procs == tuple(p for p, d in zip(procs, far, strict=True) if d == min(far))
 
 
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_who_have_the_same_near_take_them_in_turn(data) -> None:
     """Also of several things, as long as the same are near; and who asks again is told the same."""
@@ -55,6 +58,7 @@ def test_who_have_the_same_near_take_them_in_turn(data) -> None:
         assert counts == sorted(counts, reverse=True) and max(counts) <= min(counts) + 1
 
 
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_who_holds_something_else_asks_who_is_there_where_that_is_near(data) -> None:
     machine = data.draw(machines())

@@ -328,6 +328,7 @@ def test_ends_are_never_told_to_be_at_work_at_once_in_a_step(share):
     assert shared.step_factor / shared.bytes_per_second == pytest.approx(1e-9 * max(2, 1 / share))
 
 
+@settings(max_examples=examples(100))
 @given(st.floats(1e-7, 1e-5), st.floats(1e-7, 1e-5), st.floats(1e-7, 1e-4))
 def test_a_gather_more_takes_what_it_does_itself_and_a_message_each_way(message, gather, latency):
     """What waits for the other is in one by itself, too."""

@@ -31,6 +31,7 @@ from castile.runtime import machine as machines
 from castile.runtime.memory import ALIGNMENT, pack
 from castile.runtime.task import Kind
 from tests import homes, standing
+from tests.effort import rare
 from tests.handmade import in_order, random_graph
 
 UNITS = ("seconds", "bytes", "samples", "per_second", "share")
@@ -199,7 +200,7 @@ def test_what_lacks_a_byte_to_be_profiled_is_told_in_bytes():
             Isolated(job, "plan", plan, sample_feed(job), 1e-6)
 
 
-@pytest.mark.parametrize("model", ["mlp", "convnet", "gpt:layers=1,width=32,seq=16"])
+@pytest.mark.parametrize("model", ["convnet", *rare("mlp", "gpt:layers=1,width=32,seq=16")])
 def test_repeated_tasks_meet_real_numbers(model):
     job = jobs.start(model, "local", 4, "")
     isolated = Isolated(job, "plan", seeds(job.lowering)["data_parallel"], sample_feed(job), 1e-6)

@@ -82,7 +82,7 @@ def served_by_heap(graph, durations, engines):
     return start, end
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_tasks=st.integers(1, 150),
