@@ -453,11 +453,11 @@ def test_of_plans_of_many_parts_a_pipeline_is_taken_before_anything_is_searched(
     for module in (seeds, filling):
         monkeypatch.setattr(module, "has_many_parts", lambda lowering, most=MOST_PARTS: most == MOST_PARTS)
     model = "gpt:layers=8,width=4096,heads=16,seq=64,vocab=1000"
-    given = ["plan", model, "--machine", "p3.16xlarge:nodes=2", "--batch", "2048", "--budget", "200", "--json"]
+    given = ["plan", model, "--machine", "p3.16xlarge:nodes=2", "--batch", "2048", "--budget", "20", "--json"]
     found = json.loads(_told(given, capsys))
     assert found["search"] == found["equals"] == "pipeline_2_zero" and found["num_stages"] == 2 < found["microbatches"]
     # One search was for a plan of a whole batch, in vain.
-    assert found["seeds"].keys() == {"data_parallel", "pipeline_2_zero"} and found["num_proposals"] == 201
+    assert found["seeds"].keys() == {"data_parallel", "pipeline_2_zero"} and found["num_proposals"] == 21
 
 
 def _told(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
