@@ -58,7 +58,7 @@ test-compiling: .venv/.castile-test
 test-mpi: .venv/.castile-test
 	$(BIN)/python -m pytest -m mpi $(shell grep -lr --include='test_*.py' 'mark\.mpi' tests)
 
-# Laws that take long, of which `make test` tries a quarter of the examples, on all of them.
+# Laws that take long, of which `make test` tries a part, on all of the examples and cases that they are proved on.
 TRIED = $(shell grep -l '^from tests.effort import' tests/test_*.py)
 laws: .venv/.castile-test
 	LAWS=whole $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not mpi" $(TRIED)

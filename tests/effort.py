@@ -1,4 +1,4 @@
-"""On how many examples laws are tried that take long: a quarter by default, on all where LAWS is "whole"."""
+"""On what laws are tried that take long: a part of the examples and cases by default, all where LAWS is "whole"."""
 
 import os
 from collections.abc import Sequence

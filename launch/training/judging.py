@@ -236,7 +236,7 @@ def _log_of_sums(scores: np.ndarray) -> np.ndarray:
     most = scores.max(axis=-1, keepdims=True)
     # beside what is infinite, or no number, nothing counts
     most[~np.isfinite(most)] = 0.0
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         return np.log(np.exp(scores - most).sum(axis=-1)) + most[..., 0]
 
 
