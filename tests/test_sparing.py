@@ -112,7 +112,7 @@ def test_the_objective_memory_takes_every_way_to_less(capsys: pytest.CaptureFixt
 
 def test_a_front_ends_about_where_least_memory_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     model = GPT.replace("layers=2", "layers=1")
-    words = ["plan", model, "--batch", "4", "--machine", "local:procs=2", "--budget", "100"]
+    words = ["plan", model, "--batch", "16", "--machine", "local:procs=2", "--budget", "100"]
     small, front = (answer(capsys, *words, *more) for more in (("--objective", "memory"), ("--front",)))
     least = min(max(point["arena_bytes"]) for point in front["front"])
     assert least <= 1.1 * max(small["found"]["arena_bytes"]), json.dumps(front["front"][-1])
