@@ -59,7 +59,7 @@ def test_a_signal_ends_the_ranks_too(number, tmp_path):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("delay", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize("delay", [0.0, *rare(0.05, 0.2)])
 def test_whoever_presses_ctrl_c_again_and_again_gets_its_status_and_no_traceback(delay, tmp_path):
     process = begun(SLEEPER, tmp_path, stderr=subprocess.PIPE)
     assert process.stdout is not None

