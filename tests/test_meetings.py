@@ -135,6 +135,14 @@ def test_a_job_learns_from_all_plans_that_it_measured_and_counts_what_was_known_
     assert job.snapshot == taught(job.snapshot, *measured, before=start) and job.snapshot.num_meetings == 27
 
 
+def test_a_job_prices_by_what_is_known_now():
+    job: Any = SimpleNamespace(snapshot=NOTHING, machine=replace(MACHINE), _cost=None)
+    now: Any = Job.cost.fget
+    for more in ({}, {"snapshot": Snapshot(HERE)}, {"machine": replace(MACHINE)}):
+        vars(job).update(more)
+        assert now(job) is now(job) and now(job).snapshot is job.snapshot and now(job).machine is job.machine
+
+
 @given(rounds, st.integers(0, 10**6), st.floats(0, DELAYED))
 def test_for_how_long_a_rank_waited_for_its_core_is_no_meetings(lasts, besides, share):
     """Of long steps on a busy host it is more than all meetings: other plans have many more of these."""
