@@ -59,7 +59,7 @@ test-mpi: .venv/.castile-test
 	$(BIN)/python -m pytest -m mpi $(shell grep -lr --include='test_*.py' 'mark\.mpi' tests)
 
 # Laws that take long, of which `make test` tries a part, on all of the examples and cases that they are proved on.
-TRIED = $(shell grep -l '^from tests.effort import' tests/test_*.py)
+TRIED = $(shell grep -lE '^from (tests.effort|hypothesis) import' tests/test_*.py)
 laws: .venv/.castile-test
 	LAWS=whole $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not mpi" $(TRIED)
 	LAWS=whole $(BIN)/python -m pytest -m mpi $(shell grep -l 'mark\.mpi' $(TRIED))

@@ -11,6 +11,7 @@ import pytest
 
 from castile.launch.processes.mpi_settings import THREAD_VARIABLES
 from castile.runtime import garbage
+from tests.effort import examples
 
 # As a command does it before NumPy is imported: sums are those of one thread, whichever tests run.
 for name in THREAD_VARIABLES:
@@ -22,7 +23,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-hypothesis.settings.register_profile("castile", deadline=None, print_blob=True, derandomize=True)
+# What does not say on how many examples it is tried.
+DRAWN = examples(100, 1 / 2)
+hypothesis.settings.register_profile("castile", deadline=None, print_blob=True, derandomize=True, max_examples=DRAWN)
 hypothesis.settings.register_profile("wide", deadline=None, print_blob=True, max_examples=1000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "castile"))
 

@@ -29,7 +29,7 @@ FORMS = ("move", "fold", "pack", "unpack", "all_reduce", "reduce_scatter", "all_
 # So many examples hold a thousand different plans.
 DRAWN = 1200
 # Of which so many are tried by default.
-SHARE = 1 / 10
+SHARE = 1 / 8
 LEAST_SHARE = 5 / 6
 # Of these each operator and form is in so many at least.
 ONE_IN = 60
