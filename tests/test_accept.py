@@ -48,7 +48,7 @@ def test_what_was_not_measured_is_not_run_and_what_is_no_number_is_not_met(bound
     assert Figure("x_seconds", math.nan, **bounds).verdict == "not met"
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(100, 1 / 10))
 @given(st.lists(st.builds(Figure, st.text(min_size=1), st.none() | numbers, st.none() | numbers, note=st.text())))
 def test_figures_come_back_from_the_last_line_as_they_were_told(figures):
     from contextlib import redirect_stdout

@@ -54,7 +54,7 @@ def test_every_reader_gets_the_sum_of_all_sources(situation, forms, has_trees: b
 
 
 def test_each_special_form_equals_the_general_one_to_the_last_bit() -> None:
-    seen, drawn = Counter[str](), examples(1200)
+    seen, drawn = Counter[str](), examples(2000, 0.15)
 
     @settings(max_examples=drawn, derandomize=True)
     @given(situations((groups, groups, groups, *KINDS)))

@@ -78,7 +78,7 @@ def on_one_processor() -> np.ndarray:
     return evaluated(whole_on(build(True)), None)
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60, 1 / 6), deadline=None, suppress_health_check=list(HealthCheck))
 @given(strategies(build(True), NUM_PROCS), st.one_of(st.none(), strategies(build(False), NUM_PROCS)))
 def test_a_model_says_the_same_whatever_plan_trained_andjudged_it(plan: Strategy, other: Strategy | None) -> None:
     assert difference(evaluated(plan, other), on_one_processor()) < 1e-10

@@ -33,7 +33,7 @@ from tests.test_models import scaled
 from tests.test_turns import served_by
 from tests.training import SGD
 
-MANY = settings(max_examples=examples(100))
+MANY = settings(max_examples=examples(150, 1 / 6))
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,7 @@ from tests.little import evaluator, machine, tower
 from tests.strategies import in_buckets, in_microbatches, machines, problems
 from tests.training import SGD
 
-EXAMPLES = examples(60)
+EXAMPLES = examples(80, 3 / 16)
 GPT = "gpt:layers=1,width=16,heads=2,seq=8,vocab=16"
 UPDATES = (SGD, Updates(find("adamw")(), clip=1.0))
 

@@ -144,7 +144,7 @@ def webs(draw: st.DrawFn) -> Graph:
     return g
 
 
-@settings(max_examples=examples(40), derandomize=True, deadline=None)
+@settings(max_examples=examples(80, 1 / 8), derandomize=True, deadline=None)
 @given(webs())
 def test_of_what_works_on_each_element_as_much_is_one_node_as_can_be(graph: Graph) -> None:
     """A node is left whose result more than one other reads, or that is an output; and the network learns the same."""

@@ -31,9 +31,7 @@ from tests.graphs import engine_maps
 from tests.little import evaluator, machine, tower
 from tests.test_repeats import Loop, loops
 
-EXAMPLES = examples(80)
-# Of which each is told of in a window.
-FEWER = examples(40) // 2
+EXAMPLES, FEWER = examples(80), examples(40)
 # What says of which microbatch a region or a task is, or of how many.
 MICRO = re.compile(r"@[0-9:]+|#\d+| of \d+ more microbatches")
 
