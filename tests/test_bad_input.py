@@ -327,6 +327,7 @@ ON_TWO_RANKS = [
     ("train mlp --plan {}/mlp1.json", r"it is for 1 processor, but 2 ranks run"),
     ("train mlp --profile {}/garbage.db", r"garbage.db is no profile database"),
     ("train gpt --data text:file={}/missing.txt", r"missing.txt: No such file"),
+    *rare(("train mlp --steps 0", r"--steps 0: give 1 or more")),
     ("train mlp --out {}/tiny.toml/plan.json", r"tiny.toml is not a folder"),
     ("train mlp --machine {}/tiny.toml", r"it has 1 processor, but 2 ranks run"),
     ("profile mlpp", r"no model 'mlpp'"),

@@ -21,7 +21,8 @@ from castile.kernels.triton import chip, driver, interpreter
 from castile.kernels.triton.views import Shape, View
 
 FLOATS = ("float32", "float16", "bfloat16")
-# Of addresses, steps and lengths Triton's compiler is told whether they are multiples of this.
+# Of addresses, steps and lengths Triton's compiler is told whether they are multiples of this; descriptors ask it of
+# addresses and of steps in bytes.
 ALIGNED = 16
 
 

@@ -17,7 +17,7 @@ import triton
 from triton import language as tl
 
 from castile.kernels.triton.functions import places
-from castile.kernels.triton.launch import Blocks, Launch, Room
+from castile.kernels.triton.launch import ALIGNED, Blocks, Launch, Room
 from castile.kernels.triton.lines import Finish, Text, block_of, finished, function_of, kernel_of, named, operations
 from castile.kernels.triton.views import Nest, Shape, View, nest, permuted, wide
 
@@ -56,8 +56,6 @@ WALKS = (
 )
 # The capability of the first chips with a copy engine, times ten.
 SINCE = 90
-# What descriptors ask of steps, in bytes.
-_ALIGNED = 16
 # What kernels say where their sums are made: `total` [M,N] of rows m and columns n of a batch.
 _MADE = "# Sums are made."
 
@@ -134,7 +132,7 @@ def _operand(product: Product, which: int, side: Nest, x: Any) -> Operand | None
     inner, outer = (row, col) if turned else (col, row)
     batch = [(size, step) for size, step in zip(l.sizes, l.steps[which], strict=True) if l.extent > 1]
     steps = (*(step for _, step in batch), outer)
-    if inner != 1 or not all(0 < step < 2**36 and step * x.itemsize % _ALIGNED == 0 for step in steps):
+    if inner != 1 or not all(0 < step < 2**36 and step * x.itemsize % ALIGNED == 0 for step in steps):
         return None
     return Operand((*(size for size, _ in batch), *sizes), (*steps, 1), turned)
 
