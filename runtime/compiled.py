@@ -54,12 +54,14 @@ def compiled(body: Callable[..., Any]) -> Callable[..., Any]:
     # Importing numba costs a tenth of a second, which only those pay who need it.
     import numba
 
+    from castile.kernels import compiler
+
     _listener()
     # A large array freed once teaches malloc to keep memory of this size, which calls in a row then reuse without
     # faulting its pages in again (mallopt(3), dynamic threshold).
     np.empty(2**24, np.uint8)
     # What is kept on disk is not told apart by these.
-    options = {"nogil": True, "no_cfunc_wrapper": True}
+    options = {"nogil": True, "no_cfunc_wrapper": True, "pipeline_class": compiler.Loop}
     known_by = _renamed(body, {}, _source_text(body), repr(options))
     result: Callable[..., Any] = _by_one_process(numba.njit(cache=True, **options)(known_by))
     return result
@@ -89,6 +91,8 @@ def assembled(
     # Not `from numba.types`, which replaces itself: threads that wait for another's import of it have an empty module.
     from numba import types
 
+    from castile.kernels import compiler
+
     _listener()
     texts = [_source_text(one) for one in (*bodies, *parts, *inlined)]
     if records:
@@ -98,7 +102,8 @@ def assembled(
             room.by_reference(kind)
         texts.append(Path(room.__file__).read_text())
     # Nobody calls them from C, and parts from the interpreter: what would take care of that takes a tenth of the time.
-    common: dict[str, Any] = {"_nrt": False, "no_cfunc_wrapper": True}
+    common: dict[str, Any] = {"_nrt": False, "no_cfunc_wrapper": True, "pipeline_class": compiler.Loop}
+    joined = common | {"no_cpython_wrapper": True, "pipeline_class": compiler.Part}
     made = dict(words or {})
     others = {*parts, *inlined, *made}
 
@@ -109,8 +114,7 @@ def assembled(
 
     def part(function: Any) -> Any:
         if function not in made:
-            join = numba.njit(forceinline=function in inlined, no_cpython_wrapper=True, **common)
-            made[function] = one = join(linked(function))
+            made[function] = one = numba.njit(forceinline=function in inlined, **joined)(linked(function))
             # Else it would be compiled anew for every constant that it is given.
             one.get_call_template = lambda args, kws, of=one.get_call_template: of([*map(types.unliteral, args)], kws)
         return made[function]

@@ -18,6 +18,8 @@ from numba import types
 from numba.core import event
 from numba.extending import overload
 
+from castile.kernels import compiler
+
 # Sums may be reordered and fused so that they vectorise; NaN, infinities and signed zeros keep their meaning. What is
 # not said here a function called by an inlined one would inherit from it. Nobody calls loops from C, and none makes an
 # array: who calls one holds those that it is given, so that references to them need not be counted.
@@ -28,9 +30,10 @@ _options = {
     "forceinline": False,
     "no_cfunc_wrapper": True,
     "_nrt": False,
+    "pipeline_class": compiler.Loop,
 }
 # What is called by its address alone may be asked for of these.
-_FOR_C = ("cache", "error_model", "fastmath", "_nrt")
+_FOR_C = ("cache", "error_model", "fastmath", "_nrt", "pipeline_class")
 
 
 def _with(**more: Any) -> Callable[[Callable[..., Any]], Any]:

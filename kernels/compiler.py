@@ -1,0 +1,88 @@
+"""How numba compiles castile's loops: its compiler, less what takes long and is for none of them.
+
+It does not know what the loops compute. It needs numba, and is imported where that is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder, Flags
+
+
+class Loop(CompilerBase):
+    """Compiles what Python calls."""
+
+    def __init__(self, typingctx: Any, targetctx: Any, library: Any, args: Any, result: Any, flags: Any, locals: Any):
+        super().__init__(typingctx, targetctx, library, args, result, _Options(flags), locals)
+
+    def compile_extra(self, func: Any) -> Any:
+        with _uncollected():
+            return super().compile_extra(func)
+
+    def define_pipelines(self) -> list[Any]:
+        return [DefaultPassBuilder.define_nopython_pipeline(self.state)]
+
+
+class Part(Loop):
+    """Compiles what loops alone call. Numba would optimise it and make machine code of it, and do both again in each
+    function that calls it: it becomes machine code only as a part of these.
+    """
+
+    def define_pipelines(self) -> list[Any]:
+        self.state.library = _Joined(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
+        return super().define_pipelines()
+
+
+class _Options(Flags):
+    """Numba's options, told apart by those that are set. Numba asks for them with each of the ways there are to add two
+    numbers, and makes a dictionary of all of them to compare.
+    """
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Options) and self._values == other._values
+
+
+class _Joined(JITCodeLibrary):
+    """The code of a function and of those that it calls, as it was written."""
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """None: there is no machine code."""
+        self._ensure_finalized()
+        return 0
+
+    @property
+    def codegen(self) -> Any:
+        """Of which numba asks that the machine code knows of its environment."""
+        return _NoEnvironment
+
+
+class _NoEnvironment:
+    @staticmethod
+    def set_env(name: str, environment: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Python looks for no garbage meanwhile: it would look through all that numba knows of a function, many times."""
+    looked = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if looked:
+            gc.enable()
