@@ -6,10 +6,15 @@ It does not know what the loops compute. It needs numba, and is imported where t
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
+from zlib import crc32
 
+from numba.core import event
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder, Flags
 
@@ -86,3 +91,40 @@ def _uncollected() -> Iterator[None]:
     finally:
         if looked:
             gc.enable()
+
+
+def by_one_process(loop: Any) -> Any:
+    """The loop, which waits while another process compiles it, and then has what that one kept on disk: ranks need the
+    same loops at the same time.
+    """
+    compile_here = loop.compile
+
+    def compiled_once(signature: Any) -> Any:
+        with turn(loop):
+            return compile_here(signature)
+
+    loop.compile = compiled_once
+    return loop
+
+
+@contextlib.contextmanager
+def turn(loop: Any) -> Iterator[None]:
+    """No other process has its turn with this loop; where nothing can be locked all go on."""
+    place = crc32(loop.__qualname__.encode())
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            file = _turns(Path(loop.stats.cache_path))
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+            except BlockingIOError:
+                # For whoever counts the time to wait is to compile.
+                with event.trigger_event("numba:compile", {"dispatcher": loop}):
+                    fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
+            held.callback(fcntl.lockf, file, fcntl.LOCK_UN, 1, place)
+        yield
+
+
+@cache
+def _turns(folder: Path) -> Any:
+    """The file of a folder in which each loop locks a byte. It stays open: to close it would give up all of them."""
+    return (folder / "turns.lock").open("ab")

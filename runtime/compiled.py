@@ -5,9 +5,7 @@ It does not know what the loops compute.
 
 from __future__ import annotations
 
-import contextlib
 import dis
-import fcntl
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
@@ -16,7 +14,6 @@ from itertools import chain
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
@@ -63,7 +60,7 @@ def compiled(body: Callable[..., Any]) -> Callable[..., Any]:
     # What is kept on disk is not told apart by these.
     options = {"nogil": True, "no_cfunc_wrapper": True, "pipeline_class": compiler.Loop}
     known_by = _renamed(body, {}, _source_text(body), repr(options))
-    result: Callable[..., Any] = _by_one_process(numba.njit(cache=True, **options)(known_by))
+    result: Callable[..., Any] = compiler.by_one_process(numba.njit(cache=True, **options)(known_by))
     return result
 
 
@@ -119,46 +116,8 @@ def assembled(
             one.get_call_template = lambda args, kws, of=one.get_call_template: of([*map(types.unliteral, args)], kws)
         return made[function]
 
-    return tuple([_by_one_process(numba.njit(cache=True, **common, **options)(linked(body))) for body in bodies])
-
-
-def _by_one_process(loop: Any) -> Any:
-    """The loop, which waits while another process compiles it, and then has what that one kept on disk: ranks need the
-    same loops at the same time.
-    """
-    compile_here = loop.compile
-
-    def compiled_once(signature: Any) -> Any:
-        with _turn(loop):
-            return compile_here(signature)
-
-    loop.compile = compiled_once
-    return loop
-
-
-@contextlib.contextmanager
-def _turn(loop: Any) -> Iterator[None]:
-    """No other process has its turn with this loop; where nothing can be locked all go on."""
-    from numba.core import event
-
-    place = crc32(loop.__qualname__.encode())
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):
-            file = _turns(Path(loop.stats.cache_path))
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-            except BlockingIOError:
-                # For whoever counts the time to wait is to compile.
-                with event.trigger_event("numba:compile", {"dispatcher": loop}):
-                    fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
-            held.callback(fcntl.lockf, file, fcntl.LOCK_UN, 1, place)
-        yield
-
-
-@cache
-def _turns(folder: Path) -> Any:
-    """The file of a folder in which each loop locks a byte. It stays open: to close it would give up all of them."""
-    return (folder / "turns.lock").open("ab")
+    loops = [numba.njit(cache=True, **common, **options)(linked(body)) for body in bodies]
+    return tuple(map(compiler.by_one_process, loops))
 
 
 def is_kept(loop: Any) -> bool:

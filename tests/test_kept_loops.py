@@ -76,18 +76,42 @@ def test_a_loop_is_compiled_anew_when_what_it_knows_from_elsewhere_changes(
     assert hits == [[0, 0], [not changed, "NUMBER" not in changed]]
 
 
+AT_ONCE = """
+from castile.kernels.numpy import jit
+from castile.runtime import compiled
+
+def number(x):
+    for n in range(9):
+        x += n
+    return x
+
+def planned():
+    loop = compiled.compiled(number)
+    return loop(5), sum(loop.stats.cache_hits.values())
+
+def computed():
+    loop = jit.compiled(number)
+    return loop(5), sum(loop.stats.cache_hits.values())
+
+def by_its_address():
+    loop = jit.addressed(jit.compiled(number), "int64(int64)")
+    return loop.ctypes(5), loop.cache_hits
+"""
+
+
+@pytest.mark.parametrize("way", ["planned", "computed", "by_its_address"])
 def test_of_processes_that_need_a_loop_at_once_one_compiles_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    (tmp_path / "at_once.py").write_text("def loop(x):\n    for n in range(9):\n        x += n\n    return x\n")
+    (tmp_path / f"at_once_{way}.py").write_text(AT_ONCE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    loop, fork = compiled(import_module("at_once").loop), multiprocessing.get_context("fork")
+    asked, fork = getattr(import_module(f"at_once_{way}"), way), multiprocessing.get_context("fork")
     begin, told = fork.Barrier(3), fork.Queue()
 
     def ask() -> None:
         begin.wait(60)
-        told.put((loop(5), sum(loop.stats.cache_hits.values())))
+        told.put(asked())
 
     others = [fork.Process(target=ask) for _ in range(3)]
     for one in others:

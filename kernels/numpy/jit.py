@@ -41,7 +41,7 @@ def _with(**more: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def join(body: Callable[..., Any]) -> Any:
         body.__qualname__ += f"_{_others(body.__module__)}"
-        return numba.njit(**_options | more)(body)
+        return compiler.by_one_process(numba.njit(**_options | more)(body))
 
     return join
 
@@ -83,7 +83,7 @@ exact_order = _with(fastmath={"contract"}, no_cpython_wrapper=True)
 
 def addressed(body: Any, signature: Any) -> Any:
     """A `compiled` function that is called by the address of the result alone, and for one kind of arguments."""
-    with event.trigger_event("numba:compile", data={"dispatcher": body}):
+    with event.trigger_event("numba:compile", data={"dispatcher": body}), compiler.turn(body):
         return numba.cfunc(signature, **{name: _options[name] for name in _FOR_C})(body.py_func)
 
 
