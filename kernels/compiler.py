@@ -1,4 +1,5 @@
-"""How numba compiles castile's loops: its compiler, less what takes long and is for none of them.
+"""How numba compiles castile's loops: its compiler, less what takes long and is for none of them, and each loop in one
+process at a time.
 
 It does not know what the loops compute. It needs numba, and is imported where that is installed.
 """
@@ -83,7 +84,10 @@ class _NoEnvironment:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Python looks for no garbage meanwhile: it would look through all that numba knows of a function, many times."""
+    """Python looks for no garbage meanwhile: it would look through all that numba knows of a function, many times.
+
+    What is left is garbage, unlike in `castile.runtime.garbage`: it stays among the youngest, which are looked at next.
+    """
     looked = gc.isenabled()
     gc.disable()
     try:
