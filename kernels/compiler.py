@@ -23,10 +23,8 @@ from numba.core.compiler import CompilerBase, DefaultPassBuilder, Flags
 class Loop(CompilerBase):
     """Compiles what Python calls."""
 
-    def __init__(self, typingctx: Any, targetctx: Any, library: Any, args: Any, result: Any, flags: Any, locals: Any):
-        super().__init__(typingctx, targetctx, library, args, result, _Options(flags), locals)
-
     def compile_extra(self, func: Any) -> Any:
+        self.state.update(flags=_Options(self.state.flags))
         with _uncollected():
             return super().compile_extra(func)
 
@@ -40,7 +38,7 @@ class Part(Loop):
     """
 
     def define_pipelines(self) -> list[Any]:
-        self.state.library = _Joined(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
+        self.state.update(library=_Joined(self.state.targetctx.codegen(), self.state.func_id.func_qualname))
         return super().define_pipelines()
 
 
