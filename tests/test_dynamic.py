@@ -14,18 +14,22 @@ from hypothesis import strategies as st
 from castile.planner.bounds.additive import Additive
 from castile.planner.bounds.elimination import elimination, filled, minimise
 from castile.planner.bounds.missing import elements, layouts, least
-from castile.planner.bounds.tables import WORK, Tables
+from castile.planner.bounds.tables import MICROBATCHES, WORK, Tables
 from castile.planner.choices.pins import Pins, parse
 from castile.planner.choices.space import space_of
+from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
 from castile.planner.families.updates import Updates
+from castile.planner.known.pipelines import divisors
 from castile.planner.lower import Lowering
 from castile.planner.lowering.versions import Versions
 from castile.planner.op import find
 from castile.planner.search import Evaluator, search
 from castile.planner.searches import dynamic
 from castile.planner.searches.dynamic import choices
+from castile.planner.step.recompute import FULL, NOTHING, PARAMETERS, Recomputation
 from castile.planner.strategy import Config, Strategy, encode
+from castile.runtime.machine import Machine
 from castile.runtime.region import Box, blocks, intersect
 from castile.runtime.timeline import PICOSECONDS
 from tests.effort import examples, rare
@@ -298,7 +302,22 @@ def test_what_a_processor_lacks_is_what_it_needs_and_does_not_hold(held, needed)
         assert found[a, b, proc] == (wants.volume if wants else 0) - (common.volume if common else 0)
 
 
-@pytest.mark.parametrize(("count", "priced"), [(8, 8), (256, 32)])
+@settings(max_examples=examples(60))
+@given(st.sampled_from(sorted(GRAPHS)), machines(4), st.data())
+def test_few_microbatches_cost_what_all_do(name: str, on: Machine, data: st.DataObject) -> None:
+    """Of any plan, whatever is computed or gathered again."""
+    lowering = Lowering(GRAPHS[name], on, Updates(find("sgd")(momentum=0.9)))
+    again = Recomputation(GRAPHS[name], lowering.updates).named(data.draw(st.sampled_from([NOTHING, FULL, PARAMETERS])))
+    count = data.draw(st.sampled_from(divisors(GRAPHS[name].batch)))
+    all_of_them = lowering.remade(microbatches=count, recompute=again)
+    few, model = (Additive(one, CostModel(on)) for one in (all_of_them.shortened(MICROBATCHES), all_of_them))
+    assert len({step.micro for step in few.program.steps if step.micro.count > 1}) <= MICROBATCHES
+    spaces = Spaces(lowering, CostModel(on))
+    plan = {node: data.draw(st.sampled_from(spaces[node].configs)) for node in lowering.piece.nodes}
+    assert few.price(plan) == model.price(plan)
+
+
+@pytest.mark.parametrize(("count", "priced"), [(2, 2), (8, 3), (256, 3)])
 def test_of_many_microbatches_few_are_priced(count: int, priced: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Additive] = []
     monkeypatch.setattr(dynamic, "Additive", lambda *given: seen.append(Additive(*given)) or seen[-1])

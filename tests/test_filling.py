@@ -378,7 +378,7 @@ def test_what_is_gathered_is_simulated_where_it_is_taken_for_little_more_and_onc
         return evaluator.evaluate(plan)
 
     one = Place(1, evaluator, pins, Foreseen(1.0, ((PROMISING * seconds, plan),), 0.0))
-    monkeypatch.setattr(filling, "_looked_through", lambda others: iter([one]))
+    monkeypatch.setattr(filling, "_looked_through", lambda others, to_beat: iter([one]))
     monkeypatch.setattr(filling, "_ordered", simulated)
     gathering = Gathering((others((1,)),))
     assert gathering.best(0.9 * seconds) == (None, None) and not looked
@@ -445,7 +445,7 @@ def test_what_is_gathered_is_sketched_until_even_what_does_not_fit_takes_too_lon
     plan, seen = seeds(evaluator.lowering)["data_parallel"], list[tuple[int, int]]()
     ways = [replace(others(tuple(row)), is_over=way) for way, row in enumerate(rows)]  # type: ignore[arg-type]
 
-    def sketched(others: Others) -> Iterator[Place]:
+    def sketched(others: Others, to_beat: float) -> Iterator[Place]:
         for number in others.numbers:
             way: Any = others.is_over
             least, fits = rows[way][number]
@@ -462,7 +462,7 @@ def test_numbers_that_were_looked_at_are_let_go_of(are_many: bool, monkeypatch: 
     """Each holds all that was worked out of its plans. Where there are many parts none other is expected then."""
     held, alive, told = list[weakref.ref[Evaluator]](), list[int](), list[str]()
 
-    def places(numbers: Sequence[int], most: float, is_late: object) -> Iterator[Place]:
+    def places(numbers: Sequence[int], most: float, is_late: object, to_beat: float) -> Iterator[Place]:
         for number in numbers:
             same = copy(evaluator)
             held.append(weakref.ref(same))

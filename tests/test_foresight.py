@@ -211,7 +211,7 @@ def test_of_numbers_that_are_asked_for_together_none_is_drawn_behind_one_that_fi
     watched = Watched({1: 4.0, 2: 3.0, 4: 0.9, 8: 0.8, 16: 0.4})
     monkeypatch.setattr(foresight, "foresee", watched.foresee)
     outlook, numbers = watched.outlook(helps is not False), (1, 2, 3, 4, 8, 16)
-    assert [*outlook.draw(numbers)] == [*watched.here] == [1, 4]
+    assert [*watched.outlook(False).draw(numbers)] == [*watched.here] == [1, 4]
     watched.here.clear()
     with begun(outlook):
         outlook.expect(*numbers)
@@ -232,6 +232,30 @@ def test_what_is_not_begun_with_is_forgotten(monkeypatch: pytest.MonkeyPatch) ->
         assert given_up == [0, 1]
         for one, number, is_expected in ((outlook, 1, False), (outlook, 2, True), (other, 1, True), (other, 2, True)):
             assert ahead.is_expected(Question((number,), one.recompute, None)) == is_expected
+
+
+def test_what_was_drawn_is_not_drawn_again(helps: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whomever it was drawn, and whatever was looked for."""
+    watched = Watched({1: 4.0, 2: 2.0, 4: 1.0, 8: 0.5})
+    monkeypatch.setattr(foresight, "foresee", watched.foresee)
+    outlook, numbers = watched.outlook(helps is not False), (1, 2, 3, 4, 8)
+    with begun(outlook):
+        first = [*outlook.places(numbers, 1.0, lambda: False)]
+        drawn = [*watched.here]
+        assert [*outlook.places(numbers, 1.0, lambda: False)] == first and watched.here == drawn
+        assert [one.number for one in outlook.places(numbers, inf, lambda: False)] == [1, 2, 4, 8]
+    assert len({*watched.here}) == len(watched.here)
+
+
+def test_where_work_takes_too_long_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor with more microbatches; what was drawn before is given all the same."""
+    watched = Watched({1: 4.0, 2: 2.0, 4: 1.0})
+    monkeypatch.setattr(foresight, "foresee", watched.foresee)
+    monkeypatch.setattr(foresight, "work_bound", lambda number: {1: 1.0, 2: 1.2, 4: 1.4}[number])
+    outlook = watched.outlook(False)
+    for to_beat, drawn in ((1.0, []), (1.2, [1]), (1.3, [1, 2]), (1.1, [1, 2]), (inf, [1, 2, 4])):
+        assert [one.number for one in outlook.places((1, 2, 4), inf, lambda: False, to_beat)] == drawn
+        assert watched.here == drawn
 
 
 def test_nothing_is_looked_at_once_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ minimises it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,8 +55,9 @@ class Additive:
     move(c, c')   transfers between two nodes, without what is in the `sync` of either already
 
     Of a tensor with several readers each is priced as if it were alone with the producer: where no tensor has more than
-    two users, each transfer is priced once. Nodes that cost alike are priced once: layers of one shape, and the steps
-    of a recurrent one. What else a Config decides (the default update of a parameter) is the deciding node's.
+    two users, each transfer is priced once. A microbatch that stands for others (`Micro`) is priced as often. Nodes
+    that cost alike are priced once: layers of one shape, and the steps of a recurrent one. What else a Config decides
+    (the default update of a parameter) is the deciding node's.
     """
 
     def __init__(self, lowering: Lowering, cost: CostModel) -> None:
@@ -129,7 +130,8 @@ class Additive:
         key = ("work", self.kinds[name], config)
         if key not in self._prices:
             configs = self.decided(name, config)
-            self._prices[key] = sum(self._longest(step, configs[step.node.name]) for step in self.steps[name])
+            lasts = ((step.micro.times, self._longest(step, configs[step.node.name])) for step in self.steps[name])
+            self._prices[key] = sum(times * longest for times, longest in lasts)
         return self._prices[key]
 
     def sync(self, name: str, config: Config) -> int:
@@ -137,7 +139,7 @@ class Additive:
         key = ("sync", self.own_key(name), config)
         if key not in self._prices:
             configs = self.decided(name, config)
-            self._prices[key] = sum(self.moves(flow, configs) for flow in self.own[name])
+            self._prices[key] = self._moved(self.own[name], configs)
         return self._prices[key]
 
     def move(self, edge: Edge, first: Config, second: Config) -> int:
@@ -145,14 +147,22 @@ class Additive:
         key = ("move", edge.key, first, second)
         if key not in self._prices:
             configs = self.decided(edge.nodes[0], first) | self.decided(edge.nodes[1], second)
-            priced = sum(self.moves(flow, configs) for flow in edge.alone if flow is not None)
-            self._prices[key] = sum(self.moves(flow, configs) for flow in edge.flows) - priced
+            priced = self._moved([flow for flow in edge.alone if flow is not None], configs)
+            self._prices[key] = self._moved(edge.flows, configs) - priced
         return self._prices[key]
 
     def price(self, configs: Mapping[str, Config]) -> int:
         """The price of a plan in picoseconds: of its nodes and of all pairs."""
         nodes = sum(self.work(name, configs[name]) + self.sync(name, configs[name]) for name in self.steps)
         return nodes + sum(self.move(edge, *(configs[name] for name in edge.nodes)) for edge in self.edges)
+
+    def _moved(self, flows: Iterable[Flow], configs: Mapping[str, Config]) -> int:
+        return sum(self.times(flow) * self.moves(flow, configs) for flow in flows)
+
+    def times(self, flow: Flow) -> int:
+        """How many flows this one stands for: as many as the microbatch in which it begins, if that is one, or ends."""
+        micros = {self.program.steps[slot].micro for slot, _ in flow.producers or flow.readers}
+        return next(iter(micros)).times if len(micros) == 1 else 1
 
     @cached_property
     def _shares(self) -> list[tuple[str, tuple[str, ...], Flow]]:

@@ -75,6 +75,19 @@ def lower_bound(evaluator: Evaluator, most_parts: int | None = None) -> Bound | 
     or learned prices do not add up so: half of a product may take more or less than half the time. Then every split
     that a search considers is priced (`_BySplits`), on arrays without strides. None where these are too many.
     """
+    known = _known(evaluator, most_parts)
+    if known is None:
+        return None
+    return Bound(known.work_seconds, _longest_chain(known.program, known) / PICOSECONDS)
+
+
+def work_bound(evaluator: Evaluator) -> float:
+    """The `work_seconds` of `lower_bound`, which take least to find; 0 where there is no bound."""
+    known = _known(evaluator)
+    return known.work_seconds if known else 0.0
+
+
+def _known(evaluator: Evaluator, most_parts: int | None = None) -> _Known | None:
     lowering = evaluator.lowering
     # All microbatches do the same work, and none needs another.
     program = lowering.shortened(FEWEST).program(lowering.plan({}))
@@ -82,9 +95,7 @@ def lower_bound(evaluator: Evaluator, most_parts: int | None = None) -> Bound | 
     is_measured = bool(evaluator.cost_snapshot)
     if is_measured and _num_parts(program, most_parts) > MOST_PARTS:
         return None
-    known = (_BySplits if is_measured else _ByFigures)(lowering, program, evaluator.cost, most_parts)
-    work = sum(step.micro.times * known.of(step).total for step in program.steps) / lowering.machine.num_procs
-    return Bound(work / PICOSECONDS, _longest_chain(program, known) / PICOSECONDS)
+    return (_BySplits if is_measured else _ByFigures)(lowering, program, evaluator.cost, most_parts)
 
 
 def _num_parts(program: Program, most_parts: int) -> int:
@@ -97,9 +108,15 @@ class _Known:
     """The least of each pass, found once for all that share a template. Base of the two ways to find it."""
 
     def __init__(self, lowering: Lowering, program: Program, cost: CostModel, most_parts: int) -> None:
-        self.lowering, self.cost, self.most_parts = lowering, cost, most_parts
+        self.lowering, self.program, self.cost, self.most_parts = lowering, program, cost, most_parts
         self.dtypes = program.dtypes.__getitem__
         self._found: dict[StepTemplate, Least] = {}
+
+    @property
+    def work_seconds(self) -> float:
+        """Of all passes under the splits that are best for them, spread evenly over all processors."""
+        work = sum(step.micro.times * self.of(step).total for step in self.program.steps)
+        return work / self.lowering.machine.num_procs / PICOSECONDS
 
     def of(self, step: Step) -> Least:
         whole = self.template(step, {})

@@ -53,7 +53,7 @@ def least(model: Additive, edge: Edge, first: Sequence[Config], second: Sequence
         read = {model.side(edge, slot) for slot, _ in flow.readers}
         if alone is None and len(made) == 1 and len(flow.producers) <= 1 and read - made:
             (source,) = made
-            bound = _bound(model, edge, flow, source, choices)
+            bound = model.times(flow) * _bound(model, edge, flow, source, choices)
             total += bound if source == 0 else bound.T
     return np.floor(total).astype(np.int64)
 

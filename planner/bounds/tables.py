@@ -19,8 +19,8 @@ from castile.planner.bounds.elimination import Scope, elimination, filled, minim
 from castile.planner.bounds.missing import least
 from castile.planner.strategy import Config
 
-# At most so many microbatches are priced: with more, what is done once a step, as sums of gradients, counts for little.
-MICROBATCHES = 32
+# So many microbatches are priced: the first, which adds its gradients to nothing, one for all others, and the last.
+MICROBATCHES = 3
 # Weights of work, and of (sync, move) in turn: transfers count as much as work, half as much, or only those between
 # nodes do, as sums of gradients are the first to be hidden beside work.
 WORK, WEIGHTS = 2, ((2, 2), (1, 1), (0, 2))

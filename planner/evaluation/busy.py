@@ -5,6 +5,7 @@ It does not know when they run, nor what transfers take.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import cached_property
 
 import numpy as np
@@ -16,15 +17,16 @@ from castile.planner.strategy import Config
 
 
 class Busy:
-    """The busy times of one lowering's nodes by one cost model, computed once for each node and Config."""
+    """The busy times of one lowering's nodes by one cost model, computed once for all nodes alike under a Config."""
 
     def __init__(self, lowering: Lowering, cost: CostModel) -> None:
         self._lowering, self._cost = lowering, cost
-        self._known: dict[tuple[str, Config], np.ndarray] = {}
+        self._known: dict[tuple[Hashable, Config], np.ndarray] = {}
 
     def picoseconds(self, name: str, config: Config) -> np.ndarray:
         """int64[P]: for how long a node's kernels keep each processor busy."""
-        if (name, config) not in self._known:
+        key = self._kinds.get(name, ()), config
+        if key not in self._known:
             machine, procs = self._lowering.machine, np.array(config.procs)
             total = np.zeros(machine.num_procs, np.int64)
             for step in self._steps.get(name, ()):
@@ -33,8 +35,14 @@ class Busy:
                 lasts = np.stack([self._cost.picoseconds(keys, kind) for kind in range(len(machine.kinds))])
                 each = lasts[machine.kind_of[procs], np.repeat(of_part, config.replicas)]
                 np.add.at(total, procs, step.micro.times * each)
-            self._known[name, config] = total
-        return self._known[name, config]
+            self._known[key] = total
+        return self._known[key]
+
+    @cached_property
+    def _kinds(self) -> dict[str, Hashable]:
+        """By node what is equal where all passes have the same templates under every split."""
+        kind, dtypes = self._lowering.templates.kind, self._program.dtypes.__getitem__
+        return {name: tuple((kind(s, dtypes), s.micro.times) for s in steps) for name, steps in self._steps.items()}
 
     @cached_property
     def _program(self) -> Program:

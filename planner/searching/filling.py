@@ -13,7 +13,7 @@ from itertools import chain, islice
 from math import inf
 from operator import attrgetter
 
-from castile.planner.bounds.lower_bound import lower_bound
+from castile.planner.bounds.lower_bound import work_bound
 from castile.planner.evaluation.evaluated import Evaluated
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.sizes import variants
@@ -146,34 +146,37 @@ class Gathering:
         for others in self.ways:
             others.outlook.expect(*others.numbers, can_wait=True)
 
-    def best(self, seconds: float) -> tuple[Chosen | None, Strategy | None]:
+    def best(self, seconds: float, to_beat: float = inf) -> tuple[Chosen | None, Strategy | None]:
         """Its number of microbatches and recomputation, and the plan itself; None twice if none takes less than
         `seconds`, a limit that leaves few to simulate. A plan that was found under another limit is given again, and so
         is that there was none under a higher one.
+
+        to_beat   seconds that no plan is of use that takes as long, searched from the best one or not
         """
         if not self.ways:
             return None, None
         for most, known in self._known.items():
             if known[0] is not None or seconds <= most:
                 return known
-        near, is_over = self._candidates(PROMISING * seconds), self.ways[0].is_over
+        near, is_over = self._candidates(PROMISING * seconds, to_beat), self.ways[0].is_over
         found = _simulated(near, seconds, (READY,), PROMISING, SEVERAL, is_over)
         self._known[seconds] = found
         return found
 
-    def _candidates(self, longest: float) -> Iterator[Place]:
+    def _candidates(self, longest: float, to_beat: float) -> Iterator[Place]:
         """Of each way the first number with which a plan should fit, unless even plans that do not fit are too slow.
 
         More microbatches or more recomputation are not faster; a way is looked at with as many microbatches as the one
         before where room is scarce, else with fewer. Where plans have few parts: some numbers of each way.
         """
         if self.are_few:
-            yield from chain.from_iterable(islice(_taken_for_best(others), FEW_OF_EACH) for others in self.ways)
+            for others in self.ways:
+                yield from islice(_taken_for_best(others, to_beat), FEW_OF_EACH)
             return
         most = inf
         for others in self.ways:
             few = replace(others, numbers=[number for number in others.numbers if number <= most])
-            for one in _looked_through(few):
+            for one in _looked_through(few, to_beat):
                 if one.foreseen.least > longest:
                     most = one.number - 1
                     break
@@ -182,12 +185,12 @@ class Gathering:
                     yield one
                     break
 
-    def sooner(self, seconds: float, look: Look, times: float = 1.0) -> tuple[Chosen, Found] | None:
-        """What a search finds from it, or the plan itself where there are many parts; None if `times` its time is not
-        less than `seconds`.
+    def sooner(self, seconds: float, look: Look, to_beat: float = inf) -> tuple[Chosen, Found] | None:
+        """What a search finds from it, or the plan itself where there are many parts; None if it takes `seconds`, or
+        surely no less than `to_beat` once it was searched from.
         """
-        best, plan = self.best(seconds)
-        if best is None or times * best.seconds >= seconds:
+        best, plan = self.best(seconds, to_beat)
+        if best is None or best.seconds >= seconds:
             return None
         try:
             return best, look(best, plan if num_parts(best.evaluator) > SEARCHED_PARTS else None)
@@ -198,7 +201,7 @@ class Gathering:
         """The same if it is so much faster than the best known plan of another number of microbatches, pipelines
         included, that neither a search from that one nor microbatches begun ahead would make up for it.
         """
-        return self.sooner(chosen.seconds, look, AHEAD)
+        return self.sooner(chosen.seconds / AHEAD, look)
 
     def beside(self, chosen: Chosen, found: Found, look: Look) -> tuple[Chosen, Found]:
         """What was found, or the better plan that a search finds from it.
@@ -209,7 +212,7 @@ class Gathering:
         seconds = found.evaluated.seconds
         if num_parts(chosen.evaluator) <= QUICK_PARTS:
             seconds = max(SPARING * seconds, chosen.seconds if chosen.fits else 0.0)
-        other = self.sooner(seconds, look)
+        other = self.sooner(seconds, look, found.evaluated.seconds)
         if other is None or other[1].evaluated.rank >= found.evaluated.rank:
             return chosen, found
         num_proposals = found.num_proposals + other[1].num_proposals
@@ -232,8 +235,8 @@ def _is_first(chosen: Chosen) -> bool:
 
 
 def _is_worth(chosen: Chosen, seconds: float) -> bool:
-    bound = lower_bound(chosen.evaluator)
-    return bound is not None and seconds > WORTH * bound.work_seconds
+    least = work_bound(chosen.evaluator)
+    return 0 < WORTH * least < seconds
 
 
 def _soonest(chosen: Chosen, seconds: float, others: Others) -> tuple[Chosen | None, Strategy | None]:
@@ -264,9 +267,8 @@ def _simulated(
     while left and left[-1].seconds <= promising * least and (best is None or not is_over()):
         one = left.pop()
         near = (plan for taken_for, plan in one.foreseen.fitting if taken_for <= promising * least)
-        if len(orders) > 1:
-            # A plan's kernels take as long in every order, and bounding them is faster than simulating any.
-            near = (plan for plan in near if one.evaluator.bound(plan.configs) < least)
+        # A plan's kernels take as long in every order, and bounding them is faster than simulating any.
+        near = (plan for plan in near if one.evaluator.bound(plan.configs) < least)
         ordered = filter(None, (_ordered(one.evaluator, plan, orders, is_over, NEAR * least) for plan in near))
         for soonest in islice(ordered, most[1]):
             if soonest.seconds < least:
@@ -289,14 +291,16 @@ def _ordered(
     return min((one for one in found if one.fits), key=attrgetter("seconds"), default=None)
 
 
-def _taken_for_best(others: Others) -> Iterator[Place]:
+def _taken_for_best(others: Others, to_beat: float = inf) -> Iterator[Place]:
     """The numbers of microbatches with which some known plan should fit, by sketches."""
-    return (one for one in _looked_through(others) if one.foreseen.fitting)
+    return (one for one in _looked_through(others, to_beat) if one.foreseen.fitting)
 
 
-def _looked_through(others: Others) -> Iterator[Place]:
-    """The numbers of microbatches for which there are known plans, whether these should fit or not."""
-    return others.outlook.places(others.numbers, 1.0, others.is_late)
+def _looked_through(others: Others, to_beat: float = inf) -> Iterator[Place]:
+    """The numbers of microbatches for which there are known plans, whether these should fit or not; none where no plan
+    is faster than `to_beat`.
+    """
+    return others.outlook.places(others.numbers, 1.0, others.is_late, to_beat)
 
 
 def _of_many_parts(first: int, others: Others) -> Iterator[Place]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import NamedTuple
 
+from castile.planner.bounds.lower_bound import work_bound
 from castile.planner.choices.pins import Pins
 from castile.planner.choices.spaces import Spaces
 from castile.planner.evaluation.evaluator import Evaluator
@@ -146,6 +148,7 @@ class Outlook:
     is_meant    chooses among all known plans by name instead
     recompute   the nodes that are computed again
     foresight   draws some of them ahead
+    known       by number of microbatches what was drawn: it says the same whenever it is asked for
     """
 
     at: Callable[[int], tuple[Evaluator, Pins | None]]
@@ -153,23 +156,31 @@ class Outlook:
     is_meant: Callable[[str], bool] | None = None
     recompute: tuple[str, ...] = ()
     foresight: Foresight | None = None
+    known: Drawn = field(default_factory=Drawn)
 
-    def places(self, numbers: Iterable[int], most: float, is_late: Callable[[], bool]) -> Iterator[Place]:
+    def places(
+        self, numbers: Iterable[int], most: float, is_late: Callable[[], bool], to_beat: float = inf
+    ) -> Iterator[Place]:
         """The numbers, ascending, for which there are known plans; without those with which the smallest plan must need
         more than `most` times the memory, to conclude from other numbers. While one is used the next is drawn ahead.
 
         is_late   once it is true no further number is looked at
+        to_beat   seconds: no further number is looked at where all processors' work is seen to take as long
         """
         shares: dict[int, float] = {}
-        left, drawn = [*numbers], Drawn()
+        left = [*numbers]
         while left and not is_late():
             number, *left = left
             if not may_need(shares, number, most):
                 continue
             following = next((n for n in left if may_need(shares, n, most)), None)
-            if following is not None and number not in drawn and not self._is_expected(number):
-                self.expect(following)
-            place = self._place(number, drawn)
+            if following is not None and self.known.keys().isdisjoint((number, following)):
+                if not self._is_expected(number):
+                    self.expect(following)
+            try:
+                place = self._place(number, to_beat)
+            except _Beaten:
+                return
             if place is not None:
                 shares[number] = place.foreseen.share
                 yield place
@@ -190,7 +201,7 @@ class Outlook:
         for number in numbers:
             if not may_need(shares, number, 1.0):
                 continue
-            place = here._place(number, Drawn())
+            place = here._place(number)
             found[number] = place and place.foreseen
             if place is not None:
                 shares[number] = place.foreseen.share
@@ -198,15 +209,20 @@ class Outlook:
                     break
         return found
 
-    def _place(self, number: int, drawn: Drawn) -> Place | None:
+    def _place(self, number: int, to_beat: float = inf) -> Place | None:
+        """Raises _Beaten where no plan takes less than so many seconds and nothing was drawn yet."""
         try:
             evaluator, pins = self.at(number)
-            if self.foresight is not None and number not in drawn:
-                drawn |= self.foresight.answer(self._question(number))
-            foreseen = drawn.pop(number) if number in drawn else self._drawn(evaluator, pins)
+            if self.foresight is not None and number not in self.known:
+                self.known.update(self.foresight.answer(self._question(number)))
+            if number not in self.known:
+                if _is_beaten(evaluator, to_beat):
+                    raise _Beaten
+                self.known[number] = self._drawn(evaluator, pins)
         except ValueError:
             # What cannot be cut into so many may be cut into others.
             return None
+        foreseen = self.known[number]
         return None if foreseen is None else Place(number, evaluator, pins, foreseen)
 
     def _drawn(self, evaluator: Evaluator, pins: Pins | None) -> Foreseen | None:
@@ -220,6 +236,15 @@ class Outlook:
 
     def _is_expected(self, number: int) -> bool:
         return self.foresight is not None and self.foresight.is_expected(self._question(number))
+
+
+class _Beaten(Exception):
+    """No plan in so many microbatches is of use, and none in more."""
+
+
+def _is_beaten(evaluator: Evaluator, seconds: float) -> bool:
+    """Whether all processors' work takes as long; more microbatches, of smaller kernels, take no less."""
+    return seconds < inf and work_bound(evaluator) >= seconds
 
 
 def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins | None = None) -> Foreseen:
