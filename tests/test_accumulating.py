@@ -270,6 +270,33 @@ def test_where_a_search_finds_nothing_in_its_time_a_pipeline_is_looked_for_unles
     assert bool(asked) == (not more)
 
 
+def test_where_no_known_plan_of_many_parts_fits_pipelines_come_before_what_gathers(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a plan that gathers would be taken whatever pipelines take; it is looked at beside the soonest of these."""
+    nothing_fits(monkeypatch)
+    looked = list[str]()
+
+    def piped(chosen: Chosen, *_: object) -> tuple[Chosen, Found]:
+        looked.append("pipelines")
+        roomy = chosen.evaluator.turned("time")
+        roomy.capacity = 100 * roomy.capacity
+        found = search("data_parallel", roomy, "1")
+        cut = replace(chosen, number=2, evaluator=roomy, seconds=found.evaluated.seconds)
+        return cut, replace(found, is_insisted=False)
+
+    def beside(self: object, chosen: Chosen, found: Found, look: object) -> tuple[Chosen, Found]:
+        looked.append("beside")
+        return chosen, found
+
+    monkeypatch.setattr(requests.Request, "is_dear", True)
+    monkeypatch.setattr(hunting, "instead", piped)
+    monkeypatch.setattr(filling.Gathering, "instead", lambda *_: pytest.fail("a pipeline fits"))
+    monkeypatch.setattr(filling.Gathering, "beside", beside)
+    answer(capsys, *words)
+    assert looked[0] == "pipelines" and {*looked[1:]} == {"beside"}
+
+
 def test_more_pieces_need_less_memory(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     few, many = (answer(capsys, *words, "--accumulate", n, "--search", "data_parallel") for n in ("4", "8"))
     assert (few["microbatches"], many["microbatches"]) == (4, 8) and not few["is_cut_to_fit"]

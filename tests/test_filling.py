@@ -29,6 +29,7 @@ from castile.planner.searching import filling, foresight
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.filling import (
     BETTERED,
+    MOST_REFUSED,
     PROMISING,
     ROOMY,
     WORTH,
@@ -230,6 +231,46 @@ def looking(looked: list[tuple[int, str]]) -> Any:
     return look
 
 
+def refusing(num_refused: int, found: Found, looked: list[Chosen]) -> Callable[[Chosen, Strategy | None], Found]:
+    """Finds half of what was found, but in the first places; remembers where it looked."""
+
+    def look(chosen: Chosen, plan: Strategy | None) -> Found:
+        looked.append(chosen)
+        if len(looked) <= num_refused:
+            raise NoPlanFits("arenas do not fit", 7)
+        return taking(found, 0.5 * found.evaluated.seconds)
+
+    return look
+
+
+def test_where_arenas_do_not_fit_the_next_in_time_is_taken() -> None:
+    """What was computed of it was let go of, and is computed anew to the same end."""
+    (chosen, found), looked = whole(), list[Chosen]()
+    taken, best = filled(chosen, taking(found, 1e3), others((2, 4, 8, 16)), refusing(1, found, looked))
+    first, second = looked
+    assert taken is second and best.num_proposals == 2 * found.num_proposals + 7
+    assert first.evaluator is at(first.number)[0] and second.evaluator is not at(second.number)[0]
+    assert first.seconds == quickest(first.number) < second.seconds == quickest(second.number)
+    plans = [plan for name, plan in seeds(second.evaluator.lowering).items() if name.startswith(PIPELINE)]
+    assert second.seconds == min(
+        one.seconds for plan in plans for one in variants(second.evaluator, plan, (), orders=ORDERS)
+    )
+
+
+@pytest.mark.parametrize("num_refused", [*range(MOST_REFUSED + 1)])
+def test_of_those_whose_arenas_do_not_fit_not_many_are_looked_at(
+    num_refused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (chosen, found), looked = whole(), list[Chosen]()
+    places = [(replace(chosen, number=number, seconds=number), None) for number in range(2, MOST_REFUSED + 4)]
+    monkeypatch.setattr(filling, "_soonest", lambda *_: places)
+    taken, best = filled(chosen, taking(found, 1e3), others(()), refusing(num_refused, found, looked))
+    assert looked == [one for one, _ in places[: min(num_refused + 1, MOST_REFUSED)]]
+    is_found = num_refused < MOST_REFUSED
+    assert taken is (looked[-1] if is_found else chosen)
+    assert best.num_proposals == found.num_proposals * (1 + is_found) + 7 * min(num_refused, MOST_REFUSED)
+
+
 def test_of_plans_of_many_parts_one_pipeline_is_simulated_before_anything_is_searched(large: None) -> None:
     chosen, found = whole()
     looked: list[tuple[int, str]] = []
@@ -381,10 +422,10 @@ def test_what_is_gathered_is_simulated_where_it_is_taken_for_little_more_and_onc
     monkeypatch.setattr(filling, "_looked_through", lambda others, to_beat: iter([one]))
     monkeypatch.setattr(filling, "_ordered", simulated)
     gathering = Gathering((others((1,)),))
-    assert gathering.best(0.9 * seconds) == (None, None) and not looked
-    best, found = gathering.best(1.1 * seconds)
+    assert gathering.best(0.9 * seconds) == [] and not looked
+    ((best, found),) = gathering.best(1.1 * seconds)
     assert best is not None and best.seconds == seconds and found == plan and len(looked) == 1
-    assert gathering.best(2 * seconds) == (best, found) and gathering.best(0.9 * seconds) == (None, None)
+    assert gathering.best(2 * seconds) == [(best, found)] and gathering.best(0.9 * seconds) == []
     assert len(looked) == 1
 
 
@@ -477,5 +518,5 @@ def test_numbers_that_were_looked_at_are_let_go_of(are_many: bool, monkeypatch: 
     monkeypatch.setattr(filling, "has_many_parts", lambda lowering: are_many)
     monkeypatch.setattr(filling, "_ordered", ordered)
     others = Others([2, 4, 8], outlook, lambda: False)  # type: ignore[arg-type]
-    assert filling._soonest(Chosen(2, evaluator, None), inf, others) == (None, None)
+    assert filling._soonest(Chosen(2, evaluator, None), inf, others) == []
     assert alive == [*range(len(held), 0, -1)] and len(held) == 3 - are_many and told == ["no more"] * are_many

@@ -90,11 +90,15 @@ class Hunt:
         if instead_of:
             self._gathering.expect()
         one = sooner(chosen, self._others(chosen, self.timed, self.timed), self._again)
+        is_hopeless = one is None and self._is_hopeless(chosen)
+        if is_hopeless:
+            # What gathers is looked at beside it.
+            one = self._late(chosen)
         if one is None and instead_of:
             one = self._gathering.instead(chosen, self._again)
             self.is_gathered = one is not None
-        if one is None and self._is_hopeless(chosen):
-            one = self._late(chosen) or next(computed, None)
+        if one is None and is_hopeless:
+            one = next(computed, None)
         return one
 
     def _searched(self, chosen: Chosen) -> Looked | None:

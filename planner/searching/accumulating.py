@@ -7,7 +7,7 @@ not know how plans are found.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, prod
 
 from castile.planner.bodies.vocabulary import itemsize
@@ -41,6 +41,12 @@ class Chosen:
     def fits(self) -> bool:
         """Whether a known plan was simulated and fits."""
         return self.seconds < inf
+
+    @property
+    def anew(self) -> Chosen:
+        """The same with nothing remembered."""
+        evaluator = self.evaluator
+        return replace(self, evaluator=evaluator.turned(evaluator.objective, lowering=evaluator.lowering.remade()))
 
 
 def could_fit(evaluator: Evaluator) -> bool:

@@ -44,8 +44,13 @@ BETTERED = 1.03
 SPARING = 1.25
 # Of such plans each way to recompute is looked at in so many numbers of microbatches, as pipelines need some.
 FEW_OF_EACH = 3
+# Arenas are known once a plan is settled, which may take as long as all simulations before: of so many plans.
+MOST_REFUSED = 3
 # So many larger numbers of microbatches are likely to be looked at.
 LIKELY = 4
+
+# A plan's microbatches and recomputation, and the plan.
+Taken = tuple[Chosen, Strategy]
 
 # The same search in another number of microbatches; with a known plan for that one alone, on which it does not insist.
 Look = Callable[[Chosen, Strategy | None], Found]
@@ -74,17 +79,11 @@ def filled(chosen: Chosen, found: Found, others: Others, look: Look) -> tuple[Ch
     if found.is_insisted or _is_first(chosen) or not _is_worth(chosen, found.evaluated.seconds):
         return chosen, found
     most = found.evaluated.seconds * (BETTERED if num_parts(chosen.evaluator) <= QUICK_PARTS else 1)
-    soonest, plan = _soonest(chosen, most, others)
-    if soonest is None:
-        return chosen, found
-    try:
-        other = look(soonest, plan)
-    except NoPlanFits as error:  # live bytes fit, and arenas do not
-        return chosen, replace(found, num_proposals=found.num_proposals + error.num_proposals)
-    num_proposals = found.num_proposals + other.num_proposals
-    if other.evaluated.rank >= found.evaluated.rank:
+    looked, num_proposals = _looked(_soonest(chosen, most, others), look)
+    num_proposals += found.num_proposals + (looked[1].num_proposals if looked else 0)
+    if looked is None or looked[1].evaluated.rank >= found.evaluated.rank:
         return chosen, replace(found, num_proposals=num_proposals)
-    return soonest, replace(other, seeds=found.seeds, num_proposals=num_proposals)
+    return looked[0], replace(looked[1], seeds=found.seeds, num_proposals=num_proposals)
 
 
 def expect(first: int, others: Others) -> None:
@@ -114,7 +113,8 @@ def cut_for(chosen: Chosen, others: Others) -> Chosen:
     """
     if has_many_parts(chosen.evaluator.lowering) or not chosen.fits or not _is_worth(chosen, chosen.seconds):
         return chosen
-    return _simulated(_taken_for_best(others), chosen.seconds, (READY,), OF_MANY, ONE_EACH, others.is_over)[0] or chosen
+    soonest = _simulated(_taken_for_best(others), chosen.seconds, (READY,), OF_MANY, ONE_EACH, others.is_over)
+    return soonest[0][0] if soonest else chosen
 
 
 def instead(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] | None:
@@ -139,25 +139,25 @@ class Gathering:
 
     ways: Sequence[Others]
     are_few: bool = False
-    _known: dict[float, tuple[Chosen | None, Strategy | None]] = field(default_factory=dict)
+    _known: dict[float, list[Taken]] = field(default_factory=dict)
 
     def expect(self) -> None:
         """Have sketches of all ways drawn ahead, the first way first, once there is nothing else to do."""
         for others in self.ways:
             others.outlook.expect(*others.numbers, can_wait=True)
 
-    def best(self, seconds: float, to_beat: float = inf) -> tuple[Chosen | None, Strategy | None]:
-        """Its number of microbatches and recomputation, and the plan itself; None twice if none takes less than
-        `seconds`, a limit that leaves few to simulate. A plan that was found under another limit is given again, and so
-        is that there was none under a higher one.
+    def best(self, seconds: float, to_beat: float = inf) -> list[Taken]:
+        """Its number of microbatches and recomputation, and the plan itself, and those behind it; none that takes
+        `seconds`, a limit that leaves few to simulate. What was found under another limit is given again, and so is
+        that there was nothing under a higher one.
 
         to_beat   seconds that no plan is of use that takes as long, searched from the best one or not
         """
         if not self.ways:
-            return None, None
+            return []
         for most, known in self._known.items():
-            if known[0] is not None or seconds <= most:
-                return known
+            if known or seconds <= most:
+                return [one for one in known if one[0].seconds < seconds]
         near, is_over = self._candidates(PROMISING * seconds, to_beat), self.ways[0].is_over
         found = _simulated(near, seconds, (READY,), PROMISING, SEVERAL, is_over)
         self._known[seconds] = found
@@ -189,13 +189,9 @@ class Gathering:
         """What a search finds from it, or the plan itself where there are many parts; None if it takes `seconds`, or
         surely no less than `to_beat` once it was searched from.
         """
-        best, plan = self.best(seconds, to_beat)
-        if best is None or best.seconds >= seconds:
-            return None
-        try:
-            return best, look(best, plan if num_parts(best.evaluator) > SEARCHED_PARTS else None)
-        except NoPlanFits:
-            return None
+        best = self.best(seconds, to_beat)
+        taken = [(one, plan if num_parts(one.evaluator) > SEARCHED_PARTS else None) for one, plan in best]
+        return _looked(taken, look)[0]
 
     def instead(self, chosen: Chosen, look: Look) -> tuple[Chosen, Found] | None:
         """The same if it is so much faster than the best known plan of another number of microbatches, pipelines
@@ -220,13 +216,20 @@ class Gathering:
 
 
 def _looked_at(chosen: Chosen, others: Others, look: Look) -> tuple[Chosen, Found] | None:
-    soonest, plan = _soonest(chosen, chosen.seconds, others)
-    if soonest is None:
-        return None
-    try:
-        return soonest, look(soonest, plan)
-    except NoPlanFits:
-        return None
+    return _looked(_soonest(chosen, chosen.seconds, others), look)[0]
+
+
+def _looked(taken: Sequence[tuple[Chosen, Strategy | None]], look: Look) -> tuple[tuple[Chosen, Found] | None, int]:
+    """What is found in the first of these places, or, where what was alive at once fitted and arenas do not, in the
+    next; None if it is so in the first few; and the proposals of those before.
+    """
+    num_proposals = 0
+    for chosen, plan in taken[:MOST_REFUSED]:
+        try:
+            return (chosen, look(chosen, plan)), num_proposals
+        except NoPlanFits as error:
+            num_proposals += error.num_proposals
+    return None, num_proposals
 
 
 def _is_first(chosen: Chosen) -> bool:
@@ -239,42 +242,59 @@ def _is_worth(chosen: Chosen, seconds: float) -> bool:
     return 0 < WORTH * least < seconds
 
 
-def _soonest(chosen: Chosen, seconds: float, others: Others) -> tuple[Chosen | None, Strategy | None]:
-    """The number of microbatches with which a pipeline is fastest, if it takes less than `seconds`; and that pipeline,
-    if no search is to follow.
+def _soonest(chosen: Chosen, seconds: float, others: Others) -> list[tuple[Chosen, Strategy | None]]:
+    """The numbers of microbatches in which pipelines take less than `seconds`, the fastest first; and each pipeline, if
+    no search is to follow.
 
     The most promising ones are simulated first; where there are not many parts, in every order that may be chosen.
     """
-    if not has_many_parts(chosen.evaluator.lowering):
-        is_taken = num_parts(chosen.evaluator) > SEARCHED_PARTS
-        orders = OF_KNOWN if is_taken else ORDERS
-        best, plan = _simulated(_taken_for_best(others), seconds, orders, PROMISING, SEVERAL, others.is_over)
-        return best, plan if is_taken else None
-    return _simulated(_of_many_parts(chosen.number, others), seconds, (READY,), AHEAD, FEW_OF_MANY, others.is_over)
+    if has_many_parts(chosen.evaluator.lowering):
+        found = _simulated(_of_many_parts(chosen.number, others), seconds, (READY,), AHEAD, FEW_OF_MANY, others.is_over)
+        return [*found]
+    is_taken = num_parts(chosen.evaluator) > SEARCHED_PARTS
+    orders = OF_KNOWN if is_taken else ORDERS
+    found = _simulated(_taken_for_best(others), seconds, orders, PROMISING, SEVERAL, others.is_over)
+    return [(one, plan if is_taken else None) for one, plan in found]
 
 
 def _simulated(
     candidates: Iterable[Place], seconds: float, orders: Sequence[str], promising: float,
     most: tuple[int, int], is_over: Callable[[], bool],
-) -> tuple[Chosen | None, Strategy | None]:  # fmt: skip
-    """The candidate with the fastest plan, if that takes less than `seconds`, and that plan.
+) -> list[Taken]:  # fmt: skip
+    """The fastest plan, if that takes less than `seconds`, and the candidate that it is of, then those behind it.
 
     most   how many candidates are looked at, and how many plans that fit are simulated of each
     """
-    least, best, found = seconds, None, None
+    ranking = _Ranking(seconds)
     # Popped one by one, so that each is freed: it holds all that was computed of its plans.
     left = sorted(candidates, key=attrgetter("seconds"))[: most[0]][::-1]
-    while left and left[-1].seconds <= promising * least and (best is None or not is_over()):
+    while left and left[-1].seconds <= promising * ranking.least and not (ranking.taken and is_over()):
         one = left.pop()
-        near = (plan for taken_for, plan in one.foreseen.fitting if taken_for <= promising * least)
+        near = (plan for taken_for, plan in one.foreseen.fitting if taken_for <= promising * ranking.least)
         # A plan's kernels take as long in every order, and bounding them is faster than simulating any.
-        near = (plan for plan in near if one.evaluator.bound(plan.configs) < least)
-        ordered = filter(None, (_ordered(one.evaluator, plan, orders, is_over, NEAR * least) for plan in near))
+        near = (plan for plan in near if one.evaluator.bound(plan.configs) < ranking.least)
+        ordered = filter(None, (_ordered(one.evaluator, plan, orders, is_over, NEAR * ranking.least) for plan in near))
         for soonest in islice(ordered, most[1]):
-            if soonest.seconds < least:
-                least, found = soonest.seconds, soonest.strategy
-                best = Chosen(one.number, one.evaluator, one.pins, least)
-    return best, found
+            ranking.add(one, soonest)
+    return ranking.taken
+
+
+@dataclass
+class _Ranking:
+    """Plans that take less than `seconds`, the fastest first; what was computed of the others is not remembered."""
+
+    seconds: float
+    taken: list[Taken] = field(default_factory=list)
+
+    @property
+    def least(self) -> float:
+        return self.taken[0][0].seconds if self.taken else self.seconds
+
+    def add(self, place: Place, found: Evaluated) -> None:
+        if found.seconds < self.seconds:
+            chosen = Chosen(place.number, place.evaluator, place.pins, found.seconds)
+            first, *others = sorted([*self.taken, (chosen, found.strategy)], key=lambda one: one[0].seconds)
+            self.taken = [first, *((one.anew, plan) for one, plan in others)]
 
 
 def _ordered(
