@@ -32,6 +32,7 @@ from castile.planner.lower import Lowering
 from castile.planner.search import Found, NoPlanFits, search
 from castile.planner.searching import accumulating, filling, foresight
 from castile.planner.searching.accumulating import Chosen
+from castile.planner.searching.filling import AHEAD
 from castile.planner.searching.foresight import Foreseen, Outlook
 from castile.planner.step.recompute import Recomputation
 from castile.runtime.memory import written
@@ -295,6 +296,41 @@ def test_where_no_known_plan_of_many_parts_fits_pipelines_come_before_what_gathe
     monkeypatch.setattr(filling.Gathering, "beside", beside)
     answer(capsys, *words)
     assert looked[0] == "pipelines" and {*looked[1:]} == {"beside"}
+
+
+@pytest.mark.parametrize(("seconds", "is_near"), [(0.99, True), (1.01 / AHEAD, True), (0.99 / AHEAD, False)])
+def test_where_what_gathers_is_little_faster_than_what_would_be_searched_pipelines_are_looked_at_too(
+    seconds: float,
+    is_near: bool,
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In all numbers of microbatches, also the one that is not searched, with what was computed again there."""
+    looked = list[tuple[int, tuple[str, ...], list[int]]]()
+
+    def place(self: hunting.Hunt, number: int, way: str, seconds: float) -> Chosen:
+        return Chosen(number, *self.request.at(self.request.dropped(way), number), seconds)
+
+    def gathered(self: object, chosen: Chosen, look: object) -> tuple[Chosen, Found]:
+        roomy = chosen.evaluator.turned("time", lowering=chosen.evaluator.lowering.remade(microbatches=4))
+        roomy.capacity = 100 * roomy.capacity
+        found = replace(search("data_parallel", roomy, "1"), is_insisted=False)
+        return replace(chosen, number=4, evaluator=roomy, seconds=seconds), found
+
+    def filled(first: Chosen, found: Found, others: filling.Others, look: object) -> tuple[Chosen, Found]:
+        looked.append((first.number, first.evaluator.lowering.recompute, [*others.numbers]))
+        return first, found
+
+    monkeypatch.setattr(hunting.Hunt, "_places", lambda self: iter([place(self, 2, "selective", 1.0)]))
+    monkeypatch.setattr(hunting, "search", lambda *_, **__: pytest.fail("nothing is searched"))
+    monkeypatch.setattr(hunting, "filled", filled)
+    monkeypatch.setattr(filling.Gathering, "instead", gathered)
+    monkeypatch.setattr(filling.Gathering, "beside", lambda self, chosen, found, look: (chosen, found))
+    facts = answer(capsys, *words)
+    assert facts["microbatches"] == 4 and len(looked) == is_near
+    for number, recompute, numbers in looked:
+        assert number == 2 and recompute and {2, 4} <= {*numbers}
 
 
 def test_more_pieces_need_less_memory(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,7 @@ from castile.planner.search import Found, NoPlanFits, search
 from castile.planner.searching import filling, foresight
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.filling import (
+    AHEAD,
     BETTERED,
     MOST_REFUSED,
     PROMISING,
@@ -427,6 +428,25 @@ def test_what_is_gathered_is_simulated_where_it_is_taken_for_little_more_and_onc
     assert best is not None and best.seconds == seconds and found == plan and len(looked) == 1
     assert gathering.best(2 * seconds) == [(best, found)] and gathering.best(0.9 * seconds) == []
     assert len(looked) == 1
+
+
+def test_what_gathers_takes_the_place_of_a_search_that_would_not_make_up_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a tenth; where a search takes a minute and gains a percent, if it is faster at all."""
+    evaluator, pins = at(1)
+    plan = seeds(evaluator.lowering)["data_parallel"]
+    seconds = evaluator.evaluate(plan).seconds
+    one = Place(1, evaluator, pins, Foreseen(1.0, ((seconds, plan),), 0.0))
+    monkeypatch.setattr(filling, "_looked_through", lambda others, to_beat: iter([one]))
+    found, looked = whole()[1], list[Strategy | None]()
+    for most, limit in ((filling.SEARCHED_PARTS, AHEAD), (0, 1.0)):
+        monkeypatch.setattr(filling, "SEARCHED_PARTS", most)
+        for times, is_taken in ((0.999, False), (1.001, True)):
+            chosen = Chosen(2, evaluator, pins, times * limit * seconds)
+            taken = Gathering((others((1,)),)).instead(chosen, lambda _, plan: looked.append(plan) or found)  # type: ignore[func-returns-value]
+            assert (taken is not None) == is_taken
+    assert looked == [None, plan]
 
 
 def test_what_computes_for_longer_than_was_found_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:

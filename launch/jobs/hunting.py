@@ -21,7 +21,7 @@ from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating, layerwise
 from castile.planner.searching.accumulating import NEAR, Chosen
 from castile.planner.searching.fewer import FURTHER, on_fewer
-from castile.planner.searching.filling import Gathering, Others, cut_for, expect, filled, instead, sooner
+from castile.planner.searching.filling import AHEAD, Gathering, Others, cut_for, expect, filled, instead, sooner
 from castile.planner.searching.foresight import Outlook, may_need
 from castile.planner.searching.settling import OF_KNOWN, QUICK_PARTS, SETTLING, settled, settled_known
 from castile.planner.sketch.sieve import num_parts
@@ -48,14 +48,14 @@ class Hunt:
 
     limits       the budget of all searches
     refused      what was said where no plan was found to fit
-    is_gathered  whether parameters are gathered for each pass, in place of a search among plans that keep them
+    replaced     where a search among plans that keep parameters was left for one that gathers them for each pass
     """
 
     request: Request
     limits: Budget
     progress: Progress | None
     refused: list[NoPlanFits] = field(default_factory=list)
-    is_gathered: bool = False
+    replaced: Chosen | None = None
 
     def __post_init__(self) -> None:
         self.began = clock()
@@ -96,7 +96,7 @@ class Hunt:
             one = self._late(chosen)
         if one is None and instead_of:
             one = self._gathering.instead(chosen, self._again)
-            self.is_gathered = one is not None
+            self.replaced = chosen if one is not None else None
         if one is None and is_hopeless:
             one = next(computed, None)
         return one
@@ -121,12 +121,14 @@ class Hunt:
         if not self._may_gather:
             return chosen, found
         first, is_short = chosen, self._gives_up(chosen)
-        if not self.is_gathered and (is_short or found.lacks_room):
+        if self.replaced is None and (is_short or found.lacks_room):
             chosen, found = self._gathering.beside(first, found, self._again)
         if is_short or found.lacks_room:
             chosen, found = self._computing.beside(chosen, found, self._again)
-        if not self.is_gathered:
-            last, found = filled(first, found, self._others(first, self.limits, self.limits), self._again)
+        if self.replaced is None or AHEAD * first.seconds >= self.replaced.seconds:
+            first = self.replaced or first
+            others = self._others(first, self.limits, self.limits, self.replaced is None)
+            last, found = filled(first, found, others, self._again)
             chosen = chosen if last is first else last
         return chosen, found
 
@@ -173,13 +175,14 @@ class Hunt:
             share = 1.0 if chosen.fits or self.request.foreseen(chosen).fitting else DOUBTED
         return chosen, remaining(self.limits, clock() - self.began, share)
 
-    def _others(self, chosen: Chosen, for_more: Budget, for_better: Budget) -> Others:
-        """The other numbers of microbatches in which pipelines are looked at, from the least that fills one on: until
-        when for more numbers, and until when for better plans once there is one.
+    def _others(self, chosen: Chosen, for_more: Budget, for_better: Budget, is_searched: bool = True) -> Others:
+        """The numbers of microbatches in which pipelines are looked at, from the least that fills one on, but that one
+        if it is searched: until when for more numbers, and until when for better plans once there is one.
         """
         counts = microbatch_counts(chosen.evaluator.lowering)[1:] if self.request.could_fit else ()
         outlook = self.request.outlook(chosen.evaluator.lowering.recompute, is_pipeline)
-        return Others([n for n in counts if n != chosen.number], outlook, for_better.is_over, for_more.is_over)
+        numbers = [n for n in counts if n != chosen.number or not is_searched]
+        return Others(numbers, outlook, for_better.is_over, for_more.is_over)
 
     @cached_property
     def _gathering(self) -> Gathering:

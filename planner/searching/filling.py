@@ -195,9 +195,11 @@ class Gathering:
 
     def instead(self, chosen: Chosen, look: Look) -> tuple[Chosen, Found] | None:
         """The same if it is so much faster than the best known plan of another number of microbatches, pipelines
-        included, that neither a search from that one nor microbatches begun ahead would make up for it.
+        included, that neither a search from that one nor microbatches begun ahead would make up for it; where such a
+        search takes a minute, if it is faster at all.
         """
-        return self.sooner(chosen.seconds / AHEAD, look)
+        is_quick = num_parts(chosen.evaluator) <= SEARCHED_PARTS
+        return self.sooner(chosen.seconds / AHEAD if is_quick else chosen.seconds, look)
 
     def beside(self, chosen: Chosen, found: Found, look: Look) -> tuple[Chosen, Found]:
         """What was found, or the better plan that a search finds from it.
