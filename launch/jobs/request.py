@@ -140,14 +140,12 @@ class Request:
         return Pins(found, names, lowering.machine.num_procs) if found else None
 
     def outlook(self, recompute: Dropped, is_meant: Callable[[str], bool] | None = None) -> Outlook:
-        """On the known plans from which a search begins, or on those that are meant; the same each time."""
-        key = recompute, is_meant
-        if key not in self._outlooks:
-            self._outlooks[key] = Outlook(partial(self.at, recompute), self.names, is_meant, recompute, self.foresight)
-        return self._outlooks[key]
+        """On the known plans from which a search begins, or on those that are meant; each is drawn once."""
+        known = self._drawn.setdefault((recompute, is_meant), Drawn())
+        return Outlook(partial(self.at, recompute), self.names, is_meant, recompute, self.foresight, known)
 
     @cached_property
-    def _outlooks(self) -> dict[tuple[Dropped, Callable[[str], bool] | None], Outlook]:
+    def _drawn(self) -> dict[tuple[Dropped, Callable[[str], bool] | None], Drawn]:
         return {}
 
     @cached_property
