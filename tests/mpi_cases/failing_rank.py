@@ -5,7 +5,6 @@ failing_rank.py WAY RANKS MARK COMMAND...   RANKS are numbers with commas; MARK.
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from functools import partial
@@ -18,18 +17,29 @@ from castile.launch.checkpoints import writer
 from castile.launch.jobs import execution
 from castile.launch.processes import stopping
 from castile.launch.processes.ranks import this_world
-from castile.runtime import runner
+from castile.runtime import runner, watchdog
 from castile.runtime.backends import numpy as backend
 
 way, ranks, mark, *words = sys.argv[1:]
 rank = this_world().rank
 TASK, STEP = "fc2.W", 3
 # Who waits is to say so soon.
-TELL_SECONDS, LIMIT_SECONDS, PAUSE_SECONDS, SLOW_SECONDS = 0.5, 5.0, 4.5, 8.0
+TELL_SECONDS, SLOW_SECONDS = 0.5, 8.0
+# However late a rank that goes on comes to that, on cores that others use.
+LIMIT_SECONDS = 60.0 if way == "pause" else 5.0
 # Ranks ask each other after every step whether to stop.
 if way == "stop between":
     stopping.ROUND_SECONDS = 0
-runner.Watchdog = partial(runner.Watchdog, tell_seconds=TELL_SECONDS, limit_seconds=LIMIT_SECONDS)
+
+
+def tell(text: str) -> None:
+    """Tell the user; and who pauses goes on once it is told of."""
+    watchdog.say(text)
+    for paused in ranks.split(",") if way == "pause" else ():
+        os.kill(int(Path(f"{mark}.pid.{paused}").read_text()), signal.SIGCONT)
+
+
+runner.Watchdog = partial(runner.Watchdog, tell_seconds=TELL_SECONDS, limit_seconds=LIMIT_SECONDS, tell=tell)
 Path(f"{mark}.pid.{rank}").write_text(str(os.getpid()))
 calls = 0
 
@@ -41,9 +51,6 @@ def fail() -> None:
         Path(f"{mark}.{rank}").write_text(repr(time.time()))
         if way == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if way == "pause":
-            # Whoever is stopped cannot end that by itself.
-            subprocess.Popen(["sh", "-c", f"sleep {PAUSE_SECONDS}; kill -CONT {os.getpid()}"])
         if way == "write slowly":
             time.sleep(SLOW_SECONDS)
             return
