@@ -244,15 +244,14 @@ def _is_worth(chosen: Chosen, seconds: float) -> bool:
     return 0 < WORTH * least < seconds
 
 
-def _soonest(chosen: Chosen, seconds: float, others: Others) -> list[tuple[Chosen, Strategy | None]]:
+def _soonest(chosen: Chosen, seconds: float, others: Others) -> Sequence[tuple[Chosen, Strategy | None]]:
     """The numbers of microbatches in which pipelines take less than `seconds`, the fastest first; and each pipeline, if
     no search is to follow.
 
     The most promising ones are simulated first; where there are not many parts, in every order that may be chosen.
     """
     if has_many_parts(chosen.evaluator.lowering):
-        found = _simulated(_of_many_parts(chosen.number, others), seconds, (READY,), AHEAD, FEW_OF_MANY, others.is_over)
-        return [*found]
+        return _simulated(_of_many_parts(chosen.number, others), seconds, (READY,), AHEAD, FEW_OF_MANY, others.is_over)
     is_taken = num_parts(chosen.evaluator) > SEARCHED_PARTS
     orders = OF_KNOWN if is_taken else ORDERS
     found = _simulated(_taken_for_best(others), seconds, orders, PROMISING, SEVERAL, others.is_over)
