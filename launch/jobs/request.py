@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -233,11 +232,8 @@ class Request:
         return has_many_parts(self.desk.evaluator.lowering)
 
     def foreseen(self, chosen: Chosen) -> Foreseen:
-        """What the known plans are taken for, worked out once."""
-        if chosen.evaluator not in self._known:
-            self._known[chosen.evaluator] = foresee(chosen.evaluator, self.names, chosen.pins)
-        return self._known[chosen.evaluator]
-
-    @cached_property
-    def _known(self) -> WeakKeyDictionary[Evaluator, Foreseen]:
-        return WeakKeyDictionary()
+        """What the known plans are taken for, as it was or will be drawn for who looks at them."""
+        drawn = self._drawn.setdefault((chosen.evaluator.lowering.recompute, None), Drawn())
+        found = drawn.get(chosen.number) or foresee(chosen.evaluator, self.names, chosen.pins)
+        drawn[chosen.number] = found
+        return found
