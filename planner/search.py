@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
+from operator import ge
 
 import msgspec
 
@@ -368,20 +369,28 @@ def fitting(
 ) -> tuple[Evaluated, tuple[int, ...]]:
     """The best plan whose arenas fit, and their bytes: bytes that are alive are only a lower bound of these.
 
-    Raises NoPlanFits in one sentence, with the largest owners of memory named.
+    Where arenas are too long no other order of the same tasks is tried in which as much is alive: to pack a large plan
+    takes seconds. Raises NoPlanFits in one sentence, with the largest owners of memory named.
     """
-    refused: ValueError | None = None
+    refused: list[tuple[Evaluated, ValueError]] = []
     for candidate in sorted(candidates, key=lambda e: e.rank):
         # Those that do not fit come last, and the first of them has said why.
-        if refused is not None and not candidate.fits:
+        if refused and not candidate.fits:
             break
+        if any(_is_as_full(candidate, one) for one, _ in refused):
+            continue
         try:
             return candidate, evaluator.pack(candidate.strategy)
         except ValueError as error:
-            refused = refused or error
-    assert refused is not None
+            refused.append((candidate, error))
     limits = " with what is pinned" if is_pinned else ""
-    raise NoPlanFits(f"no plan fits{limits}; the nearest one: {refused}")
+    raise NoPlanFits(f"no plan fits{limits}; the nearest one: {refused[0][1]}")
+
+
+def _is_as_full(one: Evaluated, other: Evaluated) -> bool:
+    """Whether it is another order of the same tasks, with as much alive on every processor."""
+    ordered = msgspec.structs.replace(one.strategy, order=other.strategy.order, ahead=other.strategy.ahead)
+    return same_tasks(ordered, other.strategy) and all(map(ge, one.peak_bytes, other.peak_bytes))
 
 
 def same(lowering: Lowering, known: Mapping[str, Evaluated], best: Evaluated) -> str:

@@ -5,27 +5,23 @@ It does not know what blocks hold, nor whose they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import cache
+from itertools import cycle, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from castile.runtime.compiled import assembled, can_compile
 
-Keys = tuple[np.ndarray, ...]
-# In what order blocks of these sizes, beginnings and ends are placed: the last key counts most.
-ORDERS: tuple[Callable[[np.ndarray, np.ndarray, np.ndarray], Keys], ...] = (
-    lambda size, begin, end: (begin, -(size.astype(float) * (end - begin))),
-    lambda size, begin, end: (begin, -size),
-    lambda size, begin, end: (-size, begin),
-    lambda size, begin, end: (begin, -(end - begin)),
-)
+# What came to lie too high has its turn so much sooner the next time.
+SOONER = 0.8
+# So often blocks are placed until they lie well, and until they have room; of many so many together.
+TURNS, TURNS_FOR_ROOM = 4, 64
+PLACED, PLACED_FOR_ROOM = 2**18, 2**19
 # Of so many blocks an arena will do that is longer than what lives at one time by this share: large plans have hundreds
-# of such arenas, which take 20 ms each in each order.
+# of such arenas, which take 20 ms each in each turn.
 MANY, NEAR = 4_096, 0.005
-# Of so many, which take seconds in each order, the first order will do.
-VAST = 2**18
 
 # Blocks placed so far lie ascending by offset in lines of at most so many, each at least half full but the first.
 LINE = 128
@@ -34,49 +30,80 @@ LINE = 128
 HALVES, LEAST_EACH = (16, 128, 1024), 512
 
 
-def placed(size: np.ndarray, begin: np.ndarray, end: np.ndarray, live: int) -> np.ndarray:
-    """int64[n]: offsets of n blocks, by the placing order that needs the shortest arena; of MANY by the first that
-    comes NEAR to what none can undercut, of VAST by the first.
+def placed(size: np.ndarray, begin: np.ndarray, end: np.ndarray, live: int, room: float = np.inf) -> np.ndarray:
+    """int64[n]: offsets of n blocks in the shortest arena that is found, each in its turn in the tightest gap.
 
     size         bytes, of each block
     begin, end   when each comes and goes: others may take its bytes from its end on
     live         the most bytes that live at one time, which no arena undercuts
+    room         bytes that there are: where an arena is longer more is tried, unless more than that live at one time
+    Turns go by size, as in Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020, and by
+    how much lives beside a block, as in Maas et al., "TelaMalloc", ASPLOS 2022. What came to lie too high has
+    its turn sooner the next time, as in Joslin and Clements, "Squeaky Wheel Optimization", JAIR 1999.
     """
-    best, shortest = np.zeros(len(size), np.int64), np.iinfo(np.int64).max
-    ranks = np.unique(np.concatenate([begin, end]), return_inverse=True)[1].astype(np.int32)
-    first, last = ranks[: len(begin)], ranks[len(begin) :]
-
-    def fit(order: Callable[..., Keys], limit: int) -> tuple[np.ndarray, int]:
-        return best_fit(size, first, last, np.lexsort(order(size, begin, end)), limit)
-
-    if len(size) >= VAST:
-        return fit(ORDERS[0], shortest)[0]
-    # An arena that comes to be longer than near is given up where it does, mostly early.
-    near = int(live * (1 + NEAR)) + 1
-    for order in ORDERS if len(size) >= MANY else ():
-        places, length = fit(order, near)
-        if length < near:
-            return places
-    for order in ORDERS:
-        places, length = fit(order, shortest)
+    best, shortest = np.zeros(len(size), np.int64), np.inf
+    good = live if len(size) < MANY else int(live * (1 + NEAR))
+    enough = _times(len(size), TURNS, PLACED)
+    most = _times(len(size), TURNS_FOR_ROOM, PLACED_FOR_ROOM) if room >= live else enough
+    # What is tried does not depend on the room, so more room is never found to be too little.
+    for number, (places, length) in enumerate(islice(_arenas(size, begin, end, live), most), 1):
         if length < shortest:
             best, shortest = places, length
-        if shortest <= live:
+        if shortest <= room and (shortest <= good or number >= enough):
             break
     return best
 
 
-def best_fit(
-    size: np.ndarray, begin: np.ndarray, end: np.ndarray, sequence: np.ndarray, limit: int
-) -> tuple[np.ndarray, int]:
+def _arenas(size: np.ndarray, begin: np.ndarray, end: np.ndarray, live: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Places of blocks, and the length of their arena, again and again: those that lie in the upper half of what it is
+    longer than `live` have their turn sooner the next time.
+    """
+    first, last = _numbered(begin, end)
+    area, beside = size.astype(float) * (end - begin), _most_beside(size, first, last)
+    # When a block has its turn, by two orders; of what an order is by the last counts most.
+    turns = [np.argsort(np.lexsort(keys)).astype(float) for keys in ((-area, -beside, -size), (first, -beside))]
+    for turn in cycle(turns):
+        places, length = best_fit(size, first, last, np.argsort(turn, kind="stable"))
+        yield places, length
+        turn[places + size > (live + length) // 2] *= SOONER
+
+
+def _times(num_blocks: int, most: int, placed: int) -> int:
+    """So many, but fewer times where that would place more blocks together."""
+    return max(1, min(most, placed // max(1, num_blocks)))
+
+
+def _numbered(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The beginnings and ends by numbers from 0 on that come as the times do: int32[n] each."""
+    ranks = np.unique(np.concatenate([begin, end]), return_inverse=True)[1].astype(np.int32)
+    return ranks[: len(begin)], ranks[len(begin) :]
+
+
+def _most_beside(size: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """int64[n]: the most bytes that live at one time while a block does, its own too; of what lives for no time: as if
+    for a moment.
+
+    Of the moments of a life, 2^k and more but no 2^(k + 1), those of the greatest of the first and of the last 2^k.
+    """
+    last = np.maximum(last, first + 1)
+    moments = int(last.max(initial=0)) + 1
+    alive = np.cumsum(np.bincount(first, size, moments) - np.bincount(last, size, moments)).astype(np.int64)
+    found, power = np.zeros(len(size), np.int64), np.frexp(last - first)[1] - 1
+    for k in range(power.max(initial=-1) + 1):
+        mine = np.flatnonzero(power == k)
+        found[mine] = np.maximum(alive[first[mine]], alive[last[mine] - 2**k])
+        alive = np.maximum(alive[: -(2**k)], alive[2**k :])
+    return found
+
+
+def best_fit(size: np.ndarray, begin: np.ndarray, end: np.ndarray, sequence: np.ndarray) -> tuple[np.ndarray, int]:
     """Places blocks in that sequence, each in the tightest gap that its contemporaries leave; and the arena's length.
 
     begin, end   numbers from 0 on that come as the times do
-    Once the length is not below the limit the rest is not placed.
     """
     places, lives = np.empty(len(size), np.int64), np.zeros(LINE, np.bool_)
     scratch = lives, lives.view(np.uint64), np.empty(LINE, np.int64)
-    length = _loop()(size, begin, end, sequence, limit, places, _shelves(begin, end), *scratch)
+    length = _loop()(size, begin, end, sequence, places, _shelves(begin, end), *scratch)
     return places, int(length)
 
 
@@ -131,7 +158,7 @@ def _loop() -> Any:
     return assembled([fill], [gap, put], [], nogil=True)[0] if can_compile() else fill
 
 
-def fill(size, begin, end, sequence, limit, places, shelves, lives, eights, there):  # type: ignore[no-untyped-def]
+def fill(size, begin, end, sequence, places, shelves, lives, eights, there):  # type: ignore[no-untyped-def]
     """The length of the arena in which blocks have been placed in that sequence; the rest is room to work in."""
     length = 0
     for block in sequence:
@@ -145,8 +172,6 @@ def fill(size, begin, end, sequence, limit, places, shelves, lives, eights, ther
         place = gap(shelves, shelf, need, first, last, lives, eights, there)
         places[block] = place
         length = max(length, place + need)
-        if length >= limit:
-            break
         put(shelves, 0, place, place + need, first, last)
         for level in range(1, len(shelves.step)):
             step = shelves.step[level]

@@ -53,37 +53,41 @@ class _Blocks:
     end: np.ndarray
 
     @property
+    def lives(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Size, begin and end, all that it depends on where they lie."""
+        return self.size, self.begin, self.end
+
+    @property
     def sums(self) -> tuple[int, ...]:
         """The same of blocks that lie alike, and told at once."""
-        return len(self.size), *[int(column.sum()) for column in (self.size, self.begin, self.end)]
+        return len(self.size), *[int(column.sum()) for column in self.lives]
 
     def lie_like(self, other: _Blocks) -> bool:
         """Whether others are of the same sizes, one by one, and live at the same times."""
-        pairs = (self.size, other.size), (self.begin, other.begin), (self.end, other.end)
-        return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+        return all(map(np.array_equal, self.lives, other.lives))
 
 
-def pack(graph: TaskGraph, timeline: Timeline, procs: Sequence[int] | None = None) -> Packing:
+def pack(
+    graph: TaskGraph, timeline: Timeline, procs: Sequence[int] | None = None, capacities: np.ndarray | float = np.inf
+) -> Packing:
     """Places the buffers and private memory of these processors (default: all) for a timeline of all tasks.
 
     Sizes are rounded up to 64 bytes. Persistent buffers come first; the rest is placed block after block, each in the
-    tightest gap between the blocks that live at the same time: by size, as in Pisarchyk and Lee, "Efficient Memory
-    Management for Deep Neural Net Inference", 2020, and by area, begin and length of life, of which the best counts.
+    tightest gap between the blocks that live at the same time (`gaps.placed`).
+
+    capacities   bytes[P]: where an arena is longer more is tried; once one stays longer, what is left is not packed
 
     Real times deviate from the timeline: in every execution that respects needs and `edges`, blocks that share bytes
     live one after the other. An edge leads from a task to one that begins at its end or later.
     """
-    packing, placed = _placed(graph, timeline, range(graph.num_procs) if procs is None else procs)
+    packing, placed = _placed(graph, timeline, range(graph.num_procs) if procs is None else procs, capacities)
     finals = _final_users(graph)
     edges = [np.empty((0, 2), np.int64), *(_reuse(blocks, places, finals) for blocks, places in placed)]
     return replace(packing, edges=_new_edges(graph, np.concatenate(edges)))
 
 
 def arenas(graph: TaskGraph, timeline: Timeline, capacities: np.ndarray | float = np.inf) -> Packing:
-    """As `pack`, for whoever asks how long arenas are: without the edges, which take as long again.
-
-    capacities   bytes[P]: once an arena exceeds its processor's, what is left is not packed
-    """
+    """As `pack`, for whoever asks how long arenas are: without the edges, which take as long again."""
     return _placed(graph, timeline, range(graph.num_procs), capacities)[0]
 
 
@@ -145,7 +149,7 @@ def _fitted(every: Sequence[_Blocks], room: Sequence[float]) -> dict[int, tuple[
     with ThreadPoolExecutor(num_cores()) as threads:
         most = list(threads.map(lambda blocks: _most_alive(blocks)[0], every))
         order = sorted(range(len(every)), key=lambda number: room[number] - most[number])
-        placing = threads.map(lambda n: gaps.placed(every[n].size, every[n].begin, every[n].end, most[n]), order)
+        placing = threads.map(lambda n: gaps.placed(*every[n].lives, most[n], room[n]), order)
         for number, places in zip(order, placing, strict=True):
             found[number] = most[number], places
             if (places + every[number].size).max(initial=0) > room[number]:
@@ -212,9 +216,7 @@ def refuse(
 
 
 def lacking(lengths: np.ndarray, capacities: np.ndarray) -> tuple[int, str] | None:
-    """The processor whose arena exceeds its capacity, bytes[P], by most, and in words what it needs and has; None where
-    none does.
-    """
+    """The processor whose arena exceeds its capacity, bytes[P], by most, in words what it needs and has; or None."""
     excess = lengths - capacities
     proc = int(excess.argmax())
     return (proc, _need_and_room(int(lengths[proc]), int(capacities[proc]))) if excess[proc] > 0 else None
@@ -383,9 +385,7 @@ def _successions(low: np.ndarray, high: np.ndarray, sequence: np.ndarray) -> lis
 
 
 def _is_absent(names: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """bool: which names are not among others: by a sort, as numpy's sets of millions of numbers take ten times as
-    long.
-    """
+    """bool: which names are not among others: by a sort, as numpy's sets of millions take ten times as long."""
     ordered = np.append(np.sort(among), -1)
     return ordered[np.searchsorted(ordered[:-1], names)] != names
 
