@@ -215,10 +215,10 @@ def test_a_front_begins_with_a_plan_as_fast_as_is_found_without(model, batch, te
     assert all(report.duration(step) in table and memory_of(most) in table for step, most in front)
 
 
-@pytest.mark.parametrize("search, has_gaps", [("one_processor", False), ("megatron", True)])
-def test_an_arena_with_gaps_is_told_beside_what_lives_at_once(search, has_gaps, capsys):
+@pytest.mark.parametrize("model, search, has_gaps", [("mlp:width=256", "megatron", False), ("lenet", "fsdp", True)])
+def test_an_arena_with_gaps_is_told_beside_what_lives_at_once(model, search, has_gaps, capsys):
     """`simulate` tells the arena of a plan."""
-    words = ["plan", "mlp:width=256", "--machine", MACHINE, "--search", search]
+    words = ["plan", model, "--machine", MACHINE, "--search", search]
     found = answer(capsys, *words)["found"]
     arena = memory_of(max(found["arena_bytes"]))
     assert (arena != memory_of(found["live_bytes"])) == has_gaps

@@ -5,6 +5,7 @@ import random
 from math import prod
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,14 +19,15 @@ from castile.planner.cost import CostModel
 from castile.planner.costs.snapshot import Environment, Measured, snapshot_of
 from castile.planner.evaluation import budget as budgets
 from castile.planner.evaluation.budget import Budget
+from castile.planner.evaluation.evaluated import Evaluated
 from castile.planner.evaluation.moved import key_moves
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.search import Evaluator, Run, parse_budget, search
+from castile.planner.search import Evaluator, Run, fitting, parse_budget, search
 from castile.planner.searches import available, find, mcmc
 from castile.planner.sketch.sieve import num_parts
-from castile.planner.strategy import Config, Strategy, check_config, decode, encode
+from castile.planner.strategy import PATH, Config, Strategy, check_config, decode, encode
 from castile.runtime import machine as machines
 from castile.runtime import memory
 from castile.runtime.collectives import plan
@@ -319,6 +321,28 @@ def test_a_plan_is_packed_once(monkeypatch):
     with pytest.raises(ValueError, match="needs"):
         same.turned("time", max(same.evaluate(plan).peak_bytes) - 1).pack(plan)
     assert len(packed) == 2
+
+
+@pytest.mark.parametrize("more, others, is_tried", [
+    (0, {"order": PATH}, False), (64, {"order": PATH, "ahead": 1}, False), (-64, {"order": PATH}, True),
+    (0, {"bucket_bytes": 64}, True), (0, {"recompute": ("one",)}, True), (0, {"configs": {}}, True),
+])  # fmt: skip
+def test_what_is_as_full_as_what_was_refused_is_not_packed(more, others, is_tried):
+    """Another order of the same tasks; what comes after it is."""
+    packed = []
+
+    def pack(plan):
+        packed.append(plan)
+        if plan != last.strategy:
+            raise ValueError("too long")
+        return (1,)
+
+    configs = seeds(evaluator(GRAPHS["two"], machine(2)).lowering)["data_parallel"].configs
+    first = Evaluated(Strategy(configs=configs), 1.0, (640, 640), 0, 0.0)
+    alike = Evaluated(msgspec.structs.replace(first.strategy, **others), 2.0, (640, 640 + more), 0, 0.0)
+    last = Evaluated(Strategy(configs=configs, bucket_bytes=7), 3.0, (640, 640), 0, 0.0)
+    assert fitting(SimpleNamespace(pack=pack), [last, alike, first]) == (last, (1,))
+    assert packed == [one.strategy for one in ((first, alike, last) if is_tried else (first, last))]
 
 
 def test_moved_bytes_follow_from_the_layouts():
