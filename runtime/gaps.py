@@ -43,8 +43,8 @@ def placed(size: np.ndarray, begin: np.ndarray, end: np.ndarray, live: int, room
     """
     best, shortest = np.zeros(len(size), np.int64), np.inf
     good = live if len(size) < MANY else int(live * (1 + NEAR))
-    enough = _times(len(size), TURNS, PLACED)
-    most = _times(len(size), TURNS_FOR_ROOM, PLACED_FOR_ROOM) if room >= live else enough
+    room = room if room >= live else np.inf
+    enough, most = _times(len(size), TURNS, PLACED), _times(len(size), TURNS_FOR_ROOM, PLACED_FOR_ROOM)
     # What is tried does not depend on the room, so more room is never found to be too little.
     for number, (places, length) in enumerate(islice(_arenas(size, begin, end, live), most), 1):
         if length < shortest:

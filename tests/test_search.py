@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 from math import prod
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
+from castile.launch.jobs.execution import prepare
 from castile.planner import search as searching
 from castile.planner.choices.moves import Moves
 from castile.planner.choices.space import placements, space_of
@@ -321,6 +323,23 @@ def test_a_plan_is_packed_once(monkeypatch):
     with pytest.raises(ValueError, match="needs"):
         same.turned("time", max(same.evaluate(plan).peak_bytes) - 1).pack(plan)
     assert len(packed) == 2
+
+
+def test_where_an_arena_has_no_room_more_is_tried_whoever_asks():
+    """Also when the plan is prepared to run."""
+    graph, on = models.parse("lenet").graph(8), machines.parse("dgx-h100:nodes=1")
+    usual = Evaluator(Lowering(graph, on), CostModel(on))
+    plan = usual.lowering.plan(seeds(usual.lowering, ["fsdp"])["fsdp"].configs)
+    alive, longest = max(usual.evaluate(plan).peak_bytes), max(usual.pack(plan))
+    tight, too_tight = (usual.turned("time", room) for room in ((alive + longest) // 2, alive - 1))
+    packed = tight.pack(plan)
+    assert alive <= max(packed) <= (alive + longest) // 2 and tight.arenas(plan) == packed
+    small = [msgspec.structs.replace(p, memory_bytes=p.reserved_bytes + max(packed)) for p in on.processors]
+    prepared = prepare(Lowering(graph, replace(on, processors=tuple(small))), plan, usual.cost)
+    assert prepared.packing.peak_bytes.tolist() == [*packed]
+    with pytest.raises(ValueError, match="needs"):
+        too_tight.pack(plan)
+    assert max(too_tight.arenas(plan)) == longest
 
 
 @pytest.mark.parametrize("more, others, is_tried", [

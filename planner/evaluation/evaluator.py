@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from math import inf
@@ -340,7 +341,9 @@ class Evaluator:
         return tuple(lengths[step.role].tolist())
 
     def arenas(self, strategy: Strategy) -> tuple[int, ...]:
-        """The bytes of each processor's arena, whether they fit or not."""
+        """The bytes of each processor's arena: as they are packed to fit, or, where they do not, as if they did."""
+        with suppress(ValueError):
+            return self.pack(strategy)
         step = self._packable(strategy)
         return tuple(self._packing(step).peak_bytes[step.role].tolist())
 
