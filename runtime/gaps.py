@@ -38,8 +38,8 @@ def placed(size: np.ndarray, begin: np.ndarray, end: np.ndarray, live: int, room
     live         the most bytes that live at one time, which no arena undercuts
     room         bytes that there are: where an arena is longer more is tried, unless more than that live at one time
     Turns go by size, as in Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020, and by
-    how much lives beside a block, as in Maas et al., "TelaMalloc", ASPLOS 2022. What came to lie too high has
-    its turn sooner the next time, as in Joslin and Clements, "Squeaky Wheel Optimization", JAIR 1999.
+    how much lives beside a block, as in Maas et al., "TelaMalloc", ASPLOS 2022. What came to lie too high has its turn
+    sooner the next time, as in Joslin and Clements, "Squeaky Wheel Optimization", JAIR 1999.
     """
     best, shortest = np.zeros(len(size), np.int64), np.inf
     good = live if len(size) < MANY else int(live * (1 + NEAR))

@@ -341,7 +341,7 @@ class Evaluator:
         return tuple(lengths[step.role].tolist())
 
     def arenas(self, strategy: Strategy) -> tuple[int, ...]:
-        """The bytes of each processor's arena: as they are packed to fit, or, where they do not, as if they did."""
+        """The bytes of each processor's arena: as it is packed to fit, or, where it does not, as if there were room."""
         with suppress(ValueError):
             return self.pack(strategy)
         step = self._packable(strategy)
