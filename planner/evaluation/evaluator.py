@@ -342,9 +342,9 @@ class Evaluator:
 
     def arenas(self, strategy: Strategy) -> tuple[int, ...]:
         """The bytes of each processor's arena: as it is packed to fit, or, where it does not, as if there were room."""
-        with suppress(ValueError):
-            return self.pack(strategy)
         step = self._packable(strategy)
+        with suppress(ValueError):
+            return self.packed(step)
         return tuple(self._packing(step).peak_bytes[step.role].tolist())
 
     def _packable(self, strategy: Strategy) -> SimulatedStep:
