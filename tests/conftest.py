@@ -66,6 +66,16 @@ def nobodys_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_word_of_compiling() -> Iterator[None]:
+    """Whether a command in this process has loops to compile depends on the tests before: it says nothing of them."""
+    from castile.launch.here import compiling
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "PATIENCE_SECONDS", 3600.0)
+        yield
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> dict[str, str]:
     """The variables of a user's folder of this test's own, in which this host is measured."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from castile.launch.here import pings, probe
+from castile.launch.here import compiling, pings, probe
 
 FIGURES = probe.Figures(5e10, 2.5e10, 1e10, 5e-6, 1e-8, 1e-9, pings.Link(2e-6, 5e9, 1e-6, 6e-6, 2.0))
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -29,3 +29,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     """Every file below the folder, with what is in it; what Python keeps of modules that it compiled is none."""
     found = [Path(base) / name for base, _, names in os.walk(folder) if "__pycache__" not in base for name in names]
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def but_for_compiling(said: str) -> str:
+    """What a process says on stderr, but for what it says only where its loops were not compiled before."""
+    return said.replace(compiling.TEXT, "")
