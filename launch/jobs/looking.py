@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 
+from castile.launch.jobs.first import compiled_beside
 from castile.launch.jobs.hunting import Hunt, Looked, remaining
 from castile.launch.jobs.request import Request
 from castile.planner.evaluation.budget import Budget, clock
@@ -46,7 +47,8 @@ class Looking(Request):
             limits = replace(limits, seconds=WITHOUT_FRONT * limits.seconds)
         try:
             # What is worked out of plans of many parts stays while others are looked at.
-            with self.foresight.begun(self.drawn), uncollected() if self.is_dear else nullcontext():
+            uncollecting = uncollected() if self.is_dear else nullcontext()
+            with nullcontext() if self.is_alone else compiled_beside(), self.foresight.begun(self.drawn), uncollecting:
                 best = Hunt(self, limits, progress).look()
         except NoPlanFits as error:
             refused = error

@@ -6,8 +6,10 @@ They do not know what is asked, nor who asks.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import signal
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -93,6 +95,8 @@ class Fork(Generic[Question, Answer]):
 
     def _serve(self, connection: Connection) -> None:
         """The main loop of the forked process, until its pipe is closed at the other end."""
+        # The asking process says the same, where it computes what this one died of, or compiles what this one does too.
+        sys.stderr = open(os.devnull, "w")
         # What asks the other process to end, and leaves it time to, ends this one, but for Ctrl-C.
         for asking in signal.valid_signals() - {signal.SIGINT}:
             if callable(signal.getsignal(asking)):
