@@ -25,9 +25,9 @@ _TOKEN = re.compile(r"\(([^()]*)\)|(\.\.\.)|(~?[A-Za-z_]\w*!?)|(\S)")
 
 
 class Operand(msgspec.Struct, frozen=True):
-    """The axes of one operand or result: a tuple of axis names for each array dim (several where dims are merged).
+    """The axes of one operand or result: a tuple of axis names for each array dim, several where axes are merged.
 
-    order   its dims as its region has them, so as they lie in memory, the outermost first; () where as they come
+    order   the dims in memory order, the outermost first, as the region has them; () for the order of `dims`
     """
 
     dims: tuple[tuple[str, ...], ...]
@@ -39,12 +39,12 @@ class Operand(msgspec.Struct, frozen=True):
         return tuple(axis for dim in self.dims for axis in dim)
 
     @property
-    def back(self) -> tuple[int, ...]:
-        """Where in its region each of its dims is; () where as they come."""
+    def positions(self) -> tuple[int, ...]:
+        """The position of each dim in the region; () where the order is that of `dims`."""
         return tuple([self.order.index(dim) for dim in range(len(self.order))]) if self.order else ()
 
-    def laid(self, box: Box) -> Box:
-        """A box of it as one of its region."""
+    def region_box(self, box: Box) -> Box:
+        """The box of the region for a box whose dims are in the order of `dims`."""
         if not self.order:
             return box
         return Box(tuple([box.lo[dim] for dim in self.order]), tuple([box.hi[dim] for dim in self.order]))
@@ -52,7 +52,7 @@ class Operand(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Line:
-    """A parsed axis line; frozen axes may not be split, and of merged dims with uneven axes blocks differ in length."""
+    """A parsed axis line. Frozen axes may not be split; blocks of a dim with an uneven axis differ in length."""
 
     operands: tuple[Operand, ...]
     results: tuple[Operand, ...]
@@ -62,9 +62,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Alignment:
-    """An axis line fitted to shapes: axes in the order of the line, their extents, and what each array bears.
+    """An axis line fitted to shapes: the axes in the order of the line, their extents, and the axes of each array.
 
-    The extent of an uneven axis is that of all blocks together.
+    The extent of an uneven axis is the sum over all blocks.
     """
 
     axes: tuple[str, ...]
@@ -79,19 +79,19 @@ class Alignment:
 
     @cached_property
     def _hash(self) -> int:
-        # Nodes are known by it to be alike: each is asked for it many times.
+        # Equal nodes are found by their alignments, so the hash is computed once and read often.
         return hash((tuple(self.extents.items()), self.operands, self.results))
 
     @cached_property
     def is_ordered(self) -> bool:
-        """Whether any operand or result lies in memory otherwise than its dims come."""
+        """Whether any operand or result has another order in memory than in the axis line."""
         return any(one.order for one in (*self.operands, *self.results))
 
     def shape(self, operand: Operand) -> tuple[int, ...]:
         return tuple(self._length(dim) for dim in operand.dims)
 
-    def ends(self, dim: tuple[str, ...], block: tuple[Any, Any]) -> tuple[Any, Any]:
-        """Where a block of the first axis of a dim begins and ends there: of merged axes only the first is cut."""
+    def dim_range(self, dim: tuple[str, ...], block: tuple[Any, Any]) -> tuple[Any, Any]:
+        """The range of a dim's indices for a block (begin, end) of its first axis: of merged axes only that is cut."""
         if len(dim) == 1:
             return block
         length, first = self._length(dim), self.extents[dim[0]]
@@ -104,9 +104,9 @@ class Alignment:
 
 
 def dims_over(axis: str, tensors: Sequence[str], borne: Sequence[Operand]) -> dict[str, int]:
-    """The tensors that have a dim that runs over an axis, alone or as the outer one of several, and which dim that is.
+    """For each tensor with a dim that runs over an axis, alone or as the outer one of merged axes: that dim's number.
 
-    borne   what each tensor is to its node
+    borne   the operand or result that each tensor is
     """
     rows = ((tensor, n, dim) for tensor, one in zip(tensors, borne, strict=True) for n, dim in enumerate(one.dims))
     return {tensor: n for tensor, n, dim in rows if dim and dim[0] == axis}
@@ -114,7 +114,7 @@ def dims_over(axis: str, tensors: Sequence[str], borne: Sequence[Operand]) -> di
 
 @cache
 def parse(text: str) -> Line:
-    """The axis line of `text`. Raises ValueError naming the part that is not understood."""
+    """Parse an axis line. Raises ValueError naming the part that is not understood."""
     left, arrow, right = text.partition("->")
     if not arrow:
         raise ValueError(f"axis line {text!r} has no '->'")
@@ -161,10 +161,11 @@ def align(
 ) -> Alignment:
     """Fit `line` to operands of `shapes`.
 
-    names    the axis names of each operand's dims, from which leading axes take theirs
+    names    the axis names of each operand's dims; leading axes take theirs from these
     given    extents that the operator states (heads, kernel size)
-    derive   extents of axes that only results bear, from the known ones (the rows of a convolution)
-    Raises ValueError in the words of the operator `who` where shapes do not fit.
+    derive   computes the extents of axes that only results have from the known ones (the rows of a convolution)
+    who      the operator's name, for messages
+    Raises ValueError where shapes do not fit.
     """
     if len(shapes) != len(line.operands):
         raise ValueError(f"{who}: takes {len(line.operands)} operands, got {len(shapes)}")
@@ -184,12 +185,12 @@ def align(
     if missing:
         raise ValueError(f"{who}: the extent of axis {missing[0]!r} follows from no operand")
     extents = {a: extents[a] for a in axes}
-    return only(Alignment(axes, extents, operands, results, line.frozen & set(axes), line.uneven))
+    return canonical(Alignment(axes, extents, operands, results, line.frozen & set(axes), line.uneven))
 
 
 @lru_cache(maxsize=65536)
-def only(alignment: Alignment) -> Alignment:
-    """The one object for all that are equal: such are found to be so at once."""
+def canonical(alignment: Alignment) -> Alignment:
+    """The one object that stands for all equal alignments, so that comparing them is comparing identities."""
     return alignment
 
 
@@ -211,15 +212,15 @@ def _leading(
 
 
 def fresh(name: str, taken: set[str]) -> str:
-    """The name of an axis, unless it is taken: then lengthened until it is not. It is taken from then on."""
+    """The axis name, lengthened until it is not in `taken`, and added to that."""
     while name in taken:
         name += "_"
     taken.add(name)
     return name
 
 
-def counted(dim: int, ndim: int) -> int:
-    """A dim of so many counted from the first, where a negative one counts from the last; as it is where it is none."""
+def nonnegative_dim(dim: int, ndim: int) -> int:
+    """The dim counted from the first; a negative one counts from the last. Unchanged where there is no such dim."""
     return dim + ndim if -ndim <= dim < 0 else dim
 
 

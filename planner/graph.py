@@ -17,21 +17,21 @@ import numpy as np
 
 from castile.planner import layers
 from castile.planner import op as operators
-from castile.planner.axes import Alignment, Operand, dims_over, only
+from castile.planner.axes import Alignment, Operand, canonical, dims_over
 from castile.planner.bodies import promises
 from castile.planner.bodies.trace import Spec, record
 from castile.planner.bodies.vocabulary import wide
 from castile.planner.op import Init, Op, Part, Tensor
 from castile.runtime.strict import suggestion
 
-# What stands in names that plans make of those of tensors (fc.weight/grad, image@0:2), and in no other.
+# These stand only in names that plans derive from those of tensors (fc.weight/grad, image@0:2).
 MARKS = ("/", "@")
 
 
 class Node(msgspec.Struct, frozen=True):
-    """An operator applied: inputs and outputs are names of tensors; the first output bears the node's name.
+    """An operator applied: inputs and outputs are names of tensors; the first output has the node's name.
 
-    members   where a rewrite made it of several: what was called so before is part of it
+    members   names of the nodes that a rewrite merged into this one
     """
 
     name: str
@@ -43,20 +43,20 @@ class Node(msgspec.Struct, frozen=True):
 
     @property
     def full_name(self) -> str:
-        """Its name, with those of its members."""
+        """The node's name, with those of its members."""
         return f"{self.name} (with {', '.join(self.members)})" if self.members else self.name
 
     def results_over(self, axis: str) -> dict[str, int]:
-        """Its results that have a dim over an axis, and which dim, as `axes.dims_over` finds them."""
+        """The results that have a dim over an axis, with that dim's number, as `axes.dims_over` finds them."""
         return dims_over(axis, self.outputs, self.alignment.results)
 
     def whole(self) -> Part:
-        """The part that is all of the node."""
+        """The part that is the whole node."""
         return Part(self.op, self.alignment, {a: (0, n) for a, n in self.alignment.extents.items()})
 
 
-def laid(node: Node, orders: Mapping[str, tuple[int, ...]]) -> Node:
-    """The node where the dims of these tensors lie in such orders, those of others as they come."""
+def with_orders(node: Node, orders: Mapping[str, tuple[int, ...]]) -> Node:
+    """The node with the dims of its tensors in these orders in memory; a tensor without one keeps that of its dims."""
     a = node.alignment
 
     def ordered(every: Sequence[Operand], names: Sequence[str]) -> tuple[Operand, ...]:
@@ -64,7 +64,7 @@ def laid(node: Node, orders: Mapping[str, tuple[int, ...]]) -> Node:
         return tuple([msgspec.structs.replace(own, order=orders.get(name, ())) for own, name in rows])
 
     operands, results = ordered(a.operands, node.inputs), ordered(a.results, node.outputs)
-    return msgspec.structs.replace(node, alignment=only(replace(a, operands=operands, results=results)))
+    return msgspec.structs.replace(node, alignment=canonical(replace(a, operands=operands, results=results)))
 
 
 @dataclass
@@ -73,10 +73,11 @@ class Graph:
 
     inputs    data that the host provides at each step; their first axis is the sample axis
     scalars   numbers that the host provides at each step, such as "noise", drawn anew from seed and step
-    states    what is carried from step to step and no optimizer moves (running statistics)
-    updates   the node that renews each state at the end of a training step's forward pass
-    loss      the tensor that training minimises; outputs: what evaluation reads
-    frozen    the parameters that training leaves as they are
+    states    tensors carried from step to step that no optimizer moves (running statistics)
+    updates   by state the node that computes its next value, after a training step's forward pass
+    outputs   the tensors that evaluation reads
+    loss      the tensor that training minimises
+    frozen    the parameters that training does not change
     """
 
     name: str
@@ -95,16 +96,16 @@ class Graph:
     def input(self, name: str, shape: tuple[int, ...], axes: str, dtype: str | None = None) -> Tensor:
         """A tensor that the host fills at each step; `axes` names its dims, as in "b c h w".
 
-        dtype   a numpy name, by default that of the graph
-        Raises ValueError for a name that is taken or holds a mark of plans' own, for axes that are not one a dim, for
-        extents below 1 and for a dtype that there is not.
+        dtype   a NumPy name, by default that of the graph
+        Raises ValueError for a name that is taken or holds one of MARKS, for axes that are not one a dim, for extents
+        below 1 and for an unknown dtype.
         """
         tensor = self._tensor(Tensor(name, tuple(shape), dtype or self.dtype, tuple(axes.split())))
         self.inputs.append(name)
         return tensor
 
     def param(self, name: str, shape: tuple[int, ...], axes: tuple[str, ...], init: Init) -> Tensor:
-        """A parameter; asking again for a name gives the same parameter, shared.
+        """A parameter; a name that was given before gives the same parameter, shared.
 
         Raises ValueError where it is shared with another shape, and for names and axes as `input` does.
         """
@@ -117,7 +118,7 @@ class Graph:
         return known
 
     def scalar(self, name: str, dtype: str) -> Tensor:
-        """A number () that the host fills in at each step; asking again for a name gives the same one."""
+        """A number () that the host fills in at each step; a name that was given before gives the same one."""
         if name not in self.scalars:
             self._tensor(Tensor(name, (), dtype, ()))
             self.scalars.append(name)
@@ -133,10 +134,10 @@ class Graph:
         *sources: Tensor,
         dtype: str | None = None,
     ) -> Tensor:
-        """A carried tensor that no optimizer moves. Nodes that read it see what the step before left.
+        """A carried tensor that no optimizer moves. Nodes that read it see its value after the step before.
 
-        update    in training, the operator that makes the new state of (state, *sources); its result bears the state's
-                  own axes. Without one the state stays as it is (evaluation).
+        update    in training, the operator that computes the next value from (state, *sources); its result has the
+                  state's own axes. Without one the state does not change (evaluation).
         """
         tensor = self._tensor(Tensor(name, tuple(shape), dtype or wide(self.dtype), axes, init=init))
         self.states.append(name)
@@ -152,8 +153,8 @@ class Graph:
     def apply(self, op: Op, name: str, *inputs: Tensor) -> Tensor:
         """Add a node and return its first result; the others are `name:label`.
 
-        Raises ValueError for what is no operator, a name that is taken, inputs of another graph, shapes that do not fit
-        the operator, and one from elsewhere whose bodies do not give what its axis line says.
+        Raises ValueError for an object that is no operator, a name that is taken, inputs of another graph, shapes that
+        do not fit, and a user's operator whose bodies do not give what its axis line says.
         """
         if not isinstance(op, Op):
             given = f"the class {op.__name__}" if isinstance(op, type) else f"of type {type(op).__name__}"
@@ -185,15 +186,15 @@ class Graph:
         return self.tensors[name]
 
     def minimise(self, loss: Tensor) -> None:
-        """Training minimises this tensor. Raises ValueError where it is no scalar ()."""
+        """Make this tensor the loss that training minimises. Raises ValueError where it is no scalar ()."""
         if loss.shape != ():
             raise ValueError(f"the loss {loss.name!r} should be a scalar, its shape is {loss.shape}")
         self.loss = loss.name
 
     def freeze(self, patterns: Sequence[str]) -> None:
-        """Training leaves parameters of such names as they are, and makes no gradients for them.
+        """Freeze the parameters whose names match these patterns (fnmatch): they get no gradient and no update.
 
-        Raises ValueError where none is left to train.
+        Raises ValueError where no parameter is left to train.
         """
         self.frozen |= {param.name for param in self.params if any(fnmatchcase(param.name, one) for one in patterns)}
         if patterns and not self.trained:
@@ -235,7 +236,7 @@ class Graph:
 
     @property
     def trained(self) -> list[Tensor]:
-        """Those of the parameters that training moves."""
+        """The parameters that training updates."""
         return [param for param in self.params if param.name not in self.frozen]
 
     @property
@@ -245,17 +246,17 @@ class Graph:
 
     @property
     def orders(self) -> dict[str, tuple[int, ...]]:
-        """How the dims of tensors lie in memory, of those that do not lie as they come."""
+        """The memory order of the dims of each tensor for which it is not that of its shape."""
         found: dict[str, tuple[int, ...]] = {}
         for n in self.nodes.values():
-            borne = zip((*n.alignment.operands, *n.alignment.results), (*n.inputs, *n.outputs), strict=True)
-            found.update({name: own.order for own, name in borne if own.order})
+            tensors = zip((*n.alignment.operands, *n.alignment.results), (*n.inputs, *n.outputs), strict=True)
+            found.update({name: own.order for own, name in tensors if own.order})
         return found
 
     @property
     def fingerprint(self) -> str:
-        """A hash of nodes, settings, shapes, orders of dims, wiring, and of what is not trained."""
-        # every plan is asked whether it was made for this graph
+        """A hash of nodes, settings, shapes, orders of dims, wiring and frozen parameters."""
+        # kept, as it is compared with that of every plan
         now = [*self.nodes.values(), *self.updates.values(), *self.tensors.values(), self.loss, self.frozen]
         if self._known_fingerprint is None or self._known_fingerprint[0] != now:
             self._known_fingerprint = now, self._fingerprint()
@@ -270,7 +271,7 @@ class Graph:
 
 
 def _add(kind: str, layer: Callable[..., Any], graph: Graph, /, *given: Any, **settings: Any) -> Any:
-    """Add a layer. Raises ValueError as it does, and for an array without a dim that it asks for."""
+    """Add a layer. Raises ValueError as the layer does, and for an array with fewer dims than it reads."""
     try:
         return layer(graph, *given, **settings)
     except IndexError as error:
@@ -280,5 +281,5 @@ def _add(kind: str, layer: Callable[..., Any], graph: Graph, /, *given: Any, **s
 
 
 def _is_layer(name: str) -> bool:
-    """Whether an operator adds itself to graphs."""
+    """Whether an operator can be added to a graph as a layer."""
     return hasattr(operators.find(name), "layer")

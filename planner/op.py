@@ -24,35 +24,40 @@ from castile.planner.axes import Alignment, Operand, align, parse
 from castile.runtime.region import Box
 
 OPS = "castile.planner.ops"
-BEGINNINGS = ("normal", "uniform", "zeros", "ones", "given")
+INIT_KINDS = ("normal", "uniform", "zeros", "ones", "given")
 PASSES = {"F": "forward", "B": "grad_inputs", "W": "grad_params"}
 
 
 @dataclass(frozen=True)
 class Init:
-    """How a parameter begins: "normal" or "uniform" of that scale (standard deviation, half width), "zeros", "ones", or
-    "given", with those values of its shape. Raises ValueError for another kind, and for a scale that is none."""
+    """A parameter's initial values.
+
+    kind     "normal", "uniform", "zeros", "ones", or "given" for `values`
+    scale    standard deviation of "normal", half width of "uniform"
+    values   an array of the parameter's shape
+    Raises ValueError for another kind, and for a scale that is negative or not finite.
+    """
 
     kind: str
     scale: float = 0.0
     values: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.kind not in BEGINNINGS:
-            raise ValueError(f"parameters begin as one of {', '.join(BEGINNINGS)}, not as {self.kind!r}")
+        if self.kind not in INIT_KINDS:
+            raise ValueError(f"parameters begin as one of {', '.join(INIT_KINDS)}, not as {self.kind!r}")
         if not 0 <= self.scale < inf:
             raise ValueError(f"the scale of what begins as {self.kind} should be finite and at least 0: {self.scale}")
 
     @classmethod
     def by_inputs(cls, number: int) -> Init:
-        """Uniform in +-1/sqrt(number), of weights by which sums of so many inputs are made."""
-        # a weight of none has a shape that is refused
+        """Uniform in +-1/sqrt(number), for weights that sum `number` inputs each."""
+        # a weight without inputs is refused for its shape
         return cls("uniform", 1 / sqrt(max(1, number)))
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A named array of the graph: shape, dtype, a name for each dim's axis; parameters say how they begin."""
+    """A named array of the graph: its shape, dtype and axis names, one a dim; `init` for a parameter."""
 
     name: str
     shape: tuple[int, ...]
@@ -76,7 +81,7 @@ class Tensor:
 
     @property
     def floating(self) -> bool:
-        """Whether it holds floating point numbers: integers have no gradient."""
+        """Whether it holds floating-point numbers: integers have no gradient."""
         return self.dtype.startswith(("float", "bfloat"))
 
 
@@ -86,43 +91,44 @@ class Op:
     forward(k, *operands)            -> the results
     grad_inputs(k, dy, *operands)    -> a gradient for each operand that is no parameter (None: has none)
     grad_params(k, dy, *operands)    -> a gradient for each parameter
-    A body that asks for `at` gets the Part it computes; a gradient body that asks for `y` gets the tuple of forward's
-    results. A result or gradient of None contributes nothing. Gradients flow through the first `flows` results: where
-    these are several, dy is the tuple of their gradients, zeros for one that nobody uses. The others are kept values.
+    A body with a keyword `at` gets the Part that it computes; a gradient body with a keyword `y` gets the tuple of
+    forward's results. A result or gradient of None contributes nothing. Gradients flow through the first `flows`
+    results: where there are several, dy is the tuple of their gradients, with zeros for an unused result. The other
+    results are values kept for the gradient passes.
     """
 
     line: ClassVar[str] = ""
     flops_per_point: ClassVar[float] = 0
     results: ClassVar[tuple[str, ...]] = ("",)
     flows: ClassVar[int] = 1
-    # Settings that say where or which one, and nothing of how much there is to do.
+    # Settings that do not change the amount of work: they say where, or which one.
     costless: ClassVar[tuple[str, ...]] = ()
-    # Those of them that bodies do not look at: parts record the same whatever these are, and touch as much.
+    # Those of them that bodies do not read: parts record the same calls and touch as much whatever their values.
     unrecorded: ClassVar[tuple[str, ...]] = ()
-    # Whether bodies do no more with where a part lies than to tell kernels: of parts as long along all axes that touch
-    # boxes of the same shapes all make the same calls then, but for literals.
+    # Whether bodies use a part's position only as literals of kernel calls. Parts of equal extents that touch boxes of
+    # equal shapes then record the same calls but for literals.
     place_in_literals: ClassVar[bool] = False
-    # Operands of whole numbers that stand for places along axes: which operand, and the names of the axes.
+    # Integer operands that hold indices along an axis: (operand, axis).
     numbering: ClassVar[tuple[tuple[int, str], ...]] = ()
-    # Operands of which passes read the rows that numbers name, and no others: which operand, and that of the numbers.
+    # Operands of which passes read only the rows that indices name: (operand, operand of the indices).
     looked_up: ClassVar[tuple[tuple[int, int], ...]] = ()
-    # Operands whose numbers lie from 0 to 1.
+    # Operands whose values lie in [0, 1].
     shares: ClassVar[tuple[int, ...]] = ()
 
     def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
-        """The axis line for these inputs; override it where it depends on their shapes (broadcasting)."""
+        """The axis line for these inputs. Override it where the line depends on their shapes (broadcasting)."""
         return self.line
 
     def given_extents(self, inputs: tuple[Tensor, ...]) -> Mapping[str, int]:
-        """Extents that settings tell, by axis; by default a whole number among them is that of the axis of its name."""
+        """Extents that the settings give, by axis: by default an integer setting is that of the axis of its name."""
         return {name: value for name, value in self.settings if isinstance(value, int)}
 
     def extents(self, known: dict[str, int]) -> Mapping[str, int]:
-        """Extents of axes that only results bear, from those that are known."""
+        """Extents of axes that only results have, from the known ones."""
         return {}
 
     def reads(self, operand: int, part: Part) -> Box:
-        """The box of an operand that a part needs (empty where it needs nothing); the axis line's law by default."""
+        """The box of an operand that a part reads, empty where it reads nothing; by default as the axis line says."""
         return part.shard(part.alignment.operands[operand])
 
     def follows(self, operand: int) -> bool:
@@ -130,9 +136,9 @@ class Op:
         return type(self).reads is Op.reads
 
     def touched(self, operand: int, part: Part) -> Any:
-        """How many elements of its box of an operand a part reads: all, or those of rows as far as numbers name them.
+        """How many elements of its box of an operand a part reads: all, or those of the rows that indices name.
 
-        Of the numbers so many name rows of a part as it has of all rows; each row is read once.
+        A part with a share of all rows is taken to be named by the same share of the indices, each row at most once.
         """
         size = prod(part.reads(operand).shape)
         if operand not in dict(self.looked_up):
@@ -144,18 +150,18 @@ class Op:
         return size // (hi - lo) * np.minimum(hi - lo, named)
 
     def has_gradient(self, operand: int) -> bool:
-        """Whether gradients flow back to an operand of floating-point numbers: none do to what only chooses."""
+        """Whether a floating-point operand has a gradient: one that only selects has none."""
         return self.flows > 0
 
     def apart(self, operand: int, a: Alignment) -> tuple[str, ...] | None:
-        """The axes whose parts read pieces of an operand that do not meet and make up the whole of it.
+        """The axes along which parts read disjoint pieces of an operand that together make up all of it.
 
-        Parts that differ along other axes only read the same. None where it may be otherwise, as windows overlap.
+        Parts that differ along other axes only read the same piece. None where pieces may overlap, as windows do.
         """
         return a.operands[operand].axes if type(self).reads is Op.reads else None
 
     def flops(self, which: str, part: Part) -> float:
-        """Operations of a part's pass: those of the line's points; each gradient pass costs as much as forward."""
+        """Floating-point operations of a part's pass: by default `flops_per_point` for each point, in every pass."""
         return self.flops_per_point * prod(hi - lo for lo, hi in part.ranges.values())
 
     @property
@@ -164,10 +170,11 @@ class Op:
         return type(self).rows is not Op.rows
 
     def rows(self, x: Sequence[Any], y: Sequence[Any], extents: Mapping[str, int]) -> Any:
-        """How many rows of images a pass of a part brings to where windows slide over them, which takes a core longer
-        than the numbers in them say; 0 where arrays are gone through as they lie.
+        """How many image rows a pass of a part copies so that windows can slide over them, a cost of a CPU core that
+        the bytes in them do not show; 0 where arrays are read in place.
 
-        x, y   shapes of its first operand and first result   extents   of the whole's axes
+        x, y      shapes of the part's first operand and first result
+        extents   of the whole node's axes
         """
         return 0
 
@@ -177,20 +184,20 @@ class Op:
         return type(self).looks is not Op.looks
 
     def looks(self, which: str, part: Part) -> int:
-        """How many numbers a pass of a part finds by looking at short rows or windows again and again, as shares of a
-        softmax and places of maxima, which takes a core longer than the operations on them say.
+        """How many numbers a pass of a part computes by reading short rows or windows several times, as a softmax and
+        the positions of maxima do, a cost of a CPU core that the operations on them do not show.
         """
         return 0
 
     @property
     def name(self) -> str:
-        """The name of its file, with its own where it is from elsewhere: a model's file may hold several."""
+        """The name of its file; with the class's own name where it is a user's, as a model's file may hold several."""
         file = type(self).__module__.rpartition(".")[2]
         return f"{file}.{type(self).__name__}" if self.is_from_elsewhere else file
 
     @property
     def is_from_elsewhere(self) -> bool:
-        """Whether it is none of planner/ops."""
+        """Whether it is defined outside planner/ops."""
         return type(self).__module__.rpartition(".")[0] != OPS
 
     @cached_property
@@ -205,7 +212,7 @@ class Op:
 
     @cached_property
     def recorded_settings(self) -> tuple[tuple[str, object], ...]:
-        """The settings on which what bodies record may depend."""
+        """The settings on which the calls that bodies record may depend."""
         return tuple((name, value) for name, value in self.settings if name not in self.unrecorded)
 
     def bind(self, inputs: tuple[Tensor, ...], who: str) -> Alignment:
@@ -220,7 +227,7 @@ class Op:
         return hasattr(self, PASSES[which])
 
     def asks(self, which: str) -> frozenset[str]:
-        """Which of `at` and `y` the pass's body asks for, as keywords."""
+        """The keywords of the pass's body, of `at` and `y`."""
         return _asks(getattr(type(self), PASSES[which]))
 
 
@@ -239,10 +246,11 @@ def _names(line: Any) -> frozenset[str]:
 def op(
     line: str, flops_per_point: float = 0, results: tuple[str, ...] = ("",), flows: int = 1
 ) -> Callable[[type], type]:
-    """Make a class an operator: frozen, with that axis line.
+    """Make a class an operator: a frozen dataclass with that axis line.
 
-    results   labels of its results; the first has no label.   flows   how many of them, from the first, have gradients
-    Raises ValueError for a setting of a name by which operators are asked for something else.
+    results   labels of its results; the first has none
+    flows     how many of them, from the first, have gradients
+    Raises ValueError for a setting whose name every operator has for something else.
     """
 
     def wrap(cls: type) -> type:
@@ -268,15 +276,15 @@ class Part(NamedTuple):
     ranges: Mapping[str, tuple[int, int]]
 
     def range(self, axis: str) -> tuple[int, int]:
-        """Where the part begins on an axis, and where it ends."""
+        """The part's (begin, end) along an axis."""
         return self.ranges[axis]
 
     def extent(self, axis: str) -> int:
-        """The whole's extent of an axis."""
+        """The whole node's extent along an axis."""
         return self.alignment.extents[axis]
 
     def first(self, axis: str) -> bool:
-        """Whether this is the first piece along an axis: the one that adds what must be added once (a bias)."""
+        """Whether this is the first piece along an axis: the one that adds what must be added only once, as a bias."""
         return self.ranges[axis][0] == 0
 
     def reads(self, operand: int) -> Box:
@@ -292,13 +300,13 @@ class Part(NamedTuple):
         return self.shard(self.alignment.results[result])
 
     def whole(self, operand: int) -> tuple[int, ...]:
-        """The whole's shape of an operand."""
+        """The shape of a whole operand."""
         return self.alignment.shape(self.alignment.operands[operand])
 
     def shard(self, operand: Operand) -> Box:
-        """The law: an array that bears a split axis is cut along it, one that does not is whole."""
+        """The operator law: an array that has a split axis is cut along it; along other axes it is whole."""
         a, of = self.alignment, self.ranges
-        rows = [a.ends(dim, of[dim[0]]) if dim else (0, 1) for dim in operand.dims]
+        rows = [a.dim_range(dim, of[dim[0]]) if dim else (0, 1) for dim in operand.dims]
         return Box(tuple([lo for lo, _ in rows]), tuple([hi for _, hi in rows]))
 
 

@@ -15,7 +15,7 @@ from pkgutil import iter_modules
 
 import msgspec
 
-from castile.planner.graph import Graph, laid
+from castile.planner.graph import Graph, with_orders
 from castile.planner.op import Op
 from castile.runtime.strict import suggestion
 
@@ -86,7 +86,7 @@ def made_of(graph: Graph, rows: Iterable[Row]) -> Graph:
             members = graph.nodes[name].members
             made.nodes[name] = msgspec.structs.replace(made.nodes[name], members=members)
     orders = graph.orders
-    made.nodes = {name: laid(node, orders) for name, node in made.nodes.items()}
+    made.nodes = {name: with_orders(node, orders) for name, node in made.nodes.items()}
     # where all nodes stay it is the same graph, for which the same plans are
     made.tensors = {name: made.tensors[name] for name in (*graph.tensors, *made.tensors) if name in made.tensors}
     return made

@@ -23,10 +23,10 @@ from castile.runtime.region import blocks
 
 SCHEMA = 2
 MAX_FILE_BYTES = 256 * 2**20
-# Which of the kernels that are ready a processor begins first: what has been ready longest, what comes first in the
-# program, or what the longest chain of tasks begins with.
+# Which of its ready kernels a processor begins first: the one that has been ready longest, that comes first in the
+# program, or that begins the longest chain of tasks.
 READY, PROGRAM, PATH = ORDERS = ("ready", "program", "path")
-# Of processors that are not in a row, so many are told one by one; of places where nodes are cut alike so many.
+# How many runs of processors a Config lists in words, and how many places of Configs that are cut alike.
 MOST_RUNS, MOST_PLACES = 16, 3
 
 
@@ -42,11 +42,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     @property
     def num_parts(self) -> int:
-        """Into how many parts the node is cut, replicas not counted."""
+        """The number of parts into which the node is cut, replicas not counted."""
         return prod(self.split.values())
 
     def degree(self, axis: str) -> int:
-        """Into how many an axis is cut: 1 for one that is not."""
+        """The degree to which an axis is cut: 1 where it is not."""
         return self.split.get(axis, 1)
 
     def __hash__(self) -> int:
@@ -54,12 +54,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     @cached_property
     def _hash(self) -> int:
-        # Plans are known by their Configs: each is asked for this many times.
+        # Plans are looked up by their Configs, so the hash is computed once and read often.
         return hash((tuple(sorted(self.split.items())), self.replicas, self.procs))
 
     @property
     def cuts(self) -> str:
-        """How a node is cut, in words, wherever its parts lie."""
+        """How the node is cut, in words, without the processors."""
         cuts = " ".join(f"{axis}:{degree}" for axis, degree in self.split.items() if degree > 1) or "whole"
         return f"{cuts} x{self.replicas}" if self.replicas > 1 else cuts
 
@@ -68,8 +68,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 def in_words(alike: Sequence[Config]) -> str:
-    """Configs that are cut alike, each elsewhere: `o:4 on 0-3`, `o:4 on each of 0-3 ... 60-63`; of several not in
-    which order their processors have the parts.
+    """Configs with the same cuts on several sets of processors: `o:4 on 0-3`, `o:4 on each of 0-3 ... 60-63`.
+
+    Of several Configs the order in which their processors have the parts is left out.
     """
     if len(alike) == 1:
         return str(alike[0])
@@ -81,12 +82,12 @@ def in_words(alike: Sequence[Config]) -> str:
 
 
 def runs_of(procs: tuple[int, ...]) -> str:
-    """Processors in words, three or more in a row as `4-8`."""
+    """Processors in words: three or more in a row as `4-8`."""
     return ",".join(_runs(procs))
 
 
 def _briefly(procs: tuple[int, ...]) -> str:
-    """Processors in words; where these are many, all of them and how they begin."""
+    """Processors in words; where there are many runs, the sorted set and the first few in their order."""
     runs = _runs(procs)
     if len(runs) <= MOST_RUNS:
         return ",".join(runs)
@@ -107,7 +108,7 @@ def _runs(procs: tuple[int, ...]) -> list[str]:
 
 
 class Predicted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the simulator said of a plan: seconds a step, bytes at the peak of the fullest processor, bytes moved."""
+    """The simulator's prediction: seconds a step, peak bytes on the fullest processor, and bytes moved a step."""
 
     step_seconds: float
     peak_bytes: int
@@ -117,18 +118,19 @@ class Predicted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A Config for every node; updates, accumulators and fetches of parameters may be left to their defaults.
 
-    microbatches     equal pieces of the batch, one after another; their gradients are summed
-    graph, machine   fingerprints of what the plan was made for
-    model, batch, machine_name   the same in a user's words, "" and 0 where they are not known: the model with settings,
-                     samples a step, and the machine
-    optimizer, clip  the same of updates, "" and None for those of the model's recipe; a clip of 0 is none
-    bucket_bytes     sums over the same processors go in buckets of at most so many bytes, gathers and scattered sums in
-                     groups; updates that then come together are one task, as casts are; 0: each by itself
-    order            which of the kernels that are ready a processor begins first, one of ORDERS
-    ahead            how many microbatches a processor may have begun beyond those that fill its pipeline: what is sent
-                     for one then goes beside another's kernels (Fan et al., "DAPPLE", PPoPP 2021), which takes memory
-    recompute        the nodes whose results are not kept for gradient passes: what these read is computed again.
-                     Parameters whose fetch is one are fetched for each microbatch, and again for its gradients
+    microbatches     equal pieces of the batch, computed one after the other; their gradients are summed
+    graph, machine   fingerprints of the graph and the machine that the plan was made for
+    model, batch, machine_name   the same as a user names them: the model with settings, samples a step ("" and 0 where
+                     unknown), and the machine
+    optimizer, clip  the optimizer and gradient norm of the updates; "" and None for those of the model's recipe, a clip
+                     of 0 for none
+    bucket_bytes     sums over the same processors are joined in buckets of at most this many bytes, gathers and
+                     reduce-scatters in groups; updates and casts of one bucket are one task. 0: each by itself
+    order            which of its ready kernels a processor begins first, one of ORDERS
+    ahead            how many microbatches a processor may begin beyond those that fill its pipeline, so that transfers
+                     of one overlap with kernels of another (Fan et al., "DAPPLE", PPoPP 2021), at the price of memory
+    recompute        the nodes whose results are not kept for gradient passes but computed again. A parameter's fetch
+                     among them is made for each microbatch, and again for its gradients
     """
 
     configs: dict[str, Config]
@@ -153,12 +155,12 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def made_for(self) -> str:
-        """The model with its samples a step, as far as they are known."""
+        """The model and its samples a step, as far as they are known, in words."""
         samples = f" with {self.batch} samples a step" if self.batch else ""
         return f"{self.model or 'another model'}{samples}"
 
     def unlike(self, graph: Graph, model: str) -> str:
-        """That it was made for something else than this graph of a model, or "" where it was not."""
+        """A sentence's end that the plan was made for another graph than this one of a model; "" where it was not."""
         if not self.graph or self.graph == graph.fingerprint:
             return ""
         if (self.model, self.batch) == (model, graph.batch):
@@ -169,26 +171,26 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def signed(
     plan: Strategy, model: str, graph: Graph, machine: Machine, optimizer: str = "", clip: float | None = None
 ) -> Strategy:
-    """The plan with what it was made for in a user's words, so that its file is enough to look at it again."""
+    """The plan with its model, batch, machine and updates by name, so that its file alone says what it is for."""
     return msgspec.structs.replace(
         plan, model=model, batch=graph.batch, machine_name=machine.name, optimizer=optimizer, clip=clip
     )
 
 
 def same_tasks(one: Strategy, other: Strategy) -> bool:
-    """Whether two plans of one graph, cut alike in time, are run alike."""
-    return _run_by(one) == _run_by(other)
+    """Whether two plans of one graph with the same microbatches have the same tasks in the same order."""
+    return _decisions(one) == _decisions(other)
 
 
-def _run_by(plan: Strategy) -> tuple[object, ...]:
+def _decisions(plan: Strategy) -> tuple[object, ...]:
     return plan.bucket_bytes, plan.order, plan.ahead, frozenset(plan.recompute), plan.configs
 
 
 @dataclass(frozen=True)
 class Names:
-    """The names a strategy may use: the graph's nodes, and update, accumulate and fetch of each parameter.
+    """The names a strategy may use: the graph's nodes, and the update, accumulate and fetch of each parameter.
 
-    fetches   of these the last, whose results may be dropped as those of nodes may
+    fetches   the fetches: a plan may recompute them as it may nodes
     """
 
     nodes: Mapping[str, Node]
@@ -197,20 +199,20 @@ class Names:
 
     @cached_property
     def within(self) -> dict[str, str]:
-        """Of what a rewrite made part of a node the name of that node."""
+        """By name of a node that a rewrite merged into another: the name of that one."""
         return {member: name for name, node in self.nodes.items() for member in node.members}
 
 
 def parts(node: Node, split: Mapping[str, int], axis: str = "", micro: tuple[int, int] = (0, 1)) -> list[Part]:
-    """The pieces of a node cut so, row-major in the order of its axis line; `axis` and `micro` as in `ranges`."""
+    """The parts of a node cut so, row-major in the order of its axis line; `axis` and `micro` as in `ranges`."""
     a, points = node.alignment, product(*ranges(node, split, axis, micro))
     return [Part(node.op, a, dict(zip(a.axes, point, strict=True))) for point in points]
 
 
 def ranges(node: Node, split: Mapping[str, int], axis: str, micro: tuple[int, int]) -> list[list[tuple[int, int]]]:
-    """By axis the blocks into which a node is cut.
+    """The blocks (begin, end) into which a node is cut, by axis in the order of its axis line.
 
-    axis, micro   of this axis only one of so many equal pieces is cut up: microbatch (index, count)
+    axis, micro   of this axis only the piece of one microbatch is cut: (its index, the number of microbatches)
     """
     found, (index, count) = [], micro
     for name in node.alignment.axes:
@@ -225,7 +227,7 @@ def ranges(node: Node, split: Mapping[str, int], axis: str, micro: tuple[int, in
 
 
 def check_split(node: Node, split: Mapping[str, int]) -> None:
-    """Raise ValueError, as `check_config` does, where a node may not be cut to these degrees by axis."""
+    """Raise ValueError, in one sentence, where a node may not be cut to these degrees by axis."""
     a = node.alignment
     for axis, degree in split.items():
         if axis not in a.extents:
@@ -240,7 +242,7 @@ def check_split(node: Node, split: Mapping[str, int]) -> None:
 
 
 def check_config(node: Node, config: Config, num_procs: int | None = None) -> None:
-    """Raise ValueError, in one sentence with the node's own names, where the Config is not a legal one."""
+    """Raise ValueError, in one sentence with the node's own names, where the Config is not legal."""
     check_split(node, config.split)
     if config.replicas < 1:
         raise ValueError(f"{node.name}: {config.replicas} replicas; there is at least 1")
@@ -267,9 +269,9 @@ def check(
     machine: Machine,
     known: AbstractSet[tuple[str, Config]] = frozenset(),
 ) -> None:
-    """Raise ValueError in one sentence where the strategy is not one for this graph and machine.
+    """Raise ValueError in one sentence where the strategy does not fit this graph and machine.
 
-    known   the Configs of nodes that were looked at before, and found legal
+    known   (name, Config) of nodes that were checked before
     """
     _check_whole(strategy, graph, machine)
     _check_names(strategy, names, graph)
@@ -279,7 +281,7 @@ def check(
 
 
 def _check_whole(strategy: Strategy, graph: Graph, machine: Machine) -> None:
-    """What a plan was made for, and what it says of the step as a whole."""
+    """Check what the plan was made for, and what it says of the step as a whole."""
     if unlike := strategy.unlike(graph, graph.name):
         raise ValueError(f"the plan {unlike}: give the same model, settings, --batch and --dtype, or plan again")
     if strategy.num_procs > machine.num_procs:
@@ -302,7 +304,7 @@ def _check_whole(strategy: Strategy, graph: Graph, machine: Machine) -> None:
 
 
 def _check_names(strategy: Strategy, names: Names, graph: Graph) -> None:
-    """That every node has its Config, and nothing is named that is none."""
+    """Check that every node has a Config, and that every name is known."""
     for name in strategy.recompute:
         if name not in names.nodes and name not in names.fetches:
             near = strict.suggestion(name, list(names.nodes))
@@ -322,7 +324,7 @@ LEFT_OUT = {"order": READY, "batch": 0, "machine_name": "", "recompute": (), "ah
 
 
 def encode(strategy: Strategy) -> bytes:
-    """The plan as JSON, as `read` takes it, a line for each node; what is as it would be without a word is left out."""
+    """The plan as JSON for `read`, a line for each node; fields of LEFT_OUT with their default are left out."""
     fields = msgspec.to_builtins(strategy)
     for name, default in LEFT_OUT.items():
         if fields[name] == default:
@@ -337,7 +339,7 @@ def _line(value: object) -> str:
 
 
 def read(path: str | Path) -> Strategy:
-    """The plan of a file. Raises ValueError in one sentence where the file is missing, damaged or of another schema."""
+    """Read a plan's file. Raises ValueError in one sentence where it is missing, damaged or of another schema."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -348,7 +350,7 @@ def read(path: str | Path) -> Strategy:
 
 
 def decode(data: bytes, what: str = "plan") -> Strategy:
-    """The plan of JSON text; unknown and duplicate keys are refused, errors name the field by its path."""
+    """Decode a plan from JSON. Unknown and duplicate keys are refused; errors name the field by its path."""
     strategy = strict.from_json(data, Strategy, what)
     if strategy.num_procs < 1:
         raise ValueError(f"{what}: num_procs is {strategy.num_procs}; a plan is for at least 1 processor")

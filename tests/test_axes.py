@@ -46,8 +46,8 @@ def test_blocks_of_an_uneven_dim_are_those_into_which_it_would_be_cut():
     a = fit("b (p ~v!) -> b p", (2, 13), given={"p": 5})
     assert a.extents == {"b": 2, "p": 5, "v": 13} and a.frozen == {"v"}
     assert a.shape(a.operands[0]) == (2, 13) and a.shape(a.results[0]) == (2, 5)
-    assert [a.ends(("p", "v"), (n, n + 1)) for n in range(5)] == blocks(13, 5)
-    assert [a.ends(("p", "v"), block) for block in blocks(5, 2)] == [(0, 8), (8, 13)]
+    assert [a.dim_range(("p", "v"), (n, n + 1)) for n in range(5)] == blocks(13, 5)
+    assert [a.dim_range(("p", "v"), block) for block in blocks(5, 2)] == [(0, 8), (8, 13)]
 
 
 def test_results_may_bear_derived_axes():

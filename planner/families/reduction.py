@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from castile.planner.axes import counted
+from castile.planner.axes import nonnegative_dim
 from castile.planner.op import Op, Tensor
 
 
@@ -32,7 +32,9 @@ class Reduction(Op):
 
     def gone(self, ndim: int) -> tuple[int, ...]:
         """The dims, of `ndim`, that the result lacks."""
-        return tuple(range(ndim)) if self.dims is None else tuple(sorted({counted(dim, ndim) for dim in self.dims}))
+        if self.dims is None:
+            return tuple(range(ndim))
+        return tuple(sorted({nonnegative_dim(dim, ndim) for dim in self.dims}))
 
     def kept(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The result's shape with dims of one for those that it lacks."""

@@ -163,7 +163,7 @@ class Grid:
     def _along(self, operand: Operand, axes: Sequence[str]) -> Layout:
         """What parts touch of an array as its axes say."""
         a = self.node.alignment
-        dims = [[a.ends(dim, own) for own in self.blocks[dim[0]]] if dim else [(0, 1)] for dim in operand.dims]
+        dims = [[a.dim_range(dim, own) for own in self.blocks[dim[0]]] if dim else [(0, 1)] for dim in operand.dims]
         return _lying(tuple(map(tuple, dims)), self.along(axes).of, a.uneven.isdisjoint(operand.axes))
 
     def _by_hook(self, operand: int) -> Layout:

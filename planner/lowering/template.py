@@ -162,7 +162,7 @@ class StepTemplate:
         if (port, output) not in known:
             row = self._row(port, output)
             layout, bears = self._layouts[row], self._common.bears[row]
-            boxes = (layout.each(bears.laid) if bears.order else layout).by_part
+            boxes = (layout.each(bears.region_box) if bears.order else layout).by_part
             touched = [(work.outputs if output else work.inputs)[port] for work in self.does.each]
             rows = zip(boxes, self.does.number.tolist()) if not all(touched) else ()
             known[port, output] = tuple([box if touched[n] else None for box, n in rows]) or boxes
@@ -305,7 +305,7 @@ class _Common:
         self.step = step
         self.dtypes = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
         self.bears = bearing(step)
-        self._turns = [one.back for one in self.bears]
+        self._turns = [one.positions for one in self.bears]
         self._recorder, self._key_maker = Recorder(step), KeyMaker(step, self.dtypes)
         self._place_counts = place_counts(step)
         # the axes on whose ranges depends what parts record

@@ -5,7 +5,7 @@ A part of the result reads of each operand what it needs, which may be nothing.
 
 from __future__ import annotations
 
-from castile.planner.axes import counted, fresh
+from castile.planner.axes import fresh, nonnegative_dim
 from castile.planner.op import Op, Part, Tensor, op
 from castile.runtime.region import Box
 
@@ -65,7 +65,7 @@ class Concat(Op):
         """Add tensors side by side along a dim to graph `g`; a negative dim counts from the last."""
         if len(xs) < 2:
             raise ValueError(f"{name}: concat takes two tensors or more, got {len(xs)}")
-        return g.apply(Concat(counted(dim, len(xs[0].shape))), name, *xs)
+        return g.apply(Concat(nonnegative_dim(dim, len(xs[0].shape))), name, *xs)
 
 
 def within(at, length: int):

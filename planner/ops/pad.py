@@ -5,7 +5,7 @@ A part of the result reads what it has of the operand, which may be nothing.
 
 from __future__ import annotations
 
-from castile.planner.axes import counted, fresh
+from castile.planner.axes import fresh, nonnegative_dim
 from castile.planner.op import Op, Part, Tensor, op
 from castile.planner.ops.concat import within
 from castile.runtime.region import Box
@@ -69,4 +69,4 @@ class Pad(Op):
     @staticmethod
     def layer(g, name: str, x: Tensor, dim: int, before: int = 0, after: int = 0, value: float = 0.0) -> Tensor:
         """Add elements of a constant at the ends of a dim to graph `g`; a negative dim counts from the last."""
-        return g.apply(Pad(counted(dim, len(x.shape)), before, after, value), name, x)
+        return g.apply(Pad(nonnegative_dim(dim, len(x.shape)), before, after, value), name, x)

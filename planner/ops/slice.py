@@ -5,7 +5,7 @@ A part of the result reads of the operand only what it needs; the gradient is ze
 
 from __future__ import annotations
 
-from castile.planner.axes import counted, fresh
+from castile.planner.axes import fresh, nonnegative_dim
 from castile.planner.op import Op, Part, Tensor, op
 from castile.runtime.region import Box
 
@@ -49,4 +49,4 @@ class Slice(Op):
     @staticmethod
     def layer(g, name: str, x: Tensor, dim: int, start: int, stop: int) -> Tensor:
         """Add a range of a dim to graph `g`; a negative dim counts from the last."""
-        return g.apply(Slice(counted(dim, len(x.shape)), start, stop), name, x)
+        return g.apply(Slice(nonnegative_dim(dim, len(x.shape)), start, stop), name, x)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from castile.planner.graph import Graph, laid
+from castile.planner.graph import Graph, with_orders
 
 # Samples, rows, columns, channels.
 ORDER = (0, 2, 3, 1)
@@ -20,7 +20,7 @@ CONVOLUTIONS = ("conv2d", "conv_transpose2d")
 def rewrite(graph: Graph) -> Graph:
     """The graph with its images so."""
     orders = graph.orders | dict.fromkeys(_images(graph), ORDER)
-    return replace(graph, nodes={name: laid(node, orders) for name, node in graph.nodes.items()})
+    return replace(graph, nodes={name: with_orders(node, orders) for name, node in graph.nodes.items()})
 
 
 def _images(graph: Graph) -> set[str]:

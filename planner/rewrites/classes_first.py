@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from castile.planner.graph import Graph, Node, laid
+from castile.planner.graph import Graph, Node, with_orders
 from castile.planner.op import Op
 
 # Their first operand are logits; the second one's result is what blocks of classes tell, which has two dims of it.
@@ -24,7 +24,7 @@ MERGE = "split_cross_entropy"
 def rewrite(graph: Graph) -> Graph:
     """The graph with its logits so; what has an order of its own keeps it."""
     orders = _orders(graph) | graph.orders
-    return replace(graph, nodes={name: laid(node, orders) for name, node in graph.nodes.items()})
+    return replace(graph, nodes={name: with_orders(node, orders) for name, node in graph.nodes.items()})
 
 
 def _orders(graph: Graph) -> dict[str, tuple[int, ...]]:

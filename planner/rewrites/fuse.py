@@ -16,7 +16,7 @@ import msgspec
 from castile.planner.bodies.fusing import is_line
 from castile.planner.bodies.trace import record
 from castile.planner.bodies.vocabulary import Spec
-from castile.planner.graph import Graph, Node, laid
+from castile.planner.graph import Graph, Node, with_orders
 from castile.planner.op import Op
 from castile.planner.ops.channel_bias import ChannelBias
 from castile.planner.ops.fused import Fused, Member
@@ -44,7 +44,7 @@ def rewrite(graph: Graph) -> Graph:
     given = {name for node in nodes.values() for name in node.outputs}
     gone = {name for node in graph.nodes.values() for name in node.outputs} - given
     orders = graph.orders
-    nodes = {name: laid(node, orders) for name, node in nodes.items()}
+    nodes = {name: with_orders(node, orders) for name, node in nodes.items()}
     return replace(graph, nodes=nodes, tensors={n: t for n, t in graph.tensors.items() if n not in gone})
 
 

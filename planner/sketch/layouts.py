@@ -120,11 +120,11 @@ class LayoutTable:
             number = axes.index(dim[0]) if dim and dim[0] in axes else -1
             degrees = cuts[number] if number >= 0 else ()
             extent = a.extents[dim[0]] if dim else 1
-            whole = a.ends(dim, (0, extent)) if dim else (0, 1)
+            whole = a.dim_range(dim, (0, extent)) if dim else (0, 1)
             key = number, degrees, extent, whole, begin[n] if begin else 0
             if key not in self._number_of:
                 blocks = all_blocks(extent, (1, *degrees))
-                lo, hi = a.ends(dim, blocks) if dim else blocks
+                lo, hi = a.dim_range(dim, blocks) if dim else blocks
                 self._number_of[key] = self._dim(Dim(number, degrees, lo + key[-1], hi + key[-1]))
             rows.append(self._number_of[key])
         cut = {dim[0] for dim in operand.dims if dim}

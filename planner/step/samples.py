@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from castile.planner.axes import dims_over, only
+from castile.planner.axes import canonical, dims_over
 from castile.planner.graph import Graph, Node
 
 
@@ -85,7 +85,7 @@ def piece(graph: Graph, count: int) -> Graph:
     nodes = dict(graph.nodes)
     for name, axis in axes.items():
         a = nodes[name].alignment
-        shorter = only(replace(a, extents={**a.extents, axis: a.extents[axis] // count}))
+        shorter = canonical(replace(a, extents={**a.extents, axis: a.extents[axis] // count}))
         nodes[name] = msgspec.structs.replace(nodes[name], alignment=shorter)
     return replace(graph, nodes=nodes)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import msgspec
 
 from castile.launch.importers.onnx.values import Known
-from castile.planner.axes import Alignment, Operand, fresh, only, parse
+from castile.planner.axes import Alignment, Operand, canonical, fresh, parse
 from castile.planner.graph import Graph, Node
 from castile.planner.known.megatron import SAMPLES
 from castile.planner.step.samples import follow
@@ -63,4 +63,4 @@ def _renamed(node: Node, samples: str) -> Alignment:
 
     extents: Mapping[str, int] = dict(zip(called(a.extents), a.extents.values(), strict=True))
     frozen, uneven = frozenset(called(a.frozen)), frozenset(called(a.uneven))
-    return only(Alignment(called(a.axes), extents, borne(a.operands), borne(a.results), frozen, uneven))
+    return canonical(Alignment(called(a.axes), extents, borne(a.operands), borne(a.results), frozen, uneven))
