@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
-from castile.planner.choices.moves import KEEPINGS, Moves
+from castile.planner.choices.moves import STORAGES, Moves
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds
@@ -91,7 +91,7 @@ def test_one_changes_one_node():
     for seed in range(20):
         configs = begin(some, seed)
         before = dict(configs)
-        some.one(configs, rng)
+        some.change_node(configs, rng)
         assert sum(configs[name] != before.get(name) for name in configs) <= 1
 
 
@@ -101,7 +101,7 @@ def test_equal_nodes_of_blocks_move_together():
     for seed in range(20):
         configs = begin(some, seed)
         before = dict(configs)
-        some.group(configs, rng)
+        some.change_group(configs, rng)
         moved = [group for group in some.groups if len({configs[name] for name in group}) == 1]
         assert moved and sum(configs[name] != before[name] for name in before) <= max(map(len, some.groups))
 
@@ -112,7 +112,7 @@ def test_users_of_a_parameter_move_together():
     alike = Counter()
     for seed in range(60):
         configs = begin(some, seed)
-        some.use(configs, random.Random(seed))
+        some.change_users(configs, random.Random(seed))
         alike["same kind"] += configs["again"].split == configs["block0.fc"].split
         # The table's features are called d where rows are looked up, and i where they are contracted.
         alike["tied"] += configs["tok"].degree("d") == configs["head"].degree("i")
@@ -129,7 +129,7 @@ def test_turning_keeps_cuts_and_renames_processors():
     for seed in range(60):
         configs = begin(some, seed)
         before = dict(configs)
-        some.turn(configs, rng)
+        some.permute_procs(configs, rng)
         for name, config in configs.items():
             old = before[name]
             assert (config.split, config.replicas, len(config.procs)) == (old.split, old.replicas, len(old.procs))
@@ -147,7 +147,7 @@ def test_a_region_goes_to_one_place_and_is_cut_alike_but_for_one_axis(procs, see
     some, rng = moves(procs), random.Random(seed)
     configs = begin(some, seed)
     before = dict(configs)
-    some.region(configs, rng)
+    some.relocate(configs, rng)
     changed = [name for name in some.names if configs[name] != before[name]]
     assert len({frozenset(before[name].procs) for name in changed}) <= 1
     # Twice as many cannot be had of an axis that is too short: such nodes, and those in between, stay.
@@ -165,7 +165,7 @@ def test_regions_go_everywhere():
     seen = Counter()
     for _ in range(200):
         configs = dict.fromkeys(some.names, Config({"b": 2}, 1, (0, 1)))
-        some.region(configs, rng)
+        some.relocate(configs, rng)
         seen.update({(config.procs, config.num_parts) for config in configs.values()})
     assert set(seen) == {((0, 1), 2), ((0,), 1), ((1,), 1), ((2, 3), 2), ((0, 1, 2, 3), 4)} and min(seen.values()) > 20
 
@@ -186,11 +186,11 @@ def test_parameters_are_kept_in_all_ways():
     configs = dict(seeds(some.lowering)["data_parallel"].configs)
     for _ in range(150):
         before = dict(configs)
-        some.keep(configs, rng)
+        some.change_storage(configs, rng)
         assert {n: c for n, c in configs.items() if "/" not in n} == {n: c for n, c in before.items() if "/" not in n}
         seen.update(kept(configs, param) for param in some.families)
         some.lowering.lower(Strategy(configs))
-    assert set(seen) == {"used", "pieces or drawn", "accumulated", "fetched"} and len(KEEPINGS) == 5
+    assert set(seen) == {"used", "pieces or drawn", "accumulated", "fetched"} and len(STORAGES) == 5
     assert min(seen.values()) > 20
 
 
@@ -204,7 +204,7 @@ def test_forward_passes_have_nothing_to_accumulate():
     some, rng = moves(mode="forward"), random.Random(5)
     for seed in range(40):
         configs = begin(some, seed)
-        some.keep(configs, rng)
+        some.change_storage(configs, rng)
         assert not [name for name in configs if name.endswith(("/accumulate", "/fetch"))]
 
 

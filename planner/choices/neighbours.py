@@ -1,6 +1,7 @@
-"""Neighbours: nodes of a graph that touch the same tensor, and which axes of the two lie along each other there.
+"""Neighbours: pairs of nodes that touch the same tensor, other than a parameter, and which of their axes run along the
+same dim of it.
 
-Flat, as there are many; parameters do not count. They do not know strategies or processors.
+They are flat arrays, as there are many pairs. They do not know strategies or processors.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from castile.planner.lowering.rows import numbered, runs
 
 
 class Neighbours(NamedTuple):
-    """Pairs of a node and another beside it, ascending by the node, by number in the graph's order.
+    """B pairs of neighbours, ascending by the first node; nodes are numbered in the graph's order.
 
     node[B], other[B]
-    way[B]   which of the ways in `along` lead from the one to the other
-    along    of each way what axes of the node are called at the other
+    way[B]   the number in `along` of the map from the node's axes to the other's
+    along    maps from axes to axes
     """
 
     node: np.ndarray
@@ -29,14 +30,14 @@ class Neighbours(NamedTuple):
 
 
 def neighbours_of(graph: Graph, kind: Callable[[Node], int]) -> Neighbours:
-    """The neighbours of each node, by the tensors that it touches, as these are first touched.
+    """The neighbours of each node, tensor by tensor in the order in which tensors are first touched.
 
     kind   equal for nodes of the same operator and shapes
     """
     tensor, node, dims, named = _touching(graph, kind)
     order = np.argsort(tensor, kind="stable")
     tensor, node, dims = tensor[order], node[order], dims[order]
-    # All pairs of those that touch one tensor.
+    # All pairs of nodes that touch one tensor.
     first, end = (np.searchsorted(tensor, tensor, side) for side in ("left", "right"))
     mine, count = np.repeat(np.arange(len(tensor)), end - first), end - first
     other = runs(first, count)
@@ -50,7 +51,9 @@ def neighbours_of(graph: Graph, kind: Callable[[Node], int]) -> Neighbours:
 
 
 def _touching(graph: Graph, kind: Callable[[Node], int]) -> tuple[np.ndarray, np.ndarray, np.ndarray, list]:
-    """Whenever a node touches a tensor: the number of that, of the node, and of the axes that it has along it."""
+    """A row for each node and tensor that it touches: numbers of the tensor, the node and its axes along the tensor's
+    dims; and the axes by number.
+    """
     tensors: dict[str, int] = {}
     numbers: dict[tuple[str, ...], int] = {}
     of_kind: dict[Hashable, list[int]] = {}

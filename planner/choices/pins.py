@@ -1,4 +1,4 @@
-"""Pins: what the maker of a plan insists on: degrees of axes, replicas, and the processors that nodes may use.
+"""Pins: a user's constraints on a plan: degrees of axes, replicas, and the processors that nodes may use.
 
 It does not know searches, nor what a layout costs.
 """
@@ -25,14 +25,14 @@ EXAMPLE = "write what is pinned as in 'h.*.attn: {h: 8}' or 'head: {b: 4, procs:
 
 @dataclass(frozen=True)
 class Pin:
-    """What the nodes of a pattern must have.
+    """Constraints on the nodes whose names match a pattern.
 
-    pattern      of names, * stands for anything; without a / it is for nodes of the graph, not for updates and such;
-                 a name of what became part of a node is for that node
-    degrees      by axis; nodes that lack an axis are not bound by its degree
+    pattern      * stands for any text. Without a / it matches nodes of the graph only, not updates, accumulators and
+                 fetches; the name of a node that was merged into another matches that one
+    degrees      by axis; a node without an axis is not bound by its degree
     replicas     None for any number
     procs        the processors that may be used, None for all
-    everywhere   whether updates, accumulators and fetches are bound too where their plan names them
+    everywhere   whether it also binds the updates, accumulators and fetches that a plan names
     """
 
     pattern: str
@@ -48,12 +48,12 @@ class Pin:
         return f"{self.pattern}: {{{', '.join(entries)}}}"
 
     def binds(self, name: str, optional: bool) -> bool:
-        """Whether it is about a node; optional ones are updates, accumulators and fetches."""
+        """Whether it binds a node; optional nodes are updates, accumulators and fetches."""
         return (not optional or self.everywhere or "/" in self.pattern) and fnmatchcase(name, self.pattern)
 
 
 def parse(text: str) -> Pin:
-    """The pin that a user writes: `h.*.attn: {h: 8}`, `head: {b: 4, replicas: 2, procs: [0-3, 8-11]}`.
+    """Parse a pin as users write it: `h.*.attn: {h: 8}`, `head: {b: 4, replicas: 2, procs: [0-3, 8-11]}`.
 
     Raises ValueError in one sentence for anything else.
     """
@@ -75,7 +75,7 @@ def parse(text: str) -> Pin:
 
 
 def parse_procs(text: str, who: str) -> tuple[int, ...]:
-    """The processors that a user lists: `3,5` or `0-3,8`. Raises ValueError, beginning with `who`, for other text."""
+    """Parse a list of processors: `3,5` or `0-3,8`. Raises ValueError, beginning with `who`, for other text."""
     runs = [_RUN.fullmatch(run) for run in text.split(",")]
     procs: list[int] = []
     for run in runs:
@@ -89,7 +89,7 @@ def parse_procs(text: str, who: str) -> tuple[int, ...]:
 
 
 def pinned(configs: Mapping[str, Config], pins: Pins | None) -> dict[str, Config]:
-    """A plan's Configs as pins ask, as they are where there are none."""
+    """A plan's Configs changed to meet the pins; unchanged where there are none."""
     return dict(configs) if pins is None else pins.apply(configs)
 
 
@@ -113,7 +113,7 @@ def _check_procs(procs: Iterable[int], num_procs: int, who: str) -> None:
 
 @dataclass(frozen=True)
 class Need:
-    """What all pins together ask of one node; replicas None for any number."""
+    """The constraints of all pins on one node; replicas None for any number."""
 
     degrees: dict[str, int]
     replicas: int | None
@@ -129,9 +129,9 @@ class Need:
 
 
 class Pins:
-    """Pins on the nodes of a graph and a machine of so many processors.
+    """Pins on the nodes of a graph, for a machine of `num_procs` processors.
 
-    Raises ValueError in one sentence where a pin is about no node or no axis, asks for what a node cannot have, or
+    Raises ValueError in one sentence where a pin matches no node or no axis, asks for what a node cannot have, or
     contradicts another.
     """
 
@@ -150,7 +150,7 @@ class Pins:
                 bound.setdefault(name, []).append(pin)
         self._needs = {name: self._merged(name, of_name) for name, of_name in bound.items()}
         self._last: dict[str, Config] = {}
-        # Updates lie where their parameters are used, unless somebody asks for something else.
+        # By default an update has the layout of its parameter's use; one that is pinned by name gets a Config.
         self._added = [
             name for name, of_name in bound.items()
             if name not in names.nodes and name.endswith("/update") and not all(pin.everywhere for pin in of_name)
@@ -164,26 +164,26 @@ class Pins:
         return tuple(sorted({p for need in self._needs.values() for p in need.procs}))
 
     def need(self, name: str) -> Need | None:
-        """What is asked of a node, None for nothing."""
+        """The constraints on a node, None for none."""
         return self._needs.get(name)
 
     def meets(self, configs: Mapping[str, Config]) -> bool:
-        """Whether a plan has what is asked."""
+        """Whether a plan meets all constraints."""
         there = all(name in configs for name in self._added)
         return there and all(self.allows(name, config) for name, config in configs.items())
 
     def allows(self, name: str, config: Config) -> bool:
-        """Whether a node may be laid out so."""
+        """Whether a node may have a Config."""
         need = self._needs.get(name)
         return need is None or need.met(config)
 
     def apply(self, configs: Mapping[str, Config]) -> dict[str, Config]:
-        """The Configs, those of pinned nodes made as is asked, near to what they were; others are left as they are.
+        """The Configs with those of pinned nodes changed as little as their constraints allow.
 
         An update that is pinned by name is added where it was left to its default.
         """
         whole = {name: Config() for name in self._added if name not in configs}
-        # A search changes little from plan to plan.
+        # A search changes few Configs from plan to plan.
         last = self._last
         self._last = {
             name: config if config is last.get(name) or self.allows(name, config) else self._fitted(name, config)
@@ -192,7 +192,7 @@ class Pins:
         return dict(self._last)
 
     def _check(self, pin: Pin, names: Sequence[str], known: Names) -> None:
-        """Whether a pin is about something."""
+        """Raises ValueError where a pin matches no node, no axis or no processor."""
         if not names:
             near = hint(pin.pattern, [*known.nodes, *known.within])
             raise ValueError(f"pin '{pin}': no node has a name like {pin.pattern!r}{near}")
@@ -205,7 +205,7 @@ class Pins:
         _check_procs(pin.procs or (), self.num_procs, f"pin '{pin}'")
 
     def _merged(self, name: str, pins: Sequence[Pin]) -> Need:
-        """What pins ask of a node together, if it can have that."""
+        """The constraints of several pins on a node. Raises ValueError where it cannot meet them."""
         node = self._nodes[name]
         asked = [(a, d, pin) for pin in pins for a, d in pin.degrees.items() if a in node.alignment.axes]
         asked += [(REPLICAS, pin.replicas, pin) for pin in pins if pin.replicas is not None]
@@ -227,7 +227,7 @@ class Pins:
         return Need(numbers, replicas, tuple(sorted(procs)))
 
     def _fitted(self, name: str, config: Config) -> Config:
-        """A Config near to another that meets the node's need: degrees that are not pinned shrink until all fit."""
+        """A Config near another one that meets the node's need: degrees that are not pinned shrink until all fit."""
         need = self._needs[name]
         split = self._split(self._nodes[name], need, config)
         parts = prod(split.values())
@@ -238,7 +238,7 @@ class Pins:
             and need.allowed.issuperset(config.procs)
         ):
             return Config(split, replicas, config.procs)
-        # Where there are enough of the processors that the node used, it stays on them.
+        # The node stays on the processors that it used, where there are enough of these.
         used = [p for p in dict.fromkeys(config.procs) if p in need.allowed]
         pool = used if len(used) >= min(parts * replicas, len(need.procs)) else need.procs
         return Config(split, replicas, tuple(pool[i % len(pool)] for i in range(parts * replicas)))
@@ -250,6 +250,6 @@ class Pins:
         for axis in reversed(split):
             if axis not in need.degrees and (parts := prod(split.values())) > room:
                 most = max(1, min(split[axis], room * split[axis] // parts))
-                # Beside what is pinned parts nest in those of neighbours; else as many as there are processors for.
+                # Beside a pinned degree a divisor, so that parts nest in those of neighbours; else the most that fit.
                 split[axis] = max(n for n in range(1, most + 1) if not is_crossed or split[axis] % n == 0)
         return {axis: degree for axis, degree in split.items() if degree > 1}

@@ -1,7 +1,7 @@
 """Shares: how many parts each processor gets where processors are of several kinds, in proportion to their speed.
 
-A processor that is named for several parts does them one after another. It does not know which axis is cut, nor what
-parts cost on their way from one processor to another.
+A processor with several parts computes them one after another. It does not know which axis is cut, nor what transfers
+between processors cost.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import numpy as np
 from castile.planner.cost import CostModel
 from castile.planner.lower import Lowering
 
-# At most so many times as many parts as processors.
+# The most parts a processor, on average.
 MOST_PARTS_A_PROC = 4
-# More parts have to spread work better by this share; of two numbers that spread it nearly alike the smaller is chosen.
+# A larger number of parts must balance work better than a smaller one by this share.
 GAIN = 0.02
 
 
 def speeds(lowering: Lowering, cost: CostModel) -> tuple[float, ...]:
-    """How fast each processor would do all kernels of a step by itself, in shares of the fastest."""
+    """The speed of each processor at all kernels of a step, relative to the fastest."""
     machine = lowering.machine
     kinds = range(len(machine.kinds))
     if len(kinds) == 1:
         return (1.0,) * machine.num_procs
-    # Of many microbatches two are written out, as all take as long.
+    # Two microbatches stand for all, which take equally long.
     program = lowering.shortened(2).program(lowering.plan({}))
     lasts = np.zeros(len(kinds))
     for step in program.steps:
@@ -35,10 +35,10 @@ def speeds(lowering: Lowering, cost: CostModel) -> tuple[float, ...]:
 
 
 def spread(speeds: Sequence[float]) -> dict[int, tuple[int, ...]]:
-    """By number of equal parts the processors that do them, in order, the last of which is done as early as can be.
+    """By number of equal parts: the processors that compute them, in order, so that the last is done earliest.
 
-    Of all numbers up to MOST_PARTS_A_PROC times the processors those that spread work better than every smaller one;
-    none where all processors are as fast as each other.
+    Only numbers of parts that balance work better than every smaller number, up to MOST_PARTS_A_PROC times the
+    processors. Empty where all processors are equally fast.
     """
     if len(set(speeds)) < 2:
         return {}
@@ -47,7 +47,7 @@ def spread(speeds: Sequence[float]) -> dict[int, tuple[int, ...]]:
     least = np.inf
     for num_parts in range(1, MOST_PARTS_A_PROC * len(speeds) + 1):
         counts[np.argmin((counts + 1) / rates)] += 1
-        # What a step would take of which the whole is 1.
+        # The time of the slowest processor, in units of all work at speed 1.
         lasts = float((counts / rates).max()) / num_parts
         if lasts * (1 + GAIN) < least:
             found[num_parts], least = tuple(np.repeat(np.arange(len(speeds)), counts).tolist()), lasts

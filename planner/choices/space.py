@@ -17,22 +17,22 @@ from castile.planner.axes import Alignment
 from castile.planner.graph import Node
 from castile.planner.strategy import Config
 
-# On more processors than this a degree divides their number: uneven degrees gain little there, and there are many.
+# On more processors than this degrees divide their number: others are many and gain little there.
 MOST_UNEVEN_PROCS = 16
 
 
 class Placement(NamedTuple):
-    """Where the parts of a node and their replicas lie; procs as in a Config."""
+    """The replicas of each part of a node and the processors, in the order of a Config's `procs`."""
 
     replicas: int
     procs: tuple[int, ...]
 
 
 class Space:
-    """Every one of some splits of a node with every placement that there is for so many parts, each Config once.
+    """All Configs of a node with one of some splits and one of the placements of its number of parts, each once.
 
-    splits   without degrees of 1
-    placed   where so many parts may lie, those on the first processors first
+    splits   degrees by axis, without degrees of 1
+    placed   the placements of a number of parts, those on the first processors first
     """
 
     def __init__(self, splits: Sequence[dict[str, int]], placed: Callable[[int], Sequence[Placement]]) -> None:
@@ -58,22 +58,22 @@ class Space:
 
     @cached_property
     def configs(self) -> list[Config]:
-        """All of them; the splits in a fixed order, each with all its placements."""
+        """All Configs: the splits in order, each with all its placements."""
         return [self[number] for number in range(len(self))]
 
 
 def space_of(node: Node, num_procs: int) -> Space:
-    """The space of a node on equal processors of which it may use any; nodes with the same axes share one.
+    """The space of a node on equal processors, all of which it may use; nodes with the same axes share one.
 
-    A split is any combination of degrees over the axes that may be cut, with a product of at most num_procs; parts lie
-    as `placements` says.
+    A split is any combination of degrees over the axes that may be cut, with a product of at most num_procs, in each of
+    its `placements`.
     """
     return _space_of(node.alignment, num_procs)
 
 
 @lru_cache(maxsize=4096)
 def _space_of(a: Alignment, num_procs: int) -> Space:
-    # No axis is cut more often than there are processors: longer ones are alike.
+    # No degree exceeds the number of processors, so longer axes have the same space.
     return _space(tuple([(axis, min(extent, num_procs)) for axis, extent in _free(a)]), num_procs)
 
 
@@ -93,7 +93,7 @@ def _space(free: tuple[tuple[str, int], ...], num_procs: int) -> Space:
 
 @lru_cache(maxsize=1024)
 def placements(num_parts: int, num_procs: int) -> tuple[Placement, ...]:
-    """Where that many parts may lie, on as many processors at the least.
+    """The placements of a number of parts, each on at least as many processors.
 
     Parts and replicas fill a block of processors: one that divides num_procs and begins at a multiple of its size, or,
     of an uneven size and without replicas, one that begins at 0. Replicas of a part lie side by side, or a block apart.
@@ -111,16 +111,17 @@ def placements(num_parts: int, num_procs: int) -> tuple[Placement, ...]:
 
 
 def degrees(num_procs: int) -> list[int]:
-    """Into how many parts an axis may be cut for that many processors."""
+    """The degrees to which an axis may be cut on a number of processors."""
     return list(range(1, num_procs + 1)) if num_procs <= MOST_UNEVEN_PROCS else _divisors(num_procs)
 
 
 def splits(
     extents: Sequence[tuple[str, int]], room: int, degrees: Sequence[int], fixed: Mapping[str, int] | None = None
 ) -> list[dict[str, int]]:
-    """Every combination of these degrees whose product is at most `room`, without degrees of 1.
+    """Every combination of degrees over the axes whose product is at most `room`; degrees of 1 are left out.
 
-    fixed   degrees that are given; the others have what room these leave
+    extents   the axes with their extents
+    fixed     degrees that are given, and count in the product
     """
     fixed = fixed or {}
     found: list[tuple[int, dict[str, int]]] = [(prod(fixed.values()), {})]

@@ -1,6 +1,6 @@
-"""Spaces of all nodes of a graph: what pins leave of them, and unequal shares where processors are unequal.
+"""Spaces of all nodes of a graph: the Configs that pins allow, with unequal shares where processors are unequal.
 
-They do not know which Configs are any good.
+They do not know which Configs are good.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from castile.planner.lower import Lowering
 
 
 class Spaces(Mapping[str, Space]):
-    """By name the Configs of every node that a plan of a graph may lay out: its nodes, updates, accumulators, fetches.
+    """By name the Configs of every node that a plan may have: the graph's nodes, updates, accumulators and fetches.
 
-    pins   what every Config of a space meets; None for nothing
-    Where processors are of several kinds a space also has Configs that name fast ones for more parts than slow ones.
+    pins   constraints that every Config of a space meets; None for none
+    Where processors are of several kinds a space also has Configs that give fast ones more parts than slow ones.
     """
 
     def __init__(self, lowering: Lowering, cost: CostModel, pins: Pins | None = None) -> None:
@@ -63,12 +63,12 @@ class Spaces(Mapping[str, Space]):
 
     @property
     def most_parts(self) -> int:
-        """In as many parts a plan may cut a node, at the most."""
+        """The largest number of parts into which a plan may cut a node."""
         return max(prod(split.values()) for name in self for split in self[name].splits)
 
 
 def _space(free: Sequence[tuple[str, int]], need: Need, num_procs: int, speeds: Sequence[float]) -> Space:
-    """The Configs of a node that meet a need: every split that its processors have room for, and those of shares."""
+    """The Configs of a node that meet a need: every split with at most a part a processor, and those with shares."""
     room = max(1, len(need.procs) // (need.replicas or 1))
     several = sorted({degree for n in (num_procs, room) for degree in degrees(n) if degree <= room})
     shared = shares.spread([speeds[p] for p in need.procs]) if need.replicas in (None, 1) else {}
@@ -80,7 +80,9 @@ def _space(free: Sequence[tuple[str, int]], need: Need, num_procs: int, speeds: 
 
 
 def _placements(num_parts: int, need: Need, num_procs: int, shared: Sequence[int]) -> tuple[Placement, ...]:
-    """Where that many parts may lie: as on all processors, as if there were no others, and by their shares."""
+    """The placements of so many parts: those on all processors that are allowed, those on the allowed ones as if there
+    were no others, and that by shares.
+    """
     procs, allowed = need.procs, set(need.procs)
     found: dict[Placement, None] = {}
     if num_parts <= num_procs:
@@ -93,6 +95,6 @@ def _placements(num_parts: int, need: Need, num_procs: int, shared: Sequence[int
     fitting = [p for p in found if need.replicas in (None, p.replicas)]
     if fitting:
         return tuple(fitting)
-    # More parts than processors, or replicas that fill no block: one after the other, and begun anew at the end.
+    # More parts than processors, or replicas that fill no block: round robin over the processors.
     replicas = need.replicas or 1
     return (Placement(replicas, tuple(procs[n % len(procs)] for n in range(num_parts * replicas))),)
