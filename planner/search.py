@@ -118,14 +118,14 @@ class Run:
             return False
         return late[-1] < early[-1] * (1 - LEAST_GAIN)
 
-    def propose(self, configs: Configs, most: float = inf) -> Evaluated | None:
+    def propose(self, configs: Configs, most_energy: float = inf) -> Evaluated | None:
         """Simulate a plan, at the cost of a proposal; None if it has too many transfers to simulate, or if a bound
-        shows that its energy is more than `most`.
+        shows that its energy is more than `most_energy`.
         """
         self.num_proposals += 1
         found, configs = None, pinned(configs, self.pins)
         # Updates in a bucket take less time than a bound counts for each of them.
-        if most == inf or self.bucket_bytes or self.evaluator.bound(configs) <= most:
+        if most_energy == inf or self.bucket_bytes or self.evaluator.bound(configs) <= most_energy:
             found = self.simulate(configs, self.num_proposals)
         if self.progress is not None:
             self.progress(min(1.0, self.spent), self.best, 1)

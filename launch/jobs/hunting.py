@@ -150,7 +150,7 @@ class Hunt:
     def _is_hopeless(self, chosen: Batching) -> bool:
         """Whether a search would take a minute and hardly find a plan that fits."""
         is_refused_late = self.request.may_fill and not chosen.fits and self.request.is_dear
-        return is_refused_late and not self.request.foreseen(chosen).fitting
+        return is_refused_late and not self.request.forecast(chosen).fitting
 
     def _gives_up(self, chosen: Batching) -> bool:
         """Whether plans are in more microbatches than was asked for, or compute more again."""
@@ -183,7 +183,7 @@ class Hunt:
         share = 1.0
         if self.limits.seconds is not None and self.request.may_fill:
             chosen = batching_for_pipelines(chosen, self._others(chosen, self.timed, self.timed))
-            share = 1.0 if chosen.fits or self.request.foreseen(chosen).fitting else DOUBTED
+            share = 1.0 if chosen.fits or self.request.forecast(chosen).fitting else DOUBTED
         return chosen, remaining(self.limits, clock() - self.began, share)
 
     def _others(self, chosen: Batching, for_more: Budget, for_better: Budget, is_searched: bool = True) -> Alternatives:
@@ -191,16 +191,16 @@ class Hunt:
         if it is searched: until when for more numbers, and until when for better plans once there is one.
         """
         counts = microbatch_counts(chosen.evaluator.lowering)[1:] if self.request.could_fit else ()
-        outlook = self.request.outlook(chosen.evaluator.lowering.recompute, is_pipeline)
+        forecaster = self.request.forecaster(chosen.evaluator.lowering.recompute, is_pipeline)
         numbers = [n for n in counts if n != chosen.num_microbatches or not is_searched]
-        return Alternatives(numbers, outlook, for_better.is_over, for_more.is_over)
+        return Alternatives(numbers, forecaster, for_better.is_over, for_more.is_over)
 
     @cached_property
     def _gathering(self) -> LowMemoryPlans:
         """Where plans are looked at whose parameters are gathered for each pass, and more and more computed again."""
         may_help = self.request.may_fill and self.request.ways_left
         ways = (NOTHING, *self.request.recomputation.rising(SMALL_STEPS)) if may_help else ()
-        each = (self.request.outlook(self.request.dropped(f"{way},{PARAMETERS}"), is_in_pieces) for way in ways)
+        each = (self.request.forecaster(self.request.dropped(f"{way},{PARAMETERS}"), is_in_pieces) for way in ways)
         return LowMemoryPlans(self._in_all_numbers(each))
 
     @cached_property
@@ -208,7 +208,7 @@ class Hunt:
         """The same of plans whose parameters stay: none but where a search takes a second or two."""
         is_quick = num_parts(self.request.desk.evaluator) <= QUICK_PARTS
         ways = (NOTHING, *self.request.ways_left) if self.request.may_fill and is_quick else ()
-        each = (self.request.outlook(self.request.dropped(way)) for way in ways)
+        each = (self.request.forecaster(self.request.dropped(way)) for way in ways)
         return LowMemoryPlans(self._in_all_numbers(each), has_few_parts=True)
 
     def _in_all_numbers(self, each: Iterable[Forecaster]) -> list[Alternatives]:
@@ -220,7 +220,8 @@ class Hunt:
         """In which of these numbers of microbatches to search."""
         # Who wants an end waits for no further number.
         is_late, is_over = self.timed.is_over, self.limits.is_over
-        return accumulation.fitting_batching(self.request.outlook(recompute), numbers, is_late, is_over, self._expect)
+        forecaster = self.request.forecaster(recompute)
+        return accumulation.fitting_batching(forecaster, numbers, is_late, is_over, self._expect)
 
     def _expect(self, chosen: Batching) -> None:
         """That pipelines are likely to be looked at, while other known plans are simulated."""
@@ -236,8 +237,8 @@ class Hunt:
         first = Batching(request.microbatches, *request.at(request.recompute, request.microbatches))
         numbers, chosen = request.numbers if request.is_free else (first.num_microbatches,), None
         # A search takes half a minute to say that it found none, known plans in sketches a second or two.
-        if request.is_free and request.is_long and request.foreseen(first).is_far:
-            shares = {first.num_microbatches: request.foreseen(first).share}
+        if request.is_free and request.is_long and request.forecast(first).is_far:
+            shares = {first.num_microbatches: request.forecast(first).share}
             left = [n for n in numbers if n > first.num_microbatches and may_fit(shares, n, NEARLY_FITS)]
             chosen = self._enough(request.recompute, left)
         for way in (NOTHING, *request.ways_left):

@@ -47,7 +47,7 @@ class Looking(Request):
             limits = replace(limits, seconds=WITHOUT_FRONT * limits.seconds)
         try:
             # What is worked out of plans of many parts stays while others are looked at.
-            with self.foresight.running(self.drawn), uncollected() if self.is_dear else nullcontext():
+            with self.prefetcher.running(self.compute_forecasts), uncollected() if self.is_dear else nullcontext():
                 best = Hunt(self, limits, progress).look()
         except NoPlanFits as error:
             refused = error

@@ -145,23 +145,23 @@ class Request:
         names = Names(lowering.piece.nodes, lowering.names.optional)
         return Pins(found, names, lowering.machine.num_procs) if found else None
 
-    def outlook(self, recompute: Dropped, is_meant: Callable[[str], bool] | None = None) -> Forecaster:
-        """On the known plans from which a search begins, or on those that are meant; each is drawn once."""
-        known = self._drawn.setdefault((recompute, is_meant), Forecasts())
-        return Forecaster(partial(self.at, recompute), self.names, is_meant, recompute, self.foresight, known)
+    def forecaster(self, recompute: Dropped, name_filter: Callable[[str], bool] | None = None) -> Forecaster:
+        """Forecasts the known plans that a search starts from, or those selected by name; each is computed once."""
+        cache = self._forecasts.setdefault((recompute, name_filter), Forecasts())
+        return Forecaster(partial(self.at, recompute), self.names, name_filter, recompute, self.prefetcher, cache)
 
     @cached_property
-    def _drawn(self) -> dict[tuple[Dropped, Callable[[str], bool] | None], Forecasts]:
+    def _forecasts(self) -> dict[tuple[Dropped, Callable[[str], bool] | None], Forecasts]:
         return {}
 
     @cached_property
-    def foresight(self) -> Prefetcher:
-        """Sketches that are drawn ahead, where whoever looks begins that."""
+    def prefetcher(self) -> Prefetcher:
+        """Computes forecasts before they are needed, while it is running."""
         return Prefetcher(self.is_dear and num_cores() > 1 and not self.is_alone)
 
-    def drawn(self, asked: ForecastRequest) -> Forecasts:
-        """What known plans take, as it is asked ahead."""
-        return self.outlook(asked.recompute, asked.name_filter).compute(asked.counts)
+    def compute_forecasts(self, asked: ForecastRequest) -> Forecasts:
+        """The forecasts that a prefetching process was asked for."""
+        return self.forecaster(asked.recompute, asked.name_filter).compute(asked.counts)
 
     def at(self, recompute: Dropped, microbatches: int) -> tuple[Evaluator, Pins | None]:
         """Where to look for plans of so many microbatches that compute these nodes again."""
@@ -239,9 +239,9 @@ class Request:
         """Whether a search takes a minute to say that it found none."""
         return has_many_parts(self.desk.evaluator.lowering)
 
-    def foreseen(self, chosen: Batching) -> Forecast:
-        """What the known plans are taken for, as it was or will be drawn for who looks at them."""
-        drawn = self._drawn.setdefault((chosen.evaluator.lowering.recompute, None), Forecasts())
-        found = drawn.get(chosen.num_microbatches) or forecast_known(chosen.evaluator, self.names, chosen.pins)
-        drawn[chosen.num_microbatches] = found
+    def forecast(self, chosen: Batching) -> Forecast:
+        """The forecast of the known plans, computed once for all who ask."""
+        cache = self._forecasts.setdefault((chosen.evaluator.lowering.recompute, None), Forecasts())
+        found = cache.get(chosen.num_microbatches) or forecast_known(chosen.evaluator, self.names, chosen.pins)
+        cache[chosen.num_microbatches] = found
         return found

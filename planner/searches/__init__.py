@@ -1,7 +1,7 @@
 """Searches, a file each: `search(run)` proposes plans until its budget is spent, by default its `BUDGET`.
 
 One with `WALKS = True` changes its starting plans step by step, so it is given a layer-wise plan to start from too
-(`searching/layerwise`).
+(`searching/layerwise`). One with a function `begin` starts walks through sketches before known plans are simulated.
 
 The name of a known plan is a search too, which proposes that plan alone. A program can register further searches.
 They do not know how plans are simulated.

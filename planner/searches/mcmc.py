@@ -20,11 +20,11 @@ from castile.planner.evaluation.evaluated import Evaluated
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.pieces import in_pieces
 from castile.planner.search import Run
-from castile.planner.searching.memory_walks import MemoryWalks
+from castile.planner.searching.memory_walks import Configs, Key, MemoryWalks
 from castile.planner.searching.walks import walk
 from castile.planner.sketch.chains import TEMPERATURE, Chain, Chains
 from castile.planner.sketch.sieve import Sieve, num_parts
-from castile.planner.strategy import Config, Strategy
+from castile.planner.strategy import Strategy
 
 BUDGET, WALKS = "20000", True
 # The initial temperature of the last walk, whose plans are good already; that of other walks is TEMPERATURE.
@@ -53,11 +53,9 @@ SIMULATED_SHARE, SMALL_PARTS, SMALL_SHARE, MOST_SIMULATED = 0.25, 64, 0.75, 100
 # The factor by which a patient search extends its budget each time.
 EXTENSION = 1.3
 
-Configs = dict[str, Config]
-
 
 def search(run: Run) -> None:
-    """Walk from the best seeds, through sketches if there are any, then from the best plan found."""
+    """Walk from the best seeds, through sketches if there are any, then from the best plan so far."""
     if run.sieve is not None and run.chains is not None:
         _search_sketches(run, run.sieve, run.chains)
         return
@@ -85,7 +83,7 @@ def begin(
 ) -> Chains:
     """The chains of a search, the first of them already running while known plans are simulated.
 
-    They start from the plans that are right if the simulator confirms the sketches and these plans fit.
+    They start from the plans with the best sketches, which are the right ones if the simulator confirms these.
     """
     chains = Chains(sieve.sketch, evaluator.capacity, rng.getrandbits(64))
     if sieve.is_sparing:
@@ -105,10 +103,14 @@ def _simulated_share(evaluator: Evaluator, budget: Budget, has_fitting: bool = T
     has_fitting   whether a known plan fits; if none does more is simulated, as sketches know memory only roughly
     """
     parts = num_parts(evaluator)
+    is_small = parts <= SMALL_PARTS
     if budget.proposals is None:
-        return SMALL_SHARE if parts <= SMALL_PARTS else SIMULATED_SHARE
-    most = MOST_SIMULATED if parts <= SMALL_PARTS else 0 if has_fitting else SIMULATED_PARTS // parts
-    return min(SIMULATED_SHARE, most / budget.proposals)
+        return SMALL_SHARE if is_small else SIMULATED_SHARE
+    if is_small:
+        num_simulated = MOST_SIMULATED
+    else:
+        num_simulated = 0 if has_fitting else SIMULATED_PARTS // parts
+    return min(SIMULATED_SHARE, num_simulated / budget.proposals)
 
 
 class _Start(NamedTuple):
@@ -154,8 +156,8 @@ class _SketchedChains:
         self.starts = _starts(sieve, plans, energy, fitting)
         self.to_beat = max(self.starts[0].energy, min(seed.energy for seed in run.seeds.values()))
         self.num_chains, self.num_simulated = 0, max(1, SIMULATED_PARTS // num_parts(run.evaluator))
-        self.ends: dict[frozenset[tuple[str, Config]], _End] = {}
-        self.simulated: set[frozenset[tuple[str, Config]]] = set()
+        self.ends: dict[Key, _End] = {}
+        self.simulated: set[Key] = set()
         self.best: tuple[Evaluated, _End] | None = None
 
     def search(self, until: float) -> None:
@@ -170,25 +172,29 @@ class _SketchedChains:
         """Run chains from the starts in turn, until the share `until` of the budget is spent."""
         # Read once for each chain, as time passes between two reads.
         while (left := until - self.run.spent) > 0:
-            start, times = self.starts[self.num_chains % len(self.starts)], 1 << self.num_chains // NUM_CHAINS
-            count = CHAIN * times
+            start = self.starts[self.num_chains % len(self.starts)]
+            factor = 2 ** (self.num_chains // NUM_CHAINS)
+            count = CHAIN * factor
             if self.run.budget.proposals is not None:
                 count = min(count, round(left * self.run.budget.proposals) or 1)
             walked = self.chains.walk(_chain(start, self.num_chains, count))
-            most = min(start.energy * (1 - LEAST_GAIN / times), self.to_beat)
-            if walked.energy < most:
-                plan = start.kept | walked.plan
-                found = _End(walked.energy, self.run.num_proposals + walked.number, plan, start)
-                is_new = self.ends.setdefault(frozenset(plan.items()), found) is found
-                # The first ends are simulated while other chains run, if all of them are simulated anyway.
-                is_early = self.num_chains < NUM_CHAINS <= self.num_simulated
-                if is_new and self.run.budget.proposals is not None and is_early:
-                    self.simulate(found)
+            if walked.energy < min(start.energy * (1 - LEAST_GAIN / factor), self.to_beat):
+                number = self.run.num_proposals + walked.number
+                self.add(_End(walked.energy, number, start.kept | walked.plan, start))
             self.num_chains += 1
             self.run.adopt(count, [])
             # So that a larger budget simulates all plans that a smaller one does.
             if self.num_chains == NUM_CHAINS and self.run.spent < until:
                 self.simulate_trimmed()
+
+    def add(self, end: _End) -> None:
+        """Keep an end, and simulate it at once while other chains run, if it is one of the first and all of these are
+        simulated anyway.
+        """
+        is_new = self.ends.setdefault(frozenset(end.plan.items()), end) is end
+        is_early = self.num_chains < NUM_CHAINS <= self.num_simulated
+        if is_new and self.run.budget.proposals is not None and is_early:
+            self.simulate(end)
 
     def simulate_best(self, until: float) -> None:
         """Simulate the best ends of chains, as many as a budget of seconds leaves time for."""
@@ -238,12 +244,11 @@ def _starts(
 
     Ranked by their sketches, which are known before plans are simulated: so chains started before that can be used.
     """
-    found: list[_Start] = []
+    starts: dict[Key, _Start] = {}
     for name in sorted(plans, key=lambda name: energy[name]):
-        configs = sieve.configs[name]
+        configs, size = sieve.configs[name], plans[name].bucket_bytes
         kept = {node: config for node, config in plans[name].configs.items() if node not in configs}
-        at = next((n for n, start in enumerate(found) if start.configs == configs), len(found))
-        if at == len(found) or (name in fitting and not kept):
-            is_cut, size = name in sieve.in_pieces, plans[name].bucket_bytes
-            found[at : at + 1] = [_Start(configs, sieve.energy[name], kept, is_cut, size)]
-    return sorted(found[:MOST_STARTS], key=lambda start: start.energy)
+        key = frozenset(configs.items())
+        if key not in starts or (name in fitting and not kept):
+            starts[key] = _Start(configs, sieve.energy[name], kept, name in sieve.in_pieces, size)
+    return sorted([*starts.values()][:MOST_STARTS], key=lambda start: start.energy)

@@ -59,7 +59,7 @@ class LowMemoryPlans:
     def fastest(self, seconds: float, to_beat: float = inf) -> list[BatchedPlan]:
         """The plans that take less than `seconds`, the fastest first: a low limit leaves few to simulate.
 
-        Plans found under another limit are returned again, and so is that there were none under a higher limit.
+        Plans found under another limit are reused, and so is the knowledge that a higher limit had none.
 
         to_beat   a plan is of no use if it takes this many seconds even after a search from it
         """
