@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 
+from castile.launch.jobs.first import compiled_beside
 from castile.launch.jobs.hunting import Hunt, Looked, remaining
 from castile.launch.jobs.request import Request
 from castile.planner.evaluation.budget import Budget, clock
@@ -47,7 +48,9 @@ class Looking(Request):
             limits = replace(limits, seconds=WITHOUT_FRONT * limits.seconds)
         try:
             # What is worked out of plans of many parts stays while others are looked at.
-            with self.prefetcher.running(self.compute_forecasts), uncollected() if self.is_dear else nullcontext():
+            uncollecting = uncollected() if self.is_dear else nullcontext()
+            compiling = nullcontext() if self.is_alone else compiled_beside()
+            with compiling, self.prefetcher.running(self.compute_forecasts), uncollecting:
                 best = Hunt(self, limits, progress).look()
         except NoPlanFits as error:
             refused = error

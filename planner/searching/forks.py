@@ -6,8 +6,10 @@ They do not know what is asked, nor who asks.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import signal
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -93,6 +95,8 @@ class Fork(Generic[Question, Answer]):
 
     def _work(self, connection: Connection) -> None:
         """Run in the forked process, until the other end of its pipe is closed."""
+        # The asking process prints the same messages when it computes what a dead fork did not, or compiles the same.
+        sys.stderr = open(os.devnull, "w")
         # The parent's handlers give it time to clean up on a signal; the fork ends at once, except on Ctrl-C.
         for number in signal.valid_signals() - {signal.SIGINT}:
             if callable(signal.getsignal(number)):

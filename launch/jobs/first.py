@@ -1,0 +1,49 @@
+"""A user's first search compiles for half a minute: on two cores at once, as a forked process compiles the loops that
+simulate and pack plans while this one compiles those that walk through sketches.
+
+It does not know what is searched for, nor what the loops compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from castile.launch import models
+from castile.planner.cost import CostModel
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.known.seeds import seeds
+from castile.planner.lower import Lowering
+from castile.planner.search import DATA_PARALLEL
+from castile.planner.searching.forks import Fork
+from castile.planner.searching.refinement import with_best_buckets
+from castile.planner.sketch.sketch import is_compiled
+from castile.planner.strategy import Strategy
+from castile.runtime.machine import num_cores, parse
+
+# A small plan whose tasks need all loops: some are for several microbatches, collectives or kinds of processors only.
+MODEL, MACHINE = "mlp", "flexflow-p100:nodes=1"
+
+
+@contextmanager
+def compiled_beside() -> Iterator[None]:
+    """Has loops compiled by another process meanwhile, where no search ever compiled them and a core is free.
+
+    It is ended on leaving, done or not. What it compiled is kept on disk, where this process looks before it compiles.
+    """
+    if is_compiled() or num_cores() < 2:
+        yield
+        return
+    fork = Fork(_sized)
+    fork.ask(MODEL)
+    try:
+        yield
+    finally:
+        fork.end(at_once=True)
+
+
+def _sized(model: str) -> Strategy:
+    """Simulates and packs data parallelism of a model, with and without buckets and in every order."""
+    lowering = Lowering(models.parse(model).graph(), parse(MACHINE))
+    cost = CostModel(lowering.machine)
+    return with_best_buckets(Evaluator(lowering, cost), seeds(lowering, [DATA_PARALLEL], cost)[DATA_PARALLEL])

@@ -1,0 +1,72 @@
+"""A user's first search: when loops are compiled by another process too, which says nothing, and what it compiles."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from castile.launch.jobs import first
+from castile.runtime.compiled import can_compile
+from tests.effort import rare
+from tests.mpi import CHECKOUT
+
+
+@pytest.mark.parametrize(
+    ("is_compiled", "cores", "is_begun"), [(False, 2, True), (True, 2, False), (False, 1, False)]
+)  # fmt: skip
+def test_another_process_compiles_while_this_one_searches(
+    is_compiled: bool, cores: int, is_begun: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(first, "is_compiled", lambda: is_compiled)
+    monkeypatch.setattr(first, "num_cores", lambda: cores)
+    begun = tmp_path / "begun"
+
+    def compile_for_long(model: str) -> None:
+        print("compiling", file=sys.stderr, flush=True)
+        begun.write_text(str(os.getpid()))
+        time.sleep(60)
+
+    monkeypatch.setattr(first, "_sized", compile_for_long)
+    with first.compiled_beside():
+        deadline = time.monotonic() + 20
+        while is_begun and not (begun.exists() and begun.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert begun.exists() == is_begun
+    if is_begun:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(begun.read_text()), 0)
+    assert capfd.readouterr().err == ""
+
+
+COLD = """
+from numba.core import event
+compiled = set()
+class Listener(event.Listener):
+    def on_start(self, started):
+        body = started.data["dispatcher"].py_func
+        compiled.add((body.__module__, body.__name__))
+    def on_end(self, ended): pass
+event.register("numba:compile", Listener())
+from castile.launch import models
+from castile.launch.jobs import first
+from castile.planner.sketch.sieve import Sieve
+first._sized(first.MODEL)
+beside = {*compiled}
+from castile.launch.__main__ import main
+assert main(["plan", "gpt", "--machine", "dgx-h100:nodes=1", "--budget", "200", "--json"]) == 0
+here = {module for module, _ in compiled - beside}
+assert "castile.planner.sketch.loops" in here and not [one for one in here if "simulat" in one], compiled - beside
+"""
+
+
+@pytest.mark.skipif(not can_compile(), reason="numba is not installed")
+@pytest.mark.parametrize("model", rare("mlp"))
+def test_loops_of_simulating_and_packing_are_compiled_there(model: str, tmp_path: Path) -> None:
+    variables = {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(CHECKOUT), "HOME": str(tmp_path)}
+    words = [sys.executable, "-c", COLD]
+    ended = subprocess.run(words, env=os.environ | variables, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
