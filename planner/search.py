@@ -252,9 +252,9 @@ def search(
         chains = begin(sieve, evaluator, limits, plans, rng)
     try:
         known = _evaluated(evaluator, starts, sieve, most, limits.is_over)
-        begun = {label: found for label, found in known.items() if label in starts.plans}
+        begins = {label: found for label, found in known.items() if label in starts.plans}
         run = Run(
-            evaluator, limits, rng, begun, progress, frontier, num_processes, pins, sieve, chains, sizes, began=began
+            evaluator, limits, rng, begins, progress, frontier, num_processes, pins, sieve, chains, sizes, began=began
         )
         if progress is not None:
             progress(min(1.0, run.spent), run.best, 0)
@@ -304,8 +304,8 @@ def _evaluated(
     """The plans whose energy, by its sketch, is at most `most` times the best one's; up to FAR times if none of them
     fits. Those with the best sketches are evaluated first.
 
-    Those with too many transfers or tasks to simulate are left out, as are those left once a plan fits and no time is
-    left; but the required plans and the base never are.
+    Plans with too many transfers or tasks to simulate are left out, and so are all others once a plan fits and the
+    budget is over. The required plans and the base never are.
     """
     every, required = {**starts.base, **starts.plans}, {**starts.base, **starts.required}
     wanted = list(starts.plans) if sieve is None else sorted(sieve.promising(most), key=sieve.energy.__getitem__)

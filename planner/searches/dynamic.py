@@ -1,4 +1,4 @@
-"""Dynamic programming: the exact optimum of the additive cost model, by elimination of nodes and edges, simulated.
+"""Dynamic programming: exact optima of the additive cost model, by elimination of nodes; the simulator chooses.
 
 After Jia, Lin, Qi, Aiken (ICML 2018), who eliminate nodes with one input and one output; here any node is eliminated,
 in an order of little fill, which is a tree decomposition of the graph. Pairs of Configs are priced only where the best
