@@ -69,7 +69,7 @@ class Hunt:
 
     def __post_init__(self) -> None:
         self.began = clock()
-        self.timed, self.is_settled = self.limits.begun(), self.limits.begun(1 + REFINEMENT_SHARE).is_over
+        self.timed, self.is_refined = self.limits.begun(), self.limits.begun(1 + REFINEMENT_SHARE).is_over
 
     def look(self) -> Looked:
         """The best plan that is found. Raises NoPlanFits where none is, with a number of microbatches that would do."""
@@ -173,7 +173,7 @@ class Hunt:
     def _again(self, chosen: Batching, plan: Strategy | None) -> SearchResult:
         """The same search in another number of microbatches, or, with a known plan, that one alone."""
         if plan is not None:
-            return refine_known(chosen.evaluator, plan, chosen.pins, self.is_settled, KNOWN_PLAN_ORDERS)
+            return refine_known(chosen.evaluator, plan, chosen.pins, self.is_refined, KNOWN_PLAN_ORDERS)
         return self._search(chosen, self.limits)
 
     def _in_time(self, chosen: Batching) -> tuple[Batching, Budget]:
@@ -281,17 +281,17 @@ class Hunt:
         evaluator, pinned, given = chosen.evaluator, chosen.pins, self.request.given(start or {}, self.progress)
 
         def ended(found: SearchResult, within: Pins | None) -> SearchResult:
-            return refine(evaluator, found, given["sizes"], self.is_settled, pins=within)
+            return refine(evaluator, found, given["sizes"], self.is_refined, pins=within)
 
         def look(within: Pins | None, share: float = 1.0) -> SearchResult:
             part = limits if limits.seconds is None else replace(limits, seconds=share * limits.seconds)
             began, starts = clock(), given["start"] | self._layer_wise(evaluator, part, within)
             left = remaining(part, clock() - began)
             found = search(self.request.command.search, evaluator, left, pins=within, **{**given, "start": starts})
-            # What is best on some processors is known once it is settled; of a time that is done with the best alone.
+            # What is best on some processors is known once it is refined; of a time that is done with the best alone.
             return ended(found, within) if limits.seconds is None else found
 
-        found = search_subsets(evaluator, look(pinned), partial(look, share=SUBSET_SHARE), pinned, self.is_settled)
+        found = search_subsets(evaluator, look(pinned), partial(look, share=SUBSET_SHARE), pinned, self.is_refined)
         return found if limits.seconds is None else ended(found, pinned)
 
     def _layer_wise(self, evaluator: Evaluator, limits: Budget, pins: Pins | None) -> dict[str, Strategy]:

@@ -196,9 +196,9 @@ def searched(
     that it insists on.
     """
     evaluator, limits = Evaluator(lowering, job.cost, job.snapshot), budget_of(name, lowering, budget)
-    is_settled = limits.begun(1 + REFINEMENT_SHARE).is_over
+    is_refined = limits.begun(1 + REFINEMENT_SHARE).is_over
     found = search(name, evaluator, limits, seed, seeds=asked_for, sizes=SIZES)
-    return refine(evaluator, found, is_over=is_settled)
+    return refine(evaluator, found, is_over=is_refined)
 
 
 def _measure(job: Job, trials: list[Trial], feed: Feed, rate: float) -> list[float]:
