@@ -26,7 +26,8 @@ from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.families.updates import Updates
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.search import Found, search
+from castile.planner.search import search
+from castile.planner.searching.results import SearchResult
 from castile.runtime import machine as machines
 
 NETWORKS = {
@@ -98,7 +99,7 @@ def one_cell(network: str, gpus: int, longer: bool) -> list[Figure]:
     return figures
 
 
-def searched(network: str, gpus: int, budget: str) -> tuple[float, Found]:
+def searched(network: str, gpus: int, budget: str) -> tuple[float, SearchResult]:
     """Seconds of a search, and what it found."""
     model, batch = NETWORKS[network]
     machine = machines.parse(f"flexflow-k80:nodes={gpus // 4}")

@@ -32,9 +32,10 @@ from castile.launch.typed.files import Outputs
 from castile.planner import strategy as strategies
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.seeds import seeds
-from castile.planner.search import Found, budget_of
+from castile.planner.search import budget_of
 from castile.planner.searches import find
 from castile.planner.searching.fronts import Point
+from castile.planner.searching.results import SearchResult
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import Machine
 
@@ -373,7 +374,7 @@ def _check_names(looking: Looking) -> None:
 
 
 def _front_facts(
-    command: Plan, desk: Desk, found: Found, points: list[Point], outputs: Outputs
+    command: Plan, desk: Desk, found: SearchResult, points: list[Point], outputs: Outputs
 ) -> list[dict[str, Any]]:
     """The front from the fastest plan to the smallest; each is written beside the plan, if that is a file."""
     rows = []

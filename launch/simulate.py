@@ -29,7 +29,7 @@ from castile.planner.evaluation.fullest import Fullest, Owners
 from castile.planner.evaluation.moved import moved_bytes
 from castile.planner.evaluation.simulated_step import SimulatedStep
 from castile.planner.known.seeds import seeds
-from castile.planner.searching.settling import sized
+from castile.planner.searching.refinement import with_best_buckets
 from castile.planner.strategy import Strategy
 from castile.runtime import memory
 from castile.runtime.task import NUM_LANES, CostKey, Kind
@@ -92,7 +92,7 @@ def run(command: Simulate) -> int:
     offline.check_plan(plan, path or BASE, model, desk)
     desk = desk.measured()
     if given is None:
-        plan = sized(desk.evaluator, plan)
+        plan = with_best_buckets(desk.evaluator, plan)
     step = desk.evaluator.step_of(plan)
     try:
         facts = _facts(model, path or BASE, desk, step)

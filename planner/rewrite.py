@@ -28,7 +28,7 @@ Row = tuple[str, Op, tuple[str, ...]]
 
 FIELDS = tuple(field.name for field in fields(Graph) if field.init)
 
-_brought: dict[str, Rewrite] = {}
+_registered: dict[str, Rewrite] = {}
 
 
 @cache
@@ -38,15 +38,15 @@ def available() -> tuple[str, ...]:
     return tuple(sorted(m.name for m in iter_modules(package.__path__)))
 
 
-def bring(name: str, rewrite: Rewrite) -> None:
-    """Have a rewrite be found by a name, which is none of castile's, from now on in this process."""
-    _brought[name] = rewrite
+def register(name: str, rewrite: Rewrite) -> None:
+    """Let `find` return a rewrite by this name, which must not be one of castile's, in this process."""
+    _registered[name] = rewrite
 
 
 def find(name: str) -> Rewrite:
     """The rewrite of that name. Raises ValueError where there is none."""
-    if name in _brought:
-        return _brought[name]
+    if name in _registered:
+        return _registered[name]
     if name not in available():
         hint = suggestion(name, list(available()))
         among = f"there are {', '.join(available())}, several as in A{AND}B"
@@ -64,10 +64,10 @@ def check(names: str) -> None:
 def apply(names: str, graph: Graph) -> Graph:
     """The graph that a rewrite makes of a graph, which stays as it is; of NAME+NAME the first one comes first.
 
-    Raises ValueError for an unknown name, and where one that was brought makes what is no graph in the place of this.
+    Raises ValueError for an unknown name, and where a registered rewrite makes what is no graph in the place of this.
     """
     for name in names.split(AND):
-        graph = _checked(name, graph) if name in _brought else find(name)(graph)
+        graph = _checked(name, graph) if name in _registered else find(name)(graph)
     return graph
 
 

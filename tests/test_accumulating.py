@@ -29,11 +29,13 @@ from castile.planner.graph import Graph
 from castile.planner.known.pipelines import divisors
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.search import Found, NoPlanFits, search
-from castile.planner.searching import accumulating, filling, foresight
-from castile.planner.searching.accumulating import Chosen
-from castile.planner.searching.filling import AHEAD
-from castile.planner.searching.foresight import Foreseen, Outlook
+from castile.planner.search import search
+from castile.planner.searching import accumulation, forecasts, low_memory
+from castile.planner.searching.accumulation import Batching
+from castile.planner.searching.forecasts import Forecast, Forecaster
+from castile.planner.searching.pipelines import AHEAD_GAIN
+from castile.planner.searching.results import NoPlanFits, SearchResult
+from castile.planner.searching.screening import Alternatives
 from castile.planner.step.recompute import Recomputation
 from castile.runtime.memory import written
 from tests.effort import rare
@@ -130,18 +132,18 @@ def test_where_nothing_fits_pipelines_are_asked_for_with_more_and_more_computed_
     asked: list[tuple[int, tuple[str, ...]]] = []
     searched: list[int] = []
 
-    def instead(chosen: Chosen, *others: Any) -> None:
-        asked.append((chosen.number, chosen.evaluator.lowering.recompute))
+    def instead(chosen: Batching, *others: Any) -> None:
+        asked.append((chosen.num_microbatches, chosen.evaluator.lowering.recompute))
 
     def counted(*args: Any, **more: Any) -> Any:
         searched.append(len(asked))
         return search(*args, **more)
 
-    monkeypatch.setattr(hunting, "instead", instead)
+    monkeypatch.setattr(hunting, "fallback_pipeline", instead)
     monkeypatch.setattr(hunting, "search", counted)
     monkeypatch.setattr(requests, "has_many_parts", lambda lowering, most=0: is_dear)
-    monkeypatch.setattr(accumulating, "could_fit", lambda evaluator: True)
-    monkeypatch.setattr(foresight, "FAR", 1.0)
+    monkeypatch.setattr(accumulation, "could_fit", lambda evaluator: True)
+    monkeypatch.setattr(forecasts, "FAR", 1.0)
     told = refused(capsys, *words)
     assert "no plan fits; the nearest one: " in told
     assert told.endswith("; nor was one found in microbatches, or with results computed again\n")
@@ -197,7 +199,7 @@ def test_searches_that_find_nothing_share_the_time_with_the_next(
         return search(name, evaluator, "5", *rest, **more)
 
     monkeypatch.setattr(hunting, "search", searched)
-    monkeypatch.setattr(hunting, "Gathering", lambda ways, are_few=False: filling.Gathering(()))
+    monkeypatch.setattr(hunting, "LowMemoryPlans", lambda ways, has_few_parts=False: low_memory.LowMemoryPlans(()))
     monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     # Whether other tests have read the loops that were compiled already, or not.
     monkeypatch.setattr(budgets, "compiling_seconds", lambda: 0.0)
@@ -217,15 +219,15 @@ def nothing_fits(monkeypatch: pytest.MonkeyPatch, looked: Callable[[], None] = l
     looked   called for each number of microbatches in which known plans are looked at
     """
 
-    def foreseen(*_: object) -> Foreseen:
+    def foreseen(*_: object) -> Forecast:
         looked()
-        return Foreseen(1.5, (), 1.0)
+        return Forecast(1.5, (), 1.0)
 
     def searched(*_: object, **__: object) -> None:
         raise NoPlanFits("no plan fits", 7)
 
-    for module in (foresight, requests):
-        monkeypatch.setattr(module, "foresee", foreseen)
+    for module in (forecasts, requests):
+        monkeypatch.setattr(module, "forecast_known", foreseen)
     monkeypatch.setattr(hunting, "search", searched)
 
 
@@ -240,7 +242,7 @@ def test_what_fits_is_looked_for_until_soon_after_the_time(
         clock[0] += 2.0
 
     nothing_fits(monkeypatch, passed)
-    monkeypatch.setattr(accumulating, "could_fit", lambda evaluator: True)
+    monkeypatch.setattr(accumulation, "could_fit", lambda evaluator: True)
     monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(budgets, "compiling_seconds", lambda: 0.0)
     words[words.index("--budget") + 1] = budget
@@ -265,7 +267,7 @@ def test_where_a_search_finds_nothing_in_its_time_a_pipeline_is_looked_for_unles
 ) -> None:
     nothing_fits(monkeypatch)
     asked: list[int] = []
-    monkeypatch.setattr(hunting, "instead", lambda chosen, *_: asked.append(chosen.number))
+    monkeypatch.setattr(hunting, "fallback_pipeline", lambda chosen, *_: asked.append(chosen.num_microbatches))
     words[words.index("--budget") + 1] = "1s"
     assert "no plan fits" in refused(capsys, *words, *more)
     assert bool(asked) == (not more)
@@ -278,27 +280,27 @@ def test_where_no_known_plan_of_many_parts_fits_pipelines_come_before_what_gathe
     nothing_fits(monkeypatch)
     looked = list[str]()
 
-    def piped(chosen: Chosen, *_: object) -> tuple[Chosen, Found]:
+    def piped(chosen: Batching, *_: object) -> tuple[Batching, SearchResult]:
         looked.append("pipelines")
         roomy = chosen.evaluator.turned("time")
         roomy.capacity = 100 * roomy.capacity
         found = search("data_parallel", roomy, "1")
-        cut = replace(chosen, number=2, evaluator=roomy, seconds=found.evaluated.seconds)
+        cut = replace(chosen, num_microbatches=2, evaluator=roomy, seconds=found.evaluated.seconds)
         return cut, replace(found, is_insisted=False)
 
-    def beside(self: object, chosen: Chosen, found: Found, look: object) -> tuple[Chosen, Found]:
+    def beside(self: object, chosen: Batching, found: SearchResult, look: object) -> tuple[Batching, SearchResult]:
         looked.append("beside")
         return chosen, found
 
     monkeypatch.setattr(requests.Request, "is_dear", True)
-    monkeypatch.setattr(hunting, "instead", piped)
-    monkeypatch.setattr(filling.Gathering, "instead", lambda *_: pytest.fail("a pipeline fits"))
-    monkeypatch.setattr(filling.Gathering, "beside", beside)
+    monkeypatch.setattr(hunting, "fallback_pipeline", piped)
+    monkeypatch.setattr(low_memory.LowMemoryPlans, "replace_search", lambda *_: pytest.fail("a pipeline fits"))
+    monkeypatch.setattr(low_memory.LowMemoryPlans, "improve", beside)
     answer(capsys, *words)
     assert looked[0] == "pipelines" and {*looked[1:]} == {"beside"}
 
 
-@pytest.mark.parametrize(("seconds", "is_near"), [(0.99, True), (1.01 / AHEAD, True), (0.99 / AHEAD, False)])
+@pytest.mark.parametrize(("seconds", "is_near"), [(0.99, True), (1.01 / AHEAD_GAIN, True), (0.99 / AHEAD_GAIN, False)])
 def test_where_what_gathers_is_little_faster_than_what_would_be_searched_pipelines_are_looked_at_too(
     seconds: float,
     is_near: bool,
@@ -309,24 +311,26 @@ def test_where_what_gathers_is_little_faster_than_what_would_be_searched_pipelin
     """In all numbers of microbatches, also the one that is not searched, with what was computed again there."""
     looked = list[tuple[int, tuple[str, ...], list[int]]]()
 
-    def place(self: hunting.Hunt, number: int, way: str, seconds: float) -> Chosen:
-        return Chosen(number, *self.request.at(self.request.dropped(way), number), seconds)
+    def place(self: hunting.Hunt, number: int, way: str, seconds: float) -> Batching:
+        return Batching(number, *self.request.at(self.request.dropped(way), number), seconds)
 
-    def gathered(self: object, chosen: Chosen, look: object) -> tuple[Chosen, Found]:
+    def gathered(self: object, chosen: Batching, look: object) -> tuple[Batching, SearchResult]:
         roomy = chosen.evaluator.turned("time", lowering=chosen.evaluator.lowering.remade(microbatches=4))
         roomy.capacity = 100 * roomy.capacity
         found = replace(search("data_parallel", roomy, "1"), is_insisted=False)
-        return replace(chosen, number=4, evaluator=roomy, seconds=seconds), found
+        return replace(chosen, num_microbatches=4, evaluator=roomy, seconds=seconds), found
 
-    def filled(first: Chosen, found: Found, others: filling.Others, look: object) -> tuple[Chosen, Found]:
-        looked.append((first.number, first.evaluator.lowering.recompute, [*others.numbers]))
+    def filled(
+        first: Batching, found: SearchResult, others: Alternatives, look: object
+    ) -> tuple[Batching, SearchResult]:
+        looked.append((first.num_microbatches, first.evaluator.lowering.recompute, [*others.counts]))
         return first, found
 
     monkeypatch.setattr(hunting.Hunt, "_places", lambda self: iter([place(self, 2, "selective", 1.0)]))
     monkeypatch.setattr(hunting, "search", lambda *_, **__: pytest.fail("nothing is searched"))
-    monkeypatch.setattr(hunting, "filled", filled)
-    monkeypatch.setattr(filling.Gathering, "instead", gathered)
-    monkeypatch.setattr(filling.Gathering, "beside", lambda self, chosen, found, look: (chosen, found))
+    monkeypatch.setattr(hunting, "improve_with_pipelines", filled)
+    monkeypatch.setattr(low_memory.LowMemoryPlans, "replace_search", gathered)
+    monkeypatch.setattr(low_memory.LowMemoryPlans, "improve", lambda self, chosen, found, look: (chosen, found))
     facts = answer(capsys, *words)
     assert facts["microbatches"] == 4 and len(looked) == is_near
     for number, recompute, numbers in looked:
@@ -430,7 +434,7 @@ def test_of_what_the_host_gives_as_much_has_room_as_is_read() -> None:
     x = graph.slice("half", graph.input("x", (64, 8), "b i"), 1, 0, 4)
     graph.minimise(graph.sum("loss", graph.linear("fc", x, 1)))
     nbytes = 2 * sum(prod(t.shape) * 4 for t in graph.params) + given_bytes(graph) // 2
-    could = [accumulating.could_fit(evaluator(graph, machine(1, memory=nbytes - less))) for less in (0, 1)]
+    could = [accumulation.could_fit(evaluator(graph, machine(1, memory=nbytes - less))) for less in (0, 1)]
     assert could == [True, False]
 
 
@@ -439,14 +443,14 @@ def test_what_the_host_gives_has_no_room_in_any_microbatches(
 ) -> None:
     """So none are looked at."""
     seen: list[int] = []
-    foresee = foresight.foresee
+    foresee = forecasts.forecast_known
 
     def noted(known: Evaluator, *others: Any) -> Any:
         seen.append(known.lowering.microbatches)
         return foresee(known, *others)
 
-    monkeypatch.setattr(foresight, "foresee", noted)
-    monkeypatch.setattr(requests, "foresee", noted)
+    monkeypatch.setattr(forecasts, "forecast_known", noted)
+    monkeypatch.setattr(requests, "forecast_known", noted)
     told = refused(capsys, *words, "--batch", str(2**20))
     assert not {*seen} - {1}
     # Who is refused is told how much memory would be needed at least, and how much there is.
@@ -463,7 +467,7 @@ def test_where_what_is_carried_has_no_room_no_plan_fits(procs: int) -> None:
     nbytes = 2 * sum(prod(t.shape) * 4 for t in graph.params) + given_bytes(graph)
     for memory in (nbytes // procs - 1, -(-nbytes // procs), 2 * nbytes, 20 * nbytes):
         known = evaluator(graph, machine(procs, memory=memory))
-        could = accumulating.could_fit(known)
+        could = accumulation.could_fit(known)
         assert could == (memory * procs >= nbytes)
         fits = [known.evaluate(plan).fits for plan in seeds(known.lowering).values()]
         assert could or not any(fits)
@@ -476,15 +480,15 @@ def test_where_a_known_plan_just_fits_none_is_called_far(layers: int, batch: int
     for count in (1, 2):
         roomy = evaluator(graph, machine(procs), microbatches=count)
         least = min(max(roomy.evaluate(plan).peak_bytes) for plan in seeds(roomy.lowering).values())
-        full = foresight.foresee(evaluator(graph, machine(procs, memory=least), microbatches=count))
-        assert 2 * full.share < foresight.FAR and not full.is_far
-        tight = foresight.foresee(evaluator(graph, machine(procs, memory=least // 8), microbatches=count))
+        full = forecasts.forecast_known(evaluator(graph, machine(procs, memory=least), microbatches=count))
+        assert 2 * full.share < forecasts.FAR and not full.is_far
+        tight = forecasts.forecast_known(evaluator(graph, machine(procs, memory=least // 8), microbatches=count))
         assert tight.is_far and not tight.fitting
 
 
 def number(memory: int, numbers: tuple[int, ...]) -> int | None:
-    chosen = accumulating.enough(Outlook(lambda n: on(memory, n)), numbers)
-    return None if chosen is None else chosen.number
+    chosen = accumulation.fitting_batching(Forecaster(lambda n: on(memory, n)), numbers)
+    return None if chosen is None else chosen.num_microbatches
 
 
 def test_the_number_is_that_in_which_known_plans_are_best() -> None:
@@ -498,44 +502,44 @@ def test_the_number_is_that_in_which_known_plans_are_best() -> None:
 
 def test_where_the_best_known_plans_do_not_fit_the_smallest_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     same = on(10**6, 2)[0]
-    monkeypatch.setattr(foresight, "MOST_TRIED", 1)
-    few = foresight.foresee(same)
+    monkeypatch.setattr(forecasts, "MOST_FASTEST", 1)
+    few = forecasts.forecast_known(same)
     (_, best), (_, smallest) = few.fitting
     others = [name for name in seeds(same.lowering) if name != best.search]
-    assert smallest.search == min(others, key=lambda name: foresight.foresee(same, [name]).share)
+    assert smallest.search == min(others, key=lambda name: forecasts.forecast_known(same, [name]).share)
     tried = []
-    monkeypatch.setattr(accumulating, "_seconds", lambda evaluator, plan: tried.append(plan) or inf)
-    assert accumulating.enough(Outlook(lambda n: (same, None)), (2,)) is not None
+    monkeypatch.setattr(accumulation, "_step_seconds", lambda evaluator, plan: tried.append(plan) or inf)
+    assert accumulation.fitting_batching(Forecaster(lambda n: (same, None)), (2,)) is not None
     assert tried == [plan for _, plan in few.fitting]
 
 
 def choose(
     monkeypatch: pytest.MonkeyPatch, known: dict[int, tuple[float, float, float]], is_over: bool = False
-) -> Chosen | None:
+) -> Batching | None:
     """What is chosen where the best plan of each number has that share, sketched seconds and simulated ones."""
 
-    def foresee(number: int, *_: object) -> Foreseen:
+    def foresee(number: int, *_: object) -> Forecast:
         share, sketched, _ = known[number]
-        return Foreseen(share, ((sketched, number),) if share <= 1 else (), sketched)
+        return Forecast(share, ((sketched, number),) if share <= 1 else (), sketched)
 
-    monkeypatch.setattr(foresight, "foresee", foresee)
-    monkeypatch.setattr(accumulating, "_seconds", lambda evaluator, number: known[number][2])
-    return accumulating.enough(Outlook(lambda n: (n, None)), known, is_over=lambda: is_over)
+    monkeypatch.setattr(forecasts, "forecast_known", foresee)
+    monkeypatch.setattr(accumulation, "_step_seconds", lambda evaluator, number: known[number][2])
+    return accumulation.fitting_batching(Forecaster(lambda n: (n, None)), known, is_over=lambda: is_over)
 
 
 def test_the_fewest_pieces_that_fit_are_not_always_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {2: (1.2, 1.0, inf), 4: (0.9, 5.0, 5.0), 8: (0.8, 3.0, 3.0), 16: (0.7, 4.0, 1.0)}
-    assert choose(monkeypatch, known) == Chosen(8, 8, None, 3.0)
+    assert choose(monkeypatch, known) == Batching(8, 8, None, 3.0)
     # Once time is over the first that will do does.
-    assert choose(monkeypatch, known, is_over=True) == Chosen(4, 4, None, 5.0)
+    assert choose(monkeypatch, known, is_over=True) == Batching(4, 4, None, 5.0)
 
 
 def test_where_no_known_plan_fits_the_nearest_number_is_left_to_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {2: (1.4, 1.0, inf), 4: (1.2, 1.0, inf), 8: (1.2, 1.0, inf)}
-    assert choose(monkeypatch, known) == Chosen(4, 4, None)
+    assert choose(monkeypatch, known) == Batching(4, 4, None)
     # What a sketch takes to fit and the simulator does not is as near.
-    assert choose(monkeypatch, known | {8: (0.9, 1.0, inf)}) == Chosen(8, 8, None)
-    assert choose(monkeypatch, {n: (1.01 * accumulating.NEAR, 1.0, inf) for n in known}) is None
+    assert choose(monkeypatch, known | {8: (0.9, 1.0, inf)}) == Batching(8, 8, None)
+    assert choose(monkeypatch, {n: (1.01 * accumulation.NEARLY_FITS, 1.0, inf) for n in known}) is None
 
 
 def test_who_wants_an_end_waits_for_no_further_number(
@@ -543,7 +547,7 @@ def test_who_wants_an_end_waits_for_no_further_number(
 ) -> None:
     looked = []
     monkeypatch.setattr(planning, "ending_early", lambda what: nullcontext(lambda: True))
-    monkeypatch.setattr(foresight, "foresee", lambda *given: looked.append(given))
+    monkeypatch.setattr(forecasts, "forecast_known", lambda *given: looked.append(given))
     told = refused(capsys, *words)
     assert "no plan fits" in told and not looked
 
@@ -555,7 +559,7 @@ def test_what_lets_samples_meet_is_not_cut() -> None:
     def at(count: int) -> tuple[Evaluator, Pins | None]:
         return whole.turned("time", lowering=Lowering(graph, two, microbatches=count)), None
 
-    assert accumulating.enough(Outlook(at), (2, 4)) is None
+    assert accumulation.fitting_batching(Forecaster(at), (2, 4)) is None
 
 
 def test_where_memory_is_short_parameters_are_gathered_for_each_pass_instead_of_cutting_the_batch(
@@ -586,9 +590,9 @@ def test_though_a_plan_fits_that_gives_nothing_up_parameters_are_gathered_where_
     (tmp_path / "short.toml").write_text(f"{processors}[[level]]{level.replace('1e9', '1e11')}")
     model, on = "gpt:layers=8,width=128,heads=4,seq=32,vocab=256", str(tmp_path / "short.toml")
     words = ["plan", model, "--machine", on, "--batch", "16", "--budget", "50", "--out", str(tmp_path / "p.json")]
-    monkeypatch.setattr(hunting.Hunt, "_computing", filling.Gathering(()))
+    monkeypatch.setattr(hunting.Hunt, "_computing", low_memory.LowMemoryPlans(()))
     facts = answer(capsys, *words)
-    monkeypatch.setattr(Found, "lacks_room", False)
+    monkeypatch.setattr(SearchResult, "is_limited_by_memory", False)
     before = answer(capsys, *words)
     assert facts["microbatches"] == before["microbatches"] == 1
     assert facts["num_gathered_again"] > before["num_gathered_again"] == 0

@@ -24,7 +24,7 @@ from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.lowering.compose import Layout
 from castile.planner.lowering.stages import depths, stages
-from castile.planner.search import finished
+from castile.planner.searching.results import complete_plan
 from castile.planner.strategy import PATH, READY, Strategy, encode, same_tasks, signed
 from castile.runtime import machine as presets
 from castile.runtime.machine import Level, Machine, Processor
@@ -126,7 +126,7 @@ def test_a_finished_plan_runs_as_what_was_found() -> None:
     known, plan, *_ = simulated(2, 4, 1, 4 * PASS)
     plan = msgspec.structs.replace(plan, bucket_bytes=300, order=PATH, recompute=("fc1",))
     worth = known.evaluate(plan)
-    made = finished(known, worth, known.pack(plan), "mcmc", 0)
+    made = complete_plan(known, worth, known.pack(plan), "mcmc", 0)
     assert not same_tasks(made, msgspec.structs.replace(plan, ahead=0))
     assert same_tasks(made, plan) and made.predicted is not None and made.predicted.step_seconds == worth.seconds
 

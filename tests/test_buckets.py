@@ -28,7 +28,7 @@ from castile.planner.known.seeds import seed, seeds
 from castile.planner.lower import Lowering
 from castile.planner.lowering.groups import END_TO_END, Joinable, grouped, joinable
 from castile.planner.lowering.instances import FlowInstance, StepInstance
-from castile.planner.searching.settling import sized
+from castile.planner.searching.refinement import with_best_buckets
 from castile.planner.step.recompute import large
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine as machines
@@ -269,7 +269,7 @@ def test_gpt_in_data_parallel_sends_a_tenth_of_its_sums() -> None:
     lowering = Lowering(graph, machines.parse("dgx-h100"), Updates(optimizers.parse("adamw")))
     evaluator = Evaluator(lowering, CostModel(lowering.machine))
     strategy = seeds(lowering, ["data_parallel"])["data_parallel"]
-    plain, found = (evaluator.simulate(plan) for plan in (strategy, sized(evaluator, strategy)))
+    plain, found = (evaluator.simulate(plan) for plan in (strategy, with_best_buckets(evaluator, strategy)))
     sums = [num_collectives(tasks).total() for tasks in (found[0], plain[0])]
     assert 10 * sums[0] < sums[1] and moved_bytes(found[0]) == moved_bytes(plain[0])
     assert found[1].seconds < 0.75 * plain[1].seconds
@@ -279,7 +279,7 @@ def test_gpt_in_pieces_gathers_several_parameters_at_once_in_as_much_memory() ->
     """What is sent is the same; a group has its latency once, and no more is gathered early than a group."""
     evaluator = Evaluator(lowering := of_model("gpt:size=124m", "dgx-h100", "bfloat16"), CostModel(lowering.machine))
     strategy = seeds(lowering, ["fsdp"])["fsdp"]
-    best = sized(evaluator, strategy)
+    best = with_best_buckets(evaluator, strategy)
     plain, found = (evaluator.simulate(plan) for plan in (strategy, best))
     fewer, there = num_collectives(found[0]), num_collectives(plain[0])
     assert there.keys() == {"all_reduce", "all_gather", "reduce_scatter"}

@@ -19,7 +19,7 @@ from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.sizes import SIZES
 from castile.planner.searches import available
 from castile.planner.searching.fronts import NUM_LIMITS
-from castile.planner.searching.settling import SETTLING
+from castile.planner.searching.refinement import REFINEMENT_SHARE
 from castile.planner.sketch.sketch import Sketch
 from tests.effort import rare
 from tests.little import SEARCHES
@@ -92,6 +92,6 @@ def test_a_time_is_kept_but_for_one_plan_and_what_every_search_looks_at(
     if "front" in facts:
         # Each of its searches may be late by a plan, and of each point it is told where everything lies.
         num_plans += NUM_LIMITS + 2 + len(facts["front"])
-    assert facts["elapsed_seconds"] <= passed <= (1 + SETTLING) * seconds + PLAN * num_plans
+    assert facts["elapsed_seconds"] <= passed <= (1 + REFINEMENT_SHARE) * seconds + PLAN * num_plans
     if name in available() and "memory" not in words:
         assert all(facts["found"]["step_seconds"] <= known["step_seconds"] for known in facts["seeds"].values())

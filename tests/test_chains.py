@@ -168,7 +168,7 @@ def test_of_the_best_end_the_simulator_judges_what_gains_little(monkeypatch: pyt
     assert better.seconds < known.seconds
     assert found(lambda plan: dict(worse)).strategy == known.strategy
     assert found(lambda plan: dict(better.strategy.configs)).seconds <= better.seconds
-    assert set(asked) == {(mcmc.LITTLE, mcmc.LITTLE_OF_ALL)}
+    assert set(asked) == {(mcmc.SMALL_GAIN, mcmc.SMALL_TOTAL)}
 
 
 @pytest.mark.parametrize("fits", [True, False])

@@ -26,7 +26,7 @@ from castile.planner.lowering.versions import Versions
 from castile.planner.op import find
 from castile.planner.search import Evaluator, search
 from castile.planner.searches import dynamic
-from castile.planner.searches.dynamic import choices
+from castile.planner.searches.dynamic import candidate_configs
 from castile.planner.step.recompute import FULL, NOTHING, PARAMETERS, Recomputation
 from castile.planner.strategy import Config, Strategy, encode
 from castile.runtime.machine import Machine
@@ -113,7 +113,7 @@ def test_what_is_near_a_plan_costs_so_much_more(name, on, data):
     """With any nodes, alike or not, under any other Config that all of them may have."""
     under_way = run(evaluator(GRAPHS[name], on))
     model = Additive(under_way.lowering, under_way.evaluator.cost)
-    tables = Tables(model, choices(under_way, model, 3))
+    tables = Tables(model, candidate_configs(under_way, model, 3))
     for n in range(max(map(len, tables.configs))):
         tables._price([min(n, len(configs) - 1) for configs in tables.configs])
     for number, (a, b) in enumerate(tables.scopes):
@@ -258,7 +258,7 @@ def test_other_objectives_are_judged_alike(objective):
 def test_configs_that_are_looked_at_are_the_seeds_and_the_plainest():
     under_way = run(evaluator(GRAPHS["two"], machine(4)))
     model = Additive(under_way.lowering, under_way.evaluator.cost)
-    few, all_of_them = choices(under_way, model, 2), choices(under_way, model, 10**6)
+    few, all_of_them = candidate_configs(under_way, model, 2), candidate_configs(under_way, model, 10**6)
     for name, configs in few.items():
         known = {seed.strategy.configs[name] for seed in under_way.seeds.values()}
         assert len(configs) == len(set(configs)) <= len(known) + 2 and known <= set(configs) <= set(all_of_them[name])
@@ -272,9 +272,9 @@ def test_alike_nodes_share_their_configs_unless_pins_tell_them_apart():
     same = evaluator(graph, machine(4))
     free, model = run(same), Additive(same.lowering, same.cost)
     pins = Pins([parse("fc1: {o: 2}")], same.lowering.names, 4)
-    looked = choices(free, model, 6)
+    looked = candidate_configs(free, model, 6)
     assert looked["fc2"] is looked["fc1"]
-    looked = choices(replace(free, pins=pins), model, 6)
+    looked = candidate_configs(replace(free, pins=pins), model, 6)
     assert looked["fc2"] is not looked["fc1"]
     assert search("dynamic", same, pins=pins).strategy.configs["fc1"].split["o"] == 2
 

@@ -1,5 +1,5 @@
 """Fewer processors: on a cluster nothing is found that is behind what the same search finds on its first node, nor on
-some of a node's processors, nor, where they are of several kinds, on the faster ones.
+some of a node's processors, nor, where they are of several kinds, on the faster_subsets ones.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.families.updates import Updates
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.search import Found, search
-from castile.planner.searching.accumulating import Chosen
-from castile.planner.searching.fewer import OF_A_NODE, faster, on_fewer, parts, within
+from castile.planner.search import search
+from castile.planner.searching.accumulation import Batching
+from castile.planner.searching.results import SearchResult
+from castile.planner.searching.subsets import WITHIN_NODE, faster_subsets, pins_within, search_subsets, subsets
 from castile.planner.strategy import Names
 from castile.runtime import machine as machines
 from castile.runtime.machine import Machine
@@ -37,7 +38,7 @@ CLUSTER = "dgx-h100:nodes=2"
 
 def nodes(machine: Machine) -> list[tuple[int, ...]]:
     """On which of a machine's nodes fewer are looked at."""
-    return [procs for procs, worth in parts(machine, range(machine.num_procs)) if worth == 1]
+    return [procs for procs, worth in subsets(machine, range(machine.num_procs)) if worth == 1]
 
 
 def evaluator(model: str, on: str, batch: int | None = None) -> Evaluator:
@@ -46,11 +47,11 @@ def evaluator(model: str, on: str, batch: int | None = None) -> Evaluator:
     return Evaluator(lowering, CostModel(lowering.machine))
 
 
-def looking(same: Evaluator, budget: str = "300") -> Callable[[Pins | None], Found]:
+def looking(same: Evaluator, budget: str = "300") -> Callable[[Pins | None], SearchResult]:
     """A search with pins, which finds the same each time: made once for each."""
-    found: dict[str, Found] = {}
+    found: dict[str, SearchResult] = {}
 
-    def look(pins: Pins | None) -> Found:
+    def look(pins: Pins | None) -> SearchResult:
         asked = "" if pins is None else repr(pins.pins)
         if asked not in found:
             found[asked] = search("mcmc", same, budget, pins=pins)
@@ -88,8 +89,8 @@ def test_nothing_is_behind_what_is_found_on_fewer_of_the_nodes(model: str, on: s
     same = evaluator(scaled(model), on)
     look = looking(same)
     plain = look(None)
-    found = on_fewer(same, plain, look)
-    on_nodes = [look(within(same, procs)) for procs in nodes(same.lowering.machine)]
+    found = search_subsets(same, plain, look)
+    on_nodes = [look(pins_within(same, procs)) for procs in nodes(same.lowering.machine)]
     assert found.evaluated.rank <= min(one.evaluated.rank for one in (plain, *on_nodes))
     assert found.seeds == plain.seeds
 
@@ -98,7 +99,7 @@ def test_more_nodes_do_not_make_a_plan_slower() -> None:
     same = evaluator(WIDE, CLUSTER, WIDE_BATCH)
     look = looking(same, "20000")
     plain = look(None)
-    found = on_fewer(same, plain, look)
+    found = search_subsets(same, plain, look)
     one = search("mcmc", evaluator(WIDE, "dgx-h100:nodes=1", WIDE_BATCH), "20000")
     assert found.evaluated.seconds < 0.97 * plain.evaluated.seconds
     # Where chains begin differs, so that they do not end alike.
@@ -113,19 +114,19 @@ def test_what_is_pinned_elsewhere_stays_there() -> None:
     pins = Pins([Pin("*1*", procs=frozenset(range(8, 16)))], names, 16)
     asked: list[Pins | None] = []
 
-    def look(pins: Pins | None) -> Found:
+    def look(pins: Pins | None) -> SearchResult:
         asked.append(pins)
         return search("mcmc", same, "200", pins=pins)
 
     found = look(pins)
-    assert on_fewer(same, found, look, pins) is found and len(asked) == 1
+    assert search_subsets(same, found, look, pins) is found and len(asked) == 1
 
 
 @pytest.mark.parametrize("name", ("data_parallel", "fsdp"))
 def test_a_plan_that_was_asked_for_is_not_left(name: str) -> None:
     same = evaluator(WIDE, CLUSTER, WIDE_BATCH)
     found = search(name, same)
-    assert on_fewer(same, found, looking(same)) is found
+    assert search_subsets(same, found, looking(same)) is found
 
 
 @pytest.mark.parametrize("size", (2, 4, 8))
@@ -187,7 +188,7 @@ def test_ever_half_of_the_processors_of_a_node() -> None:
     found = {}
     for count in range(1, 9):
         machine = machines.parse(f"virtual:procs={count}")
-        found[count] = [len(procs) for procs, worth in parts(machine, range(count)) if worth == OF_A_NODE]
+        found[count] = [len(procs) for procs, worth in subsets(machine, range(count)) if worth == WITHIN_NODE]
     assert found == {1: [], 2: [], 3: [2], 4: [2], 5: [3, 2], 6: [3, 2], 7: [4, 2], 8: [4, 2]}
 
 
@@ -234,7 +235,7 @@ shared_by = 4
 def test_nodes_are_alike_where_they_have_the_same_processors(procs, wanted, tmp_path) -> None:
     """However unlike these are among each other, and whichever of them may be used."""
     (tmp_path / "mixed.toml").write_text(MIXED)
-    found = [*parts(machines.parse(str(tmp_path / "mixed.toml")), procs)]
+    found = [*subsets(machines.parse(str(tmp_path / "mixed.toml")), procs)]
     assert found == [(one, 1.0) for one in wanted]
 
 
@@ -242,15 +243,15 @@ def test_nothing_is_behind_what_is_found_on_one_of_unlike_nodes(tmp_path) -> Non
     (tmp_path / "mixed.toml").write_text(MIXED)
     same = evaluator("mlp:layers=3,width=2048", str(tmp_path / "mixed.toml"), 24576)
     look = looking(same, "20")
-    plain, one = look(None), look(within(same, range(4)))
-    found = on_fewer(same, plain, look)
+    plain, one = look(None), look(pins_within(same, range(4)))
+    found = search_subsets(same, plain, look)
     assert found.evaluated.rank <= one.evaluated.rank and found.evaluated.seconds < 0.9 * plain.evaluated.seconds
 
 
 def test_where_processors_have_enough_to_do_no_fewer_are_tried() -> None:
     same = evaluator("mlp:layers=6,width=8192", "dgx-h100:nodes=1", 8192)
     found = looking(same, "200")(None)
-    assert on_fewer(same, found, lambda pins: pytest.fail("looked at fewer")) is found
+    assert search_subsets(same, found, lambda pins: pytest.fail("looked at fewer")) is found
 
 
 UNLIKE_GPT, UNLIKE_MLP = "gpt:layers=2,width=64,heads=4,seq=32,vocab=64", "mlp:width=512"
@@ -295,7 +296,7 @@ def test_the_better_plan_is_said_to_be_a_known_one_only_where_it_is() -> None:
     same = evaluator("mlp", "dgx-h100:nodes=1")
     found = looking(same, "20")(None)
     slowest, best = (pick(found.seeds.values(), key=lambda one: one.rank) for pick in (max, min))
-    chosen = Chosen(1, same, None)
+    chosen = Batching(1, same, None)
     one = chosen, replace(found, evaluated=slowest), []
     other = chosen, replace(found, evaluated=best, equals="pipeline_2"), []
     equals = _better(one, other)[1].equals
@@ -320,4 +321,4 @@ def test_known_plans_of_few_lie_on_the_fastest_that_may_be_used(kinds: tuple[str
 
 
 def test_processors_of_one_speed_are_all_taken() -> None:
-    assert list(faster(evaluator("mlp", "dgx-h100"), range(8))) == []
+    assert list(faster_subsets(evaluator("mlp", "dgx-h100"), range(8))) == []

@@ -16,7 +16,7 @@ from castile.planner.evaluation.sizes import SIZES, variants
 from castile.planner.families.updates import Updates
 from castile.planner.lower import Lowering
 from castile.planner.search import search
-from castile.planner.searching.settling import CLOSE, settled
+from castile.planner.searching.refinement import FINALIST_SLOWDOWN, refine
 from castile.planner.strategy import ORDERS
 from castile.runtime import machine as machines
 from tests.effort import rare
@@ -52,8 +52,8 @@ def test_what_came_near_is_tried_as_the_best_is(model: str, on: str, batch: int)
     others = [found.evaluated, *found.seeds.values()]
     ways = [way for one in others for way in variants(same, one.strategy, SIZES, orders=ORDERS)]
     before = min(ways, key=lambda one: one.rank)
-    taken = settled(same, found).evaluated
-    near = [one.strategy for one in found.finalists if one.energy <= CLOSE * found.evaluated.energy]
+    taken = refine(same, found).evaluated
+    near = [one.strategy for one in found.finalists if one.energy <= FINALIST_SLOWDOWN * found.evaluated.energy]
     assert len(near) > 2 and taken.rank <= before.rank
     assert taken.seconds < before.seconds or batch > 2, "what is taken was behind others"
     for plan in near:

@@ -18,7 +18,7 @@ from castile.planner import strategy as strategies
 from castile.planner.known import seeds
 from castile.planner.known.large import MOST_PARTS
 from castile.planner.known.plans import data_parallel
-from castile.planner.searching import filling
+from castile.planner.searching import pipelines
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.memory import written as memory_of
 from tests import homes, standing
@@ -451,7 +451,7 @@ def test_of_plans_of_many_parts_a_pipeline_is_taken_before_anything_is_searched(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In microbatches, as no plan of a whole batch fits; and it says so, not that a search has found it."""
-    for module in (seeds, filling):
+    for module in (seeds, pipelines):
         monkeypatch.setattr(module, "has_many_parts", lambda lowering, most=MOST_PARTS: most == MOST_PARTS)
     model = "gpt:layers=8,width=4096,heads=16,seq=64,vocab=1000"
     given = ["plan", model, "--machine", "p3.16xlarge:nodes=2", "--batch", "2048", "--budget", "20", "--json"]

@@ -11,7 +11,7 @@ from castile.planner.cost import CostModel
 from castile.planner.families.updates import Updates
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.searching.rewriting import WORTH, least_work
+from castile.planner.searching.rewriting import LEAST_SAVING, choose_rewrites
 from castile.runtime import machine as machines
 from castile.runtime.timeline import PICOSECONDS
 from tests.answers import answer, sentence
@@ -37,18 +37,18 @@ def work(lowering: Lowering) -> float:
 @pytest.mark.parametrize("text", NETWORKS)
 def test_no_rewrite_saves_more(text):
     lowering = lowered(text)
-    names, made, saved = least_work(lowering)
+    names, made, saved = choose_rewrites(lowering)
     whole, taken = work(lowering), [name for name in names.split(rewrites.AND) if name]
     left = work(made)
     assert made.graph.fingerprint == (rewrites.apply(names, lowering.graph) if taken else lowering.graph).fingerprint
-    assert saved == pytest.approx(1 - left / whole) and (saved > WORTH) == bool(taken)
+    assert saved == pytest.approx(1 - left / whole) and (saved > LEAST_SAVING) == bool(taken)
     for name in rewrites.available():
         more = rewrites.apply(rewrites.AND.join([*taken, name]), lowering.graph)
-        assert work(lowering.remade(graph=more)) >= (1 - WORTH) * left
+        assert work(lowering.remade(graph=more)) >= (1 - LEAST_SAVING) * left
 
 
 def test_what_is_asked_of_it_happens():
-    taken = {text: least_work(lowered(text))[0] for text in NETWORKS}
+    taken = {text: choose_rewrites(lowered(text))[0] for text in NETWORKS}
     assert taken[NORMED] == "fuse" and taken["mlp"] == "", taken
 
 
@@ -63,7 +63,7 @@ def test_what_is_asked_of_it_happens():
 )
 def test_classes_lie_outermost_where_rows_of_them_begin_anywhere(words, machine, dtype, names):
     graph = models.parse(f"gpt:layers=2,width=256,heads=4,seq=256,vocab={words}").graph(8, dtype)
-    assert least_work(Lowering(graph, machines.parse(machine)))[0] == names
+    assert choose_rewrites(Lowering(graph, machines.parse(machine)))[0] == names
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_classes_lie_outermost_where_rows_of_them_begin_anywhere(words, machine,
 )
 def test_channels_lie_innermost_where_kernels_attain_less_of_planes(machine, dtype, names):
     lowering = Lowering(models.parse("alexnet").graph(256, dtype), machines.parse(machine))
-    assert least_work(lowering)[0] == names
+    assert choose_rewrites(lowering)[0] == names
 
 
 def test_a_plan_says_what_it_is_rewritten_by(tmp_path, capsys):
@@ -86,7 +86,7 @@ def test_a_plan_says_what_it_is_rewritten_by(tmp_path, capsys):
     said = answer(capsys, *PLAN[:1], f"{NORMED},rewrite=fuse", *PLAN[2:])
     plain = answer(capsys, *PLAN[:1], f"{NORMED},rewrite=none", *PLAN[2:])
     assert (found["rewrite"], said["rewrite"], plain["rewrite"]) == ("fuse", "fuse", "")
-    assert found["work_saved_share"] > WORTH and said["work_saved_share"] == plain["work_saved_share"] == 0
+    assert found["work_saved_share"] > LEAST_SAVING and said["work_saved_share"] == plain["work_saved_share"] == 0
     assert found["found"]["step_seconds"] == said["found"]["step_seconds"] < plain["found"]["step_seconds"]
     assert found["model"] == said["model"] == strategies.read(path).model == f"{NORMED},rewrite=fuse"
     # Its file is enough to look at it again, and to go on from.

@@ -26,8 +26,9 @@ from castile.planner.evaluation.moved import key_moves
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.search import Evaluator, Run, fitting, parse_budget, search
+from castile.planner.search import Evaluator, Run, parse_budget, search
 from castile.planner.searches import available, find, mcmc
+from castile.planner.searching.results import best_fitting
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.strategy import PATH, Config, Strategy, check_config, decode, encode
 from castile.runtime import machine as machines
@@ -297,7 +298,7 @@ def test_that_no_plan_fits_is_said_after_few_simulated_plans(monkeypatch):
     with pytest.raises(ValueError, match="no plan fits"):
         search("mcmc", same, "20000")
     parts = num_parts(same)
-    assert parts > mcmc.SMALL_PARTS and len(simulated) <= 2 * mcmc.JUDGED_PARTS // parts + len(seeds(same.lowering))
+    assert parts > mcmc.SMALL_PARTS and len(simulated) <= 2 * mcmc.SIMULATED_PARTS // parts + len(seeds(same.lowering))
 
 
 @pytest.mark.parametrize("name", sorted(GRAPHS))
@@ -360,7 +361,7 @@ def test_what_is_as_full_as_what_was_refused_is_not_packed(more, others, is_trie
     first = Evaluated(Strategy(configs=configs), 1.0, (640, 640), 0, 0.0)
     alike = Evaluated(msgspec.structs.replace(first.strategy, **others), 2.0, (640, 640 + more), 0, 0.0)
     last = Evaluated(Strategy(configs=configs, bucket_bytes=7), 3.0, (640, 640), 0, 0.0)
-    assert fitting(SimpleNamespace(pack=pack), [last, alike, first]) == (last, (1,))
+    assert best_fitting(SimpleNamespace(pack=pack), [last, alike, first]) == (last, (1,))
     assert packed == [one.strategy for one in ((first, alike, last) if is_tried else (first, last))]
 
 

@@ -23,7 +23,7 @@ from castile.planner.op import find
 from castile.planner.search import Budget, search
 from castile.planner.searching import fronts
 from castile.planner.searching.fronts import Point, front_of, search_front
-from castile.planner.searching.settling import settled
+from castile.planner.searching.refinement import refine
 from castile.planner.strategy import Config, decode, encode
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
@@ -194,7 +194,7 @@ def test_the_front_goes_from_the_fastest_to_the_smallest(objective):
     nbytes = [max(point.evaluated.peak_bytes) for point in points]
     assert len(points) > 1 and seconds == sorted(set(seconds)) and nbytes == sorted(set(nbytes), reverse=True)
     end = points[0] if objective == "time" else points[-1]
-    rank = settled(same, found).evaluated.rank
+    rank = refine(same, found).evaluated.rank
     assert rank[:2] == (0.0, end.evaluated.seconds if objective == "time" else nbytes[-1])
     assert found.num_proposals <= 210 and found.seeds.keys() == seeds(same.lowering).keys()
     for point in points:

@@ -21,7 +21,7 @@ from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import Evaluator, search
 from castile.planner.searches import available
-from castile.planner.searching.fewer import within
+from castile.planner.searching.subsets import pins_within
 from castile.planner.strategy import Config, Names, Strategy, check_config, parts
 from castile.runtime import rng
 from castile.runtime.machine import Level, Machine, Processor, parse
@@ -366,7 +366,7 @@ def test_each_known_plan_is_a_search_that_insists(graph, on):
 def test_on_some_of_the_processors_it_is_the_plan_that_is_told_of_there():
     """With pins both are made for the processors that are left, not for all and then cut down."""
     same = evaluator(gpt(), machine(8, 4))
-    pins = within(same, range(4))
+    pins = pins_within(same, range(4))
     for name in known_names(same.lowering, pins):
         expected = seeds(same.lowering, [name], pins=pins)[name].configs
         assert search(name, same, seeds=[name], pins=pins).strategy.configs == expected, name

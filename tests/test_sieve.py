@@ -71,8 +71,8 @@ def test_known_plans_not_near_the_best_are_begun_from_but_not_simulated(monkeypa
     assert not known.unseen & {*begun}
     starts, chain = [], mcmc._chain
     monkeypatch.setattr(mcmc, "_chain", lambda start, *rest: starts.append(start.configs) or chain(start, *rest))
-    ends, simulate = [], mcmc._Sketched.simulate
-    monkeypatch.setattr(mcmc._Sketched, "simulate", lambda of, end: ends.append(end) or simulate(of, end))
+    ends, simulate = [], mcmc._SketchedChains.simulate
+    monkeypatch.setattr(mcmc._SketchedChains, "simulate", lambda of, end: ends.append(end) or simulate(of, end))
     found = search("mcmc", evaluator, "20000")
     assert found.seeds.keys() == {*promising, "data_parallel"}
     assert all(known.configs[name] in starts for name in begun)

@@ -32,9 +32,10 @@ from castile.planner.known.pieces import in_pieces
 from castile.planner.known.seeds import seed, seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.search import Found, Run, search
-from castile.planner.searching import settling
-from castile.planner.searching.settling import settled, settled_known, sized
+from castile.planner.search import Run, search
+from castile.planner.searching import refinement
+from castile.planner.searching.refinement import refine, refine_known, with_best_buckets
+from castile.planner.searching.results import SearchResult
 from castile.planner.strategy import ORDERS, PATH, READY, Strategy
 from castile.runtime import machine as machines
 from castile.runtime import memory
@@ -67,7 +68,7 @@ def test_a_step_is_never_longer(on: str) -> None:
     for name in MODELS:
         same = evaluator(scaled(name), on)
         for plan, strategy in seeds(same.lowering).items():
-            found = sized(same, strategy)
+            found = with_best_buckets(same, strategy)
             each = {(s, o): same.evaluate(with_size(strategy, s, o)) for s in (0, *SIZES) for o in ORDERS}
             best, plain = each[found.bucket_bytes, found.order], each[0, READY]
             assert best.rank <= min(each[size, READY].rank for size in (0, *SIZES)), (name, plan)
@@ -83,11 +84,11 @@ def test_what_does_not_fit_is_left_as_it_is() -> None:
     """Gradients of a bucket live until the last of them is there."""
     same = evaluator("gpt:layers=4,width=32,heads=2,seq=16,vocab=64", "local:procs=4")
     strategy = Strategy(seed("data_parallel", same.lowering))
-    assert sized(same, strategy).bucket_bytes
+    assert with_best_buckets(same, strategy).bucket_bytes
     most = max(same.pack(strategy))
-    found = sized(same.turned("time", most_bytes=most), strategy)
+    found = with_best_buckets(same.turned("time", most_bytes=most), strategy)
     assert max(same.pack(found)) <= most
-    assert sized(same.turned("time", most_bytes=1), strategy) == strategy
+    assert with_best_buckets(same.turned("time", most_bytes=1), strategy) == strategy
 
 
 def test_buckets_are_tried_unless_memory_is_far_exceeded_without() -> None:
@@ -110,7 +111,7 @@ def test_what_is_settled_is_behind_no_known_plan(data: st.DataObject, objective:
     same = Evaluator(lowering, CostModel(on)).turned(objective)
     given = {"given": data.draw(drawn(problem.graph, on.num_procs))}
     before = search(name, same, "5", start=given)
-    found = settled(same, before, (*SIZES, 300))
+    found = refine(same, before, (*SIZES, 300))
     assert found.evaluated.rank <= before.evaluated.rank
     assert found.is_insisted == (name == "data_parallel")
     for label, worth in found.seeds.items():
@@ -133,7 +134,7 @@ def test_of_many_parts_known_plans_that_are_far_from_what_was_found_are_told_in_
 ) -> None:
     same = evaluator(LATENT, "dgx-h100", 64)
     found = search("mcmc", same, "200", sizes=SIZES)
-    far = {name for name, one in found.seeds.items() if one.energy > settling.NEAR * found.evaluated.energy}
+    far = {name for name, one in found.seeds.items() if one.energy > refinement.MOST_SLOWDOWN * found.evaluated.energy}
     asked: dict[str, Sequence[str]] = {}
 
     def tried(evaluator: Evaluator, plan: Strategy, sizes: Any, is_over: Any, orders: Sequence[str], *rest: Any) -> Any:
@@ -141,12 +142,12 @@ def test_of_many_parts_known_plans_that_are_far_from_what_was_found_are_told_in_
         asked.setdefault(plan.search, orders)
         return variants(evaluator, plan, sizes, is_over, orders, *rest)
 
-    monkeypatch.setattr(settling, "variants", tried)
+    monkeypatch.setattr(refinement, "variants", tried)
     monkeypatch.setattr(same, "bound", lambda configs: 0.0)
     for parts, few in ((10**9, set()), (0, far - {"data_parallel"})):
         asked.clear()
-        monkeypatch.setattr(settling, "QUICK_PARTS", parts)
-        ended = settled(same, found)
+        monkeypatch.setattr(refinement, "QUICK_PARTS", parts)
+        ended = refine(same, found)
         assert {name for name in found.seeds if len(asked[name]) == 1} == few != far - few
         # with buckets of their best sizes all the same
         assert all(ended.seeds[name].rank <= found.seeds[name].rank for name in found.seeds)
@@ -156,20 +157,20 @@ def test_of_many_parts_known_plans_whose_kernels_alone_take_longer_than_what_was
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In no order and with no buckets would one of them be better; all others, and what is found, are as before."""
-    same, settle = evaluator("mlp:layers=4,width=2048", "local:procs=4", 64), settling.variants
+    same, settle = evaluator("mlp:layers=4,width=2048", "local:procs=4", 64), refinement.variants
     found = search("mcmc", same, "200", sizes=SIZES)
     named = {id(one.strategy): name for name, one in found.seeds.items()}
-    ends, left, asked = list[Found](), set[str](), set[str]()
+    ends, left, asked = list[SearchResult](), set[str](), set[str]()
 
     def tried(evaluator: Evaluator, plan: Strategy, *how: Any) -> Any:
         asked.add(named.get(id(plan), ""))
         return settle(evaluator, plan, *how)
 
-    monkeypatch.setattr(settling, "variants", tried)
+    monkeypatch.setattr(refinement, "variants", tried)
     for parts in (10**9, 0):
         asked.clear()
-        monkeypatch.setattr(settling, "QUICK_PARTS", parts)
-        ends.append(settled(same, found))
+        monkeypatch.setattr(refinement, "QUICK_PARTS", parts)
+        ends.append(refine(same, found))
         left = {*found.seeds} - asked
         assert bool(left) == (parts == 0)
     assert ends[0].evaluated == ends[1].evaluated and "data_parallel" not in left
@@ -190,12 +191,12 @@ def test_of_still_more_parts_known_pipelines_other_than_what_was_found_are_tried
         asked.setdefault(plan.configs == found.strategy.configs, set()).update(orders)
         return variants(evaluator, plan, sizes, is_over, orders, *rest)
 
-    monkeypatch.setattr(settling, "variants", tried)
-    monkeypatch.setattr(settling, "num_stages", lambda plan, nodes: num_stages)
-    for parts, few in ((10**9, ORDERS), (0, settling.OF_KNOWN if num_stages > 1 else ORDERS)):
+    monkeypatch.setattr(refinement, "variants", tried)
+    monkeypatch.setattr(refinement, "num_stages", lambda plan, nodes: num_stages)
+    for parts, few in ((10**9, ORDERS), (0, refinement.KNOWN_PLAN_ORDERS if num_stages > 1 else ORDERS)):
         asked.clear()
-        monkeypatch.setattr(settling, "SEARCHED_PARTS", parts)
-        settled(same, found)
+        monkeypatch.setattr(refinement, "SEARCHED_PARTS", parts)
+        refine(same, found)
         assert asked == {True: {*ORDERS}, False: {*few}}
 
 
@@ -206,8 +207,8 @@ def test_of_still_more_parts_known_pipelines_other_than_what_was_found_are_tried
 def test_a_search_that_knows_sizes_is_behind_no_known_plan_with_buckets(name: str, model: str, on: str) -> None:
     same = evaluator(model, on, 64)
     plain, found = (search(name, same, "1000", sizes=sizes) for sizes in ((), SIZES))
-    ended = settled(same, found)
-    for label, worth in settled(same, plain).seeds.items():
+    ended = refine(same, found)
+    for label, worth in refine(same, plain).seeds.items():
         assert ended.evaluated.rank <= worth.rank, label
         assert label not in found.seeds or (found.seeds[label], ended.seeds[label]) == (plain.seeds[label], worth)
     assert found.evaluated == replace(same.evaluate(found.strategy), strategy=found.strategy)
@@ -229,7 +230,7 @@ def test_what_is_shorter_with_buckets_than_its_work_without_is_not_refused() -> 
     known = same.evaluate(msgspec.structs.replace(plan, configs=same.lowering.configs(plan)))
     run = Run(same, Budget(proposals=9), random.Random(0), {"known": known}, sizes=SIZES)
     assert run.propose(known.strategy.configs, known.energy / 2) is None
-    run.settle()
+    run.choose_bucket_size()
     best = run.seeds["known"]
     assert run.bucket_bytes == best.strategy.bucket_bytes > 0
     assert same.bound(best.strategy.configs) > best.energy
@@ -245,7 +246,7 @@ def test_of_a_plan_with_several_sizes_the_best_comes_first_whatever_was_judged_f
     assert each[0].seconds < each[1].seconds
     run = Run(same, Budget(proposals=9), random.Random(0), {})
     for one in each[::-1] if is_slower_first else each:
-        run.judge(one.strategy.configs, 1, one.strategy.bucket_bytes)
+        run.simulate(one.strategy.configs, 1, one.strategy.bucket_bytes)
     assert [one.rank for one in run.finalists] == [one.rank for one in each]
     assert run.history[-1] == (1, each[0].seconds)
 
@@ -318,16 +319,16 @@ def test_what_is_not_looked_at_to_its_end_would_not_have_been_told(monkeypatch: 
 
 def test_of_equal_plans_the_one_without_buckets_is_taken() -> None:
     same = evaluator("mlp:layers=1,width=16", "local:procs=1")
-    found = settled(same, search("random", same, "3"), ())
-    assert found.strategy.bucket_bytes == 0 == sized(same, found.strategy, ()).bucket_bytes
+    found = refine(same, search("random", same, "3"), ())
+    assert found.strategy.bucket_bytes == 0 == with_best_buckets(same, found.strategy, ()).bucket_bytes
 
 
 def test_a_known_plan_that_buckets_make_better_is_taken() -> None:
     same = evaluator(GPT, "dgx-h100")
     before = search("fsdp", same)
     plan, base = before.strategy, before.seeds["data_parallel"]
-    assert sized(same, base.strategy).bucket_bytes
-    found = settled(same, replace(before, is_insisted=False))
+    assert with_best_buckets(same, base.strategy).bucket_bytes
+    found = refine(same, replace(before, is_insisted=False))
     known = min(found.seeds.values(), key=lambda worth: worth.rank)
     assert found.evaluated.rank == known.rank < same.evaluate(plan).rank
 
@@ -338,15 +339,15 @@ def test_the_best_has_its_updates_in_pieces_where_that_is_better() -> None:
     before = replace(search("megatron_2", same, seeds=["megatron_2"]), is_insisted=False)
     shared = msgspec.structs.replace(before.strategy, configs=in_pieces(same.lowering, before.strategy.configs))
     assert same.evaluate(shared).rank < before.evaluated.rank
-    found = settled(same, before)
+    found = refine(same, before)
     assert found.strategy.configs == shared.configs and found.equals == ""
     every = [same.evaluate(with_size(shared, size, found.strategy.order)) for size in (0, *SIZES)]
     assert found.evaluated.rank == min(one.rank for one in every)
     update = "block1.up.weight/update"
     pins = Pins([parse(f"{update}: {{replicas: 4}}")], same.lowering.names, 8)
-    pinned = settled(same, before, pins=pins).strategy.configs[update]
+    pinned = refine(same, before, pins=pins).strategy.configs[update]
     assert shared.configs[update].replicas == 1 and pinned.replicas == 4
-    for left in (settled(same, replace(before, is_insisted=True)), settled(same, before, is_over=lambda: True)):
+    for left in (refine(same, replace(before, is_insisted=True)), refine(same, before, is_over=lambda: True)):
         assert left.strategy.configs.keys() == before.strategy.configs.keys()
 
 
@@ -358,7 +359,7 @@ def test_a_known_plan_that_pins_make_another_is_settled() -> None:
     known = seeds(lowering, ["data_parallel", "pipeline_4"], pins=pins)
     assert list(known) == ["data_parallel"]
     (plan,) = seeds(lowering, ["pipeline_4"], pins=pins).values()
-    found = settled_known(same, plan, pins, lambda: False, ORDERS)
+    found = refine_known(same, plan, pins, lambda: False, ORDERS)
     assert pins.meets(found.strategy.configs) and found.evaluated.rank <= same.evaluate(known["data_parallel"]).rank
 
 

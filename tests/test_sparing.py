@@ -17,8 +17,8 @@ from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import search
-from castile.planner.searching import shrinking
-from castile.planner.searching.foresight import Outlook
+from castile.planner.searching import least_memory
+from castile.planner.searching.forecasts import Forecaster
 from castile.planner.sketch.sieve import FAR, Sieve
 from castile.planner.sketch.sketch import NUM_DRAWS
 from castile.planner.step.recompute import FULL, Recomputation
@@ -79,22 +79,22 @@ def test_few_of_the_plans_of_a_search_for_little_memory_are_simulated() -> None:
 def test_where_known_plans_need_least_nothing_is_given_up_for_nothing() -> None:
     """More microbatches, and more computed again, make the smallest known plan smaller by more than GAIN."""
 
-    def outlook(way: str) -> Outlook:
-        return Outlook(lambda number: (evaluator("memory", number, way), None))
+    def outlook(way: str) -> Forecaster:
+        return Forecaster(lambda number: (evaluator("memory", number, way), None))
 
     def least(way: str, number: int) -> int:
         one = evaluator("memory", number, way)
         return min(max(one.evaluate(plan).peak_bytes) for plan in seeds(one.lowering, None, one.cost, None).values())
 
     numbers, ways = (1, 4, 16), ("none", FULL)
-    chosen = shrinking.smallest([outlook(way) for way in ways], numbers, lambda: False)
+    chosen = least_memory.least_memory_batching([outlook(way) for way in ways], numbers, lambda: False)
     assert chosen is not None
     every = {(way, number): least(way, number) for way in ways for number in numbers}
     way = "full" if chosen.evaluator.lowering.recompute else "none"
-    mine, fewer = every[way, chosen.number], [n for n in numbers if n < chosen.number]
+    mine, fewer = every[way, chosen.num_microbatches], [n for n in numbers if n < chosen.num_microbatches]
     assert mine <= 1.1 * min(every.values()) < every["none", 1] / 2
-    assert fewer and mine < (1 - shrinking.GAIN) * every[way, fewer[-1]]
-    late = shrinking.smallest([outlook(way) for way in ways], numbers, lambda: True)
+    assert fewer and mine < (1 - least_memory.GAIN) * every[way, fewer[-1]]
+    late = least_memory.least_memory_batching([outlook(way) for way in ways], numbers, lambda: True)
     assert late is not None, "one is looked at however late it is"
 
 

@@ -88,11 +88,11 @@ def test_walkers_walk_each_leg_by_itself():
 def test_processes_end_with_their_walkers():
     same = evaluator()
     with Walkers(same, 2) as walkers:
-        members = [member.process for member in walkers._members]
+        members = [member.process for member in walkers._forks]
         assert all(member.is_alive() and member.pid != os.getpid() for member in members)
     assert not any(member.is_alive() for member in members)
     with pytest.raises(KeyboardInterrupt), Walkers(same, 2) as walkers:
-        members = [member.process for member in walkers._members]
+        members = [member.process for member in walkers._forks]
         raise KeyboardInterrupt
     assert not any(member.is_alive() for member in members)
 
@@ -102,7 +102,7 @@ def test_what_a_process_that_is_gone_was_to_walk_is_walked_here():
     legs = [Leg(seeds(same.lowering)["data_parallel"].configs, 0.1, 12, seed) for seed in (1, 2, 3)]
     expected = Walkers(same, 1).walk(legs)
     with Walkers(same, 2) as walkers:
-        os.kill(walkers._members[0].process.pid, signal.SIGKILL)
+        os.kill(walkers._forks[0].process.pid, signal.SIGKILL)
         assert walkers.walk(legs) == walkers.walk(legs) == expected
 
 
@@ -111,7 +111,7 @@ def test_processes_whose_walkers_are_gone_or_that_hear_ctrl_c_end_without_a_word
     leg = Leg(seeds(same.lowering)["data_parallel"].configs, 0.1, 12, 1)
     with Walkers(same, 3) as walkers:
         walkers.walk([leg] * 3)
-        busy, idle, _ = walkers._members
+        busy, idle, _ = walkers._forks
         busy.ask([leg])
         os.kill(idle.process.pid, signal.SIGINT)
     assert (busy.process.exitcode, idle.process.exitcode, capfd.readouterr().err) == (0, 0, "")
@@ -158,7 +158,7 @@ def test_walks_go_their_own_ways_from_where_they_or_their_neighbours_came(monkey
     found = search("tempering", same, "96", 2)
     drawn = [leg.seed for legs, _ in rounds for leg in legs]
     assert len(set(drawn)) == len(drawn) > 2 * len(LADDER)
-    assert all(leg.heat == heat for legs, _ in rounds for leg, heat in zip(legs, LADDER))
+    assert all(leg.temperature == heat for legs, _ in rounds for leg, heat in zip(legs, LADDER))
     energies = sorted(seed.energy for seed in found.seeds.values())
     begun = [same.evaluate(Strategy(leg.configs)).energy for leg in rounds[0][0]]
     assert begun == [energies[min(n, len(energies) - 1)] for n in range(len(begun))] and begun[0] < begun[-1]

@@ -30,7 +30,7 @@ from castile.planner.lowering.contraction import Contracted
 from castile.planner.op import find
 from castile.planner.search import search
 from castile.planner.searches import reinforce
-from castile.planner.searching.settling import sized
+from castile.planner.searching.refinement import with_best_buckets
 from castile.planner.strategy import Strategy
 from castile.runtime import machine as presets
 from castile.runtime.transfer import TooManyTransfers
@@ -131,7 +131,7 @@ def test_what_is_looked_at_task_by_task_is_refused_before(refusing) -> None:
     lowering, plans = known(FOLDED_FROM // 8)
     refusing(lowering, plans["data_parallel"])
     evaluator = Evaluator(lowering, CostModel(lowering.machine))
-    for look in (explanation.explain, sized, prepared):
+    for look in (explanation.explain, with_best_buckets, prepared):
         look(evaluator, plans["data_parallel"])
         with pytest.raises(TooManyTransfers):
             look(evaluator, plans["megatron"])

@@ -10,7 +10,8 @@ from typing import Any
 
 from castile.planner.evaluation.budget import clock
 from castile.planner.evaluation.evaluated import Evaluated
-from castile.planner.search import Found, Progress
+from castile.planner.search import Progress
+from castile.planner.searching.results import SearchResult
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Course:
         if self.shown is not None:
             self.shown(spent, best, num_new)
 
-    def ended(self, found: Found) -> list[dict[str, Any]]:
+    def ended(self, found: SearchResult) -> list[dict[str, Any]]:
         """Whenever there was a better plan: proposals and seconds until then, and what the plan takes; at last the plan
         that was found. Of better ones that were not to be had, as they cannot be packed, nothing is told.
         """

@@ -16,12 +16,12 @@ from castile.planner.choices.spaces import Spaces
 from castile.planner.evaluation.evaluated import Evaluated
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.lowering.stages import num_stages
-from castile.planner.search import Found
-from castile.planner.searching.accumulating import Chosen
+from castile.planner.searching.accumulation import Batching
+from castile.planner.searching.results import SearchResult
 from castile.planner.strategy import Strategy
 
 
-def of(looking: Looking, chosen: Chosen, found: Found, course: Course, saved: float) -> dict[str, Any]:
+def of(looking: Looking, chosen: Batching, found: SearchResult, course: Course, saved: float) -> dict[str, Any]:
     """Every figure of what was found, and where.
 
     course  how it was found
@@ -50,7 +50,7 @@ def of(looking: Looking, chosen: Chosen, found: Found, course: Course, saved: fl
     }
 
 
-def _of_search(looking: Looking, found: Found) -> dict[str, Any]:
+def _of_search(looking: Looking, found: SearchResult) -> dict[str, Any]:
     """What was looked at, and what came of it."""
     desk, command = looking.desk, looking.command
     base, batch = found.seeds["data_parallel"], desk.evaluator.lowering.graph.batch
@@ -76,25 +76,25 @@ def _of_search(looking: Looking, found: Found) -> dict[str, Any]:
     }
 
 
-def _of_seed(worth: Evaluated, found: Found) -> dict[str, Any]:
+def _of_seed(worth: Evaluated, found: SearchResult) -> dict[str, Any]:
     """What a known plan is worth; one that comes before what was found fits by its live bytes only, not once packed."""
     facts = report.facts(worth, found.seeds["data_parallel"])
     return facts | {"fits": worth.fits and (found.is_insisted or worth.rank >= found.evaluated.rank)}
 
 
-def _fits_whole(found: Found, microbatches: int) -> bool:
+def _fits_whole(found: SearchResult, microbatches: int) -> bool:
     """Whether a known plan fits in so many microbatches, or fewer."""
     return any(seed.fits and seed.strategy.microbatches <= microbatches for seed in found.seeds.values())
 
 
-def _bound(evaluator: Evaluator, pinned: Pins | None, found: Found) -> Bound | None:
+def _bound(evaluator: Evaluator, pinned: Pins | None, found: SearchResult) -> Bound | None:
     """What no plan beats that cuts nodes into as many parts as the search may, or as the plan does."""
     most = Spaces(evaluator.lowering, evaluator.cost, pinned).most_parts
     parts = (config.num_parts for config in found.strategy.configs.values())
     return lower_bound(evaluator, max(evaluator.lowering.machine.num_procs, most, *parts))
 
 
-def _of_bound(bound: Bound | None, found: Found) -> dict[str, Any]:
+def _of_bound(bound: Bound | None, found: SearchResult) -> dict[str, Any]:
     """What no plan can beat, and how far off the plan is; nothing where the bound is not known."""
     return {
         "bound_seconds": bound and bound.seconds,

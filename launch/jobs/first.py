@@ -16,7 +16,7 @@ from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import DATA_PARALLEL
 from castile.planner.searching.forks import Fork
-from castile.planner.searching.settling import sized
+from castile.planner.searching.refinement import with_best_buckets
 from castile.planner.sketch.sketch import is_compiled
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import num_cores, parse
@@ -46,4 +46,4 @@ def _sized(model: str) -> Strategy:
     """Simulates and packs data parallelism of a model, with and without buckets and in every order."""
     lowering = Lowering(models.parse(model).graph(), parse(MACHINE))
     cost = CostModel(lowering.machine)
-    return sized(Evaluator(lowering, cost), seeds(lowering, [DATA_PARALLEL], cost)[DATA_PARALLEL])
+    return with_best_buckets(Evaluator(lowering, cost), seeds(lowering, [DATA_PARALLEL], cost)[DATA_PARALLEL])

@@ -30,7 +30,7 @@ from castile.planner.costs.snapshot import Snapshot
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
-from castile.planner.searching.rewriting import least_work
+from castile.planner.searching.rewriting import choose_rewrites
 from castile.planner.simulation import meetings
 from castile.planner.simulation.meetings import Lesson
 from castile.planner.step.recompute import Recomputation
@@ -269,7 +269,7 @@ def _rewritten(comm: Communicator, named: Model, built: Lowering) -> Model:
     """The model with the rewrites that compute it with least work on GPUs, where rewrites were left open."""
     if named.rewrite is not None or not gpus.is_on(built.machine):
         return named
-    names = from_leader(comm, lambda: least_work(built)[0].encode()).decode()
+    names = from_leader(comm, lambda: choose_rewrites(built)[0].encode()).decode()
     return named.rewritten(names) if names else named
 
 

@@ -13,10 +13,11 @@ from castile.launch.jobs.first import compiled_beside
 from castile.launch.jobs.hunting import Hunt, Looked, remaining
 from castile.launch.jobs.request import Request
 from castile.planner.evaluation.budget import Budget, clock
-from castile.planner.search import DATA_PARALLEL, Found, NoPlanFits, Progress, same
-from castile.planner.searching.accumulating import Chosen
-from castile.planner.searching.fewer import FURTHER, could_gain, faster
+from castile.planner.search import DATA_PARALLEL, Progress
+from castile.planner.searching.accumulation import Batching
 from castile.planner.searching.fronts import Point, front_of, search_front
+from castile.planner.searching.results import NoPlanFits, SearchResult, matching_seed
+from castile.planner.searching.subsets import SUBSET_SHARE, could_gain, faster_subsets
 from castile.runtime.garbage import uncollected
 
 # Where nothing fits when a time is over, a plan that does is looked for as long again, and so many seconds at least.
@@ -33,7 +34,7 @@ LOOKED_SMALL = 0.25
 class Looking(Request):
     """A way to what was asked for."""
 
-    def look(self, limits: Budget, progress: Progress | None) -> tuple[Chosen, Found, list[Point]]:
+    def look(self, limits: Budget, progress: Progress | None) -> tuple[Batching, SearchResult, list[Point]]:
         """What is found on all processors that may be used, or, where these are of several speeds, the better plan that
         is found on the faster of them alone: known plans that cut layers, and pipelines, are seldom good on both.
 
@@ -48,7 +49,8 @@ class Looking(Request):
         try:
             # What is worked out of plans of many parts stays while others are looked at.
             uncollecting = uncollected() if self.is_dear else nullcontext()
-            with nullcontext() if self.is_alone else compiled_beside(), self.foresight.begun(self.drawn), uncollecting:
+            compiling = nullcontext() if self.is_alone else compiled_beside()
+            with compiling, self.prefetcher.running(self.compute_forecasts), uncollecting:
                 best = Hunt(self, limits, progress).look()
         except NoPlanFits as error:
             refused = error
@@ -56,7 +58,7 @@ class Looking(Request):
         for procs in self._faster(best):
             if limits.is_over():
                 break
-            part = limits if limits.seconds is None else replace(limits, seconds=FURTHER * limits.seconds)
+            part = limits if limits.seconds is None else replace(limits, seconds=SUBSET_SHARE * limits.seconds)
             try:
                 other = Hunt(replace(self, only=procs), part, progress).look()
             except ValueError:  # no plan fits there, or a pin asks for more
@@ -77,8 +79,8 @@ class Looking(Request):
         return replace(chosen, pins=self.pins(chosen.evaluator.lowering)), found, points
 
     def _front(
-        self, chosen: Chosen, found: Found, limits: Budget, progress: Progress | None
-    ) -> tuple[Chosen, Found, list[Point]]:
+        self, chosen: Batching, found: SearchResult, limits: Budget, progress: Progress | None
+    ) -> tuple[Batching, SearchResult, list[Point]]:
         """A front where known plans were looked at, and where they need least memory, with what was found in it unless
         that is beaten; and its best plan.
 
@@ -87,7 +89,7 @@ class Looking(Request):
         """
         given, (base, least) = self.given(self.start, progress), self._ends(found, limits)
         more = [self.dropped(way) for way in self.said_by_none(gathering=True)]
-        places, points = [base] if least is None else [base, least], list[tuple[Chosen, Point]]()
+        places, points = [base] if least is None else [base, least], list[tuple[Batching, Point]]()
         part = limits.share(len(places))
         for place in places:
             with suppress(NoPlanFits):  # none may fit there
@@ -102,20 +104,20 @@ class Looking(Request):
             return chosen, found, front
         place = next(place for place, point in points if point is best)
         worth = replace(best.evaluated, strategy=best.strategy)
-        equals = same(place.evaluator.lowering, found.seeds, worth)
+        equals = matching_seed(place.evaluator.lowering, found.seeds, worth)
         better = replace(found, strategy=best.strategy, evaluated=worth, arena_bytes=best.arena_bytes, equals=equals)
         return place, better, front
 
-    def _ends(self, found: Found, limits: Budget) -> tuple[Chosen, Chosen | None]:
+    def _ends(self, found: SearchResult, limits: Budget) -> tuple[Batching, Batching | None]:
         """Where known plans were looked at, and where they need least memory, if that is elsewhere."""
         plan = found.seeds[DATA_PARALLEL].strategy
-        base = Chosen(plan.microbatches, *self.at(plan.recompute, plan.microbatches))
+        base = Batching(plan.microbatches, *self.at(plan.recompute, plan.microbatches))
         least = self.smallest(limits.begun(LOOKED_SMALL).is_over)
         if least is None:
             return base, None
         again = least.evaluator.lowering.recompute
-        is_there = (least.number, again) == (base.number, base.evaluator.lowering.recompute)
-        return base, None if is_there else Chosen(least.number, *self.at(again, least.number))
+        is_there = (least.num_microbatches, again) == (base.num_microbatches, base.evaluator.lowering.recompute)
+        return base, None if is_there else Batching(least.num_microbatches, *self.at(again, least.num_microbatches))
 
     def _faster(self, best: Looked | None) -> Iterator[tuple[int, ...]]:
         """On which processors alone to look too: none where a known plan or little memory is asked for."""
@@ -123,7 +125,7 @@ class Looking(Request):
             return
         evaluator, pinned = self.at(self.recompute, self.microbatches)
         every = range(evaluator.lowering.machine.num_procs) if pinned is None else pinned.procs
-        for procs in faster(evaluator, every):
+        for procs in faster_subsets(evaluator, every):
             if best is None or could_gain(evaluator, len(procs), best[1].evaluated.seconds):
                 yield procs
 
@@ -133,5 +135,5 @@ def _better(one: Looked, other: Looked) -> Looked:
     if one[1].evaluated.rank <= other[1].evaluated.rank:
         return one
     seeds = one[1].seeds
-    equals = same(other[0].evaluator.lowering, seeds, other[1].evaluated)
+    equals = matching_seed(other[0].evaluator.lowering, seeds, other[1].evaluated)
     return other[0], replace(other[1], seeds=seeds, equals=equals)

@@ -23,7 +23,7 @@ from castile.planner.costs.snapshot import Snapshot
 from castile.planner.evaluation.evaluator import FOLDED_FROM
 from castile.planner.lower import Lowering
 from castile.planner.search import Evaluator
-from castile.planner.searching.rewriting import least_work
+from castile.planner.searching.rewriting import choose_rewrites
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import CPU, Machine, local, parse
 
@@ -52,7 +52,7 @@ class Desk:
         """
         if self.model.rewrite is not None or all(processor.kind == CPU for processor in self.machine.processors):
             return self, 0.0
-        names, lowering, saved = least_work(self.evaluator.lowering)
+        names, lowering, saved = choose_rewrites(self.evaluator.lowering)
         if not names:
             return self, 0.0
         evaluator = Evaluator(lowering, CostModel(self.machine, self.snapshot), self.snapshot)

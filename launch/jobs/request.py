@@ -24,11 +24,18 @@ from castile.planner.known.pipelines import divisors
 from castile.planner.known.seeds import known_names
 from castile.planner.lower import Lowering
 from castile.planner.search import Progress
-from castile.planner.searching import accumulating, shrinking
-from castile.planner.searching.accumulating import Chosen
-from castile.planner.searching.fewer import only
-from castile.planner.searching.foresight import Drawn, Foreseen, Foresight, Outlook, Question, foresee
-from castile.planner.searching.settling import SEARCHED_PARTS
+from castile.planner.searching import accumulation, least_memory
+from castile.planner.searching.accumulation import Batching
+from castile.planner.searching.forecasts import (
+    Forecast,
+    Forecaster,
+    ForecastRequest,
+    Forecasts,
+    Prefetcher,
+    forecast_known,
+)
+from castile.planner.searching.refinement import SEARCHED_PARTS
+from castile.planner.searching.subsets import pin_all_to
 from castile.planner.step.recompute import STEPS, Recomputation
 from castile.planner.strategy import Names, Strategy
 from castile.runtime.machine import num_cores
@@ -134,27 +141,27 @@ class Request:
         if self.command.without:
             found.append(pins.without(self.command.without, lowering.machine.num_procs))
         if self.only:
-            found.append(only(self.only))
+            found.append(pin_all_to(self.only))
         names = Names(lowering.piece.nodes, lowering.names.optional)
         return Pins(found, names, lowering.machine.num_procs) if found else None
 
-    def outlook(self, recompute: Dropped, is_meant: Callable[[str], bool] | None = None) -> Outlook:
-        """On the known plans from which a search begins, or on those that are meant; each is drawn once."""
-        known = self._drawn.setdefault((recompute, is_meant), Drawn())
-        return Outlook(partial(self.at, recompute), self.names, is_meant, recompute, self.foresight, known)
+    def forecaster(self, recompute: Dropped, name_filter: Callable[[str], bool] | None = None) -> Forecaster:
+        """Forecasts the known plans that a search starts from, or those selected by name; each is computed once."""
+        cache = self._forecasts.setdefault((recompute, name_filter), Forecasts())
+        return Forecaster(partial(self.at, recompute), self.names, name_filter, recompute, self.prefetcher, cache)
 
     @cached_property
-    def _drawn(self) -> dict[tuple[Dropped, Callable[[str], bool] | None], Drawn]:
+    def _forecasts(self) -> dict[tuple[Dropped, Callable[[str], bool] | None], Forecasts]:
         return {}
 
     @cached_property
-    def foresight(self) -> Foresight:
-        """Sketches that are drawn ahead, where whoever looks begins that."""
-        return Foresight(self.is_dear and num_cores() > 1 and not self.is_alone)
+    def prefetcher(self) -> Prefetcher:
+        """Computes forecasts before they are needed, while it is running."""
+        return Prefetcher(self.is_dear and num_cores() > 1 and not self.is_alone)
 
-    def drawn(self, asked: Question) -> Drawn:
-        """What known plans take, as it is asked ahead."""
-        return self.outlook(asked.recompute, asked.is_meant).draw(asked.numbers)
+    def compute_forecasts(self, asked: ForecastRequest) -> Forecasts:
+        """The forecasts that a prefetching process was asked for."""
+        return self.forecaster(asked.recompute, asked.name_filter).compute(asked.counts)
 
     def at(self, recompute: Dropped, microbatches: int) -> tuple[Evaluator, Pins | None]:
         """Where to look for plans of so many microbatches that compute these nodes again."""
@@ -191,7 +198,7 @@ class Request:
     @cached_property
     def could_fit(self) -> bool:
         """Whether there is room for what any plan keeps."""
-        return accumulating.could_fit(self.evaluator(self.microbatches, self.recompute))
+        return accumulation.could_fit(self.evaluator(self.microbatches, self.recompute))
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -199,7 +206,7 @@ class Request:
         is_cut = self.mode == "train" and self.could_fit
         return divisors(self.desk.evaluator.lowering.graph.batch) if is_cut else ()
 
-    def smallest(self, is_over: Callable[[], bool]) -> Chosen | None:
+    def smallest(self, is_over: Callable[[], bool]) -> Batching | None:
         """Where plans need least memory, None where nothing may be chosen."""
         if self.start or self.mode == "forward" or not self.could_fit:
             return None
@@ -210,7 +217,8 @@ class Request:
 
         ways = dict.fromkeys((self.recompute, *map(self.dropped, self.said_by_none(gathering=True, steps=1))))
         numbers = self.numbers if self.is_free else (self.microbatches,)
-        return shrinking.smallest([Outlook(partial(at, way), self.names) for way in ways], numbers, is_over)
+        forecasters = [Forecaster(partial(at, way), self.names) for way in ways]
+        return least_memory.least_memory_batching(forecasters, numbers, is_over)
 
     def given(self, start: dict[str, Strategy], progress: Progress | None) -> dict[str, Any]:
         """What searches are given beside their budget and pins."""
@@ -231,9 +239,9 @@ class Request:
         """Whether a search takes a minute to say that it found none."""
         return has_many_parts(self.desk.evaluator.lowering)
 
-    def foreseen(self, chosen: Chosen) -> Foreseen:
-        """What the known plans are taken for, as it was or will be drawn for who looks at them."""
-        drawn = self._drawn.setdefault((chosen.evaluator.lowering.recompute, None), Drawn())
-        found = drawn.get(chosen.number) or foresee(chosen.evaluator, self.names, chosen.pins)
-        drawn[chosen.number] = found
+    def forecast(self, chosen: Batching) -> Forecast:
+        """The forecast of the known plans, computed once for all who ask."""
+        cache = self._forecasts.setdefault((chosen.evaluator.lowering.recompute, None), Forecasts())
+        found = cache.get(chosen.num_microbatches) or forecast_known(chosen.evaluator, self.names, chosen.pins)
+        cache[chosen.num_microbatches] = found
         return found

@@ -27,8 +27,9 @@ from castile.planner.evaluation.moved import moved_bytes
 from castile.planner.evaluation.sizes import SIZES
 from castile.planner.known.seeds import known_names, seeds
 from castile.planner.lower import Lowering
-from castile.planner.search import Found, budget_of, search
-from castile.planner.searching.settling import SETTLING, settled, sized
+from castile.planner.search import budget_of, search
+from castile.planner.searching.refinement import REFINEMENT_SHARE, refine, with_best_buckets
+from castile.planner.searching.results import SearchResult
 from castile.planner.simulate import simulate
 from castile.planner.sketch.sieve import is_long, shortest
 from castile.planner.strategy import Predicted, Strategy, same_tasks
@@ -124,9 +125,9 @@ def choose(
     progress(f"measuring {name}" if asked_for else "measuring the known plans")
     if not asked_for:
         _rehearse(job, name, budget, seed, feed, rate)
-    searches: list[Found] = []
+    searches: list[SearchResult] = []
 
-    def next_found(search: Callable[[], Found]) -> Strategy:
+    def next_found(search: Callable[[], SearchResult]) -> Strategy:
         searches.append(search())
         return searches[-1].strategy
 
@@ -161,7 +162,7 @@ def choose(
     return Chosen(predicted, prepared, candidates, equals, bool(asked_for), is_made_to_fit, num_proposals)
 
 
-def _searched(job: Job, wish: Wish) -> Found:
+def _searched(job: Job, wish: Wish) -> SearchResult:
     """What is found as `castile plan` looks: where nothing fits, in more pieces and with more computed again.
 
     For rank 0. It begins no process beside, which ranks may not on every network.
@@ -184,20 +185,20 @@ def known(job: Job, asked_for: list[str] | None = None) -> dict[str, Strategy]:
     found = {}
     for label, plan in seeds(job.lowering, asked_for, job.cost).items():
         with contextlib.suppress(TooManyTransfers):
-            found[label] = sized(evaluator, plan)
+            found[label] = with_best_buckets(evaluator, plan)
     return found
 
 
 def searched(
     job: Job, lowering: Lowering, name: str, budget: str | Budget, seed: int, asked_for: list[str] | None = None
-) -> Found:
+) -> SearchResult:
     """What a search finds by all that has been learned so far, among plans that are lowered so; `asked_for` is the seed
     that it insists on.
     """
     evaluator, limits = Evaluator(lowering, job.cost, job.snapshot), budget_of(name, lowering, budget)
-    is_settled = limits.begun(1 + SETTLING).is_over
+    is_refined = limits.begun(1 + REFINEMENT_SHARE).is_over
     found = search(name, evaluator, limits, seed, seeds=asked_for, sizes=SIZES)
-    return settled(evaluator, found, is_over=is_settled)
+    return refine(evaluator, found, is_over=is_refined)
 
 
 def _measure(job: Job, trials: list[Trial], feed: Feed, rate: float) -> list[float]:

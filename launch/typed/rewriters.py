@@ -22,7 +22,7 @@ def read(names: str) -> None:
     """Have rewrites that are files be found by their names. Raises ValueError for a file without `rewrite(graph)`."""
     for path in files(names):
         found = theirs.module(path, "rewrite file", "rewrite(graph), which gives another graph")
-        rewrites.bring(path, partial(_run, path, found.rewrite))
+        rewrites.register(path, partial(_run, path, found.rewrite))
 
 
 def _run(path: str, function: Any, graph: Graph) -> Graph:

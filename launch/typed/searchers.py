@@ -41,7 +41,7 @@ def read(text: str) -> None:
         raise ValueError(f"search file {path}: WALKS: {does_walk!r} should be True or False")
     values = settings.typed(found.search, settings.split(text)[1], f"search {path}", reserved=("run",))
     run = partial(_run, path, partial(found.search, **values))
-    searches.bring(text, searches.Brought(run, budget, does_walk))
+    searches.register(text, searches.Registered(run, budget, does_walk))
 
 
 def _run(path: str, function: Any, run: Any) -> None:

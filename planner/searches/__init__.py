@@ -1,10 +1,10 @@
 """Searches, a file each: `search(run)` proposes plans until its budget is spent, by default its `BUDGET`.
 
-One that says `WALKS = True` changes plans step by step from those that it is given, and so is given a layer-wise plan
-to begin from too (`searching/layerwise`).
+One with `WALKS = True` changes its starting plans step by step, so it is given a layer-wise plan to start from too
+(`searching/layerwise`). One with a function `begin` starts walks through sketches before known plans are simulated.
 
-The name of a known plan is a search too, which looks at that plan alone, and what a program brings is one by the name
-that it gives it.
+The name of a known plan is a search too, which proposes that plan alone. A program can register further searches.
+They do not know how plans are simulated.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ T = TypeVar("T", covariant=True)
 
 
 class Insistent(Protocol[T]):
-    """A search under way that can be told to end with a known plan."""
+    """The state of a search that can return a known plan."""
 
     def insist(self, name: str) -> T: ...
 
 
 @dataclass(frozen=True)
 class KnownPlan:
-    """No search: a known plan, whatever it costs, for whoever wants to compare."""
+    """A search that returns a known plan, whether it is good or not, for comparisons."""
 
     name: str
     BUDGET: ClassVar[str] = "1"
     WALKS: ClassVar[bool] = False
 
     def search(self, run: Insistent[T]) -> T:
-        """Insist on the plan of that name."""
+        """The plan of this name, on which the search insists."""
         return run.insist(self.name)
 
 
 @dataclass(frozen=True)
-class Brought:
-    """A search that is no file here: what proposes plans to a `Run`, and its constants. No plan is insisted on."""
+class Registered:
+    """A search that is not a file of this folder: a function that proposes plans to a `Run`, and its constants."""
 
     propose: Callable[[Any], object]
     BUDGET: str
@@ -55,29 +55,29 @@ class Brought:
         self.propose(run)
 
 
-_brought: dict[str, Brought] = {}
+_registered: dict[str, Registered] = {}
 
 
-def bring(name: str, search: Brought) -> None:
-    """Have `find` know a search by a name, which is none of castile's, from now on in this process."""
-    _brought[name] = search
+def register(name: str, search: Registered) -> None:
+    """Let `find` return a search by this name, which must not be one of castile's, in this process."""
+    _registered[name] = search
 
 
 def available() -> tuple[str, ...]:
-    """The names of all searches that look for plans, found by walking the folder."""
+    """The names of all searches of this folder."""
     return tuple(sorted(m.name for m in iter_modules(__path__)))
 
 
-def find(name: str, lowering: Lowering) -> ModuleType | Brought | KnownPlan:
-    """The search of the file planner/searches/<name>.py, one that was brought by that name, or the known plan of that
-    name of graph and machine.
+def find(name: str, lowering: Lowering) -> ModuleType | Registered | KnownPlan:
+    """The search in planner/searches/<name>.py, the registered search of this name, or that of the known plan of this
+    name for the lowering's graph and machine.
 
-    Raises ValueError, with what there is, where it is none of these.
+    Raises ValueError, which lists the names, where there is none.
     """
     if name in available():
         return import_module(f"{__name__}.{name}")
-    if name in _brought:
-        return _brought[name]
+    if name in _registered:
+        return _registered[name]
     known = known_names(lowering)
     if name not in known:
         hint = suggestion(name, [*available(), *known])
@@ -90,5 +90,5 @@ def find(name: str, lowering: Lowering) -> ModuleType | Brought | KnownPlan:
 
 
 def walks(name: str, lowering: Lowering) -> bool:
-    """Whether a search says that it walks from plan to plan. Raises ValueError as `find` does."""
+    """Whether a search walks from plan to plan. Raises ValueError as `find` does."""
     return bool(getattr(find(name, lowering), "WALKS", False))

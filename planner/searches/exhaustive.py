@@ -1,6 +1,6 @@
-"""Exhaustive search: all plans of a small case, without those that a bound rules out.
+"""Exhaustive search by branch and bound: all plans of a small model, without those that a bound rules out.
 
-It does not know moves: its result is the best plan of the space, updates and accumulators left to their defaults.
+Its result is the best plan of the space, with updates and accumulators left to their defaults. It does not know moves.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from castile.runtime.timeline import PICOSECONDS
 
 # Plans, ruled out or not; about ten minutes of them in the worst case.
 BUDGET = "100000"
-# Each limit is so many times the one before.
+# Each limit is this many times the one before.
 RAISE = 1.01
-# For each processor and two Configs of neighbours there are entries in tables of bounds: with more they take gigabytes.
+# Tables of bounds have an entry for each processor and each pair of Configs of neighbours: with more they take
+# gigabytes.
 MOST_ENTRIES = 2**27
-# Larger numbers are told by their magnitude.
+# Larger numbers are written as a power of ten.
 READABLE = 10**12
 
 
 def search(run: Run) -> None:
-    """Branch and bound over the nodes in topological order, of each node's Configs the most promising first.
+    """Branch and bound over the nodes in topological order, the most promising Configs of each node first.
 
     Raises ValueError where the space holds more plans than the budget or than can be bounded, or a budget of seconds
     ends before it is done.
@@ -46,26 +47,30 @@ def search(run: Run) -> None:
 
 
 def _readable(size: int) -> str:
-    """A number that may have thousands of digits, as people read it."""
+    """A number of plans, which may have thousands of digits, in a short form."""
     return f"{size:,}" if size < READABLE else f"about 10^{log10(size):.0f}"
 
 
 class Descent:
-    """Branch and bound, again and again below a higher limit, until no plan under the best one is left.
+    """Branch and bound by iterative deepening: repeated below a higher limit until no better plan can be left.
 
-    A limit little above the least bound keeps the search out of plans that only look good half way.
+    A limit little above the least bound keeps the search out of plans that look good only while incomplete.
+
+    limit    picoseconds: plans with a larger bound are left to a later descent
+    next     the least bound that the limit cut off
+    tried    plans that were proposed, as numbers of Configs
     """
 
     def __init__(self, run: Run, relaxed: Relaxed) -> None:
         self.run, self.relaxed, self.ladder = run, relaxed, Ladder(relaxed)
         self.limit, self.next = 0.0, float("inf")
-        self.done: set[tuple[int, ...]] = set()
-        # Bounds are of time: of memory they know nothing.
+        self.tried: set[tuple[int, ...]] = set()
+        # Bounds are of time, not of memory.
         self.is_bounded = run.evaluator.objective != "memory"
 
     @property
     def most(self) -> float:
-        """The picoseconds that a plan must stay below to be of interest."""
+        """Picoseconds of the incumbent, below which a plan must stay; inf if there is none, or memory is ranked."""
         if not self.is_bounded or not self.run.best.fits:
             return float("inf")
         return round(self.run.best.seconds * PICOSECONDS)
@@ -79,12 +84,15 @@ class Descent:
             self.limit = self.next
 
     def descend(self, chosen: dict[int, int]) -> None:
-        """All plans with the Configs chosen so far that are bounded by less than the limit."""
+        """Propose all plans with the Configs chosen so far whose bound is less than the limit.
+
+        chosen   the number of each node's Config, by the number of the node
+        """
         _refuse_late(self.run)
         node, point = len(chosen), tuple(chosen.values())
         if node == len(self.relaxed.names):
-            if point not in self.done:
-                self.done.add(point)
+            if point not in self.tried:
+                self.tried.add(point)
                 plan = zip(self.relaxed.names, self.relaxed.choices, point, strict=True)
                 self.run.propose({name: configs[number] for name, configs, number in plan})
             return
@@ -94,16 +102,17 @@ class Descent:
             if self.is_open(quick) and self.is_open(bound := self.bound({**chosen, node: number}, quick)):
                 open_.append((bound, number))
         for bound, number in sorted(open_):
-            # The others are bounded by no less, and meanwhile a better plan may have been found.
+            # Meanwhile a better plan may have been found.
             if self.is_open(bound):
                 self.descend({**chosen, node: number})
 
     def bound(self, chosen: dict[int, int], quick: int) -> int:
+        """A lower bound in picoseconds of all plans with these Configs, at least `quick`."""
         bound, ends = self.relaxed.served(chosen)
         return max(quick, bound, self.ladder.bound(chosen, ends))
 
     def is_open(self, bound: int) -> bool:
-        """Whether plans bounded so are looked at now; those that the limit alone cuts off are not forgotten."""
+        """Whether plans with this bound are tried in this descent; `next` remembers those cut off by the limit."""
         if self.limit <= bound < self.most:
             self.next = min(self.next, bound)
         return bound < min(self.limit, self.most)
@@ -111,7 +120,7 @@ class Descent:
 
 def _refuse_late(run: Run) -> None:
     if run.budget.is_over():
-        # What others left of a time is not what was given.
+        # Searches before this one may have spent part of the budget that the user gave.
         seconds = run.budget.before + min(run.elapsed_seconds, run.budget.seconds or inf)
         raise ValueError(
             f"exhaustive search: not done after {seconds:.3g} s and {run.num_proposals:,} plans: use "

@@ -1,6 +1,6 @@
-"""Random search: plans drawn by chance alone, the baseline of every other search.
+"""Random search: independent random plans, the baseline of every other search.
 
-It does not know moves, nor what was good before.
+It does not know moves, nor which plans were good before.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ BUDGET = "500"
 
 
 def search(run: Run) -> None:
-    """Draw plans until the budget is spent, each node's Config of its space with equal probability."""
+    """Propose random plans until the budget is spent, each node's Config drawn uniformly from its space."""
     while run.spent < 1:
         run.propose({name: run.spaces[name].draw(run.rng) for name in run.lowering.piece.nodes})

@@ -1,4 +1,4 @@
-"""Device placement by policy gradient: each node whole on one processor, learned from the simulated steps of samples.
+"""REINFORCE: device placement by policy gradient, each node whole on one processor, learned from simulated steps.
 
 The class of Mirhoseini et al., "Device Placement Optimization with Reinforcement Learning" (ICML 2017), with a table of
 logits in place of their network: the baseline of comparisons. It does not know splits, nor what makes a step short.
@@ -12,13 +12,13 @@ from castile.planner.search import Run
 from castile.planner.strategy import Config
 
 BUDGET = "2000"
-# Plans for each step of the policy.
+# Plans sampled for each step of the policy.
 SAMPLES = 10
-# Steps by Adam (Kingma and Ba 2015): of the policy's logits, and the decay of the two means of its gradient.
+# Adam (Kingma and Ba 2015): the learning rate, and the decay of the first and second moment of the gradient.
 RATE, FIRST, SECOND = 0.1, 0.9, 0.99
-# How slowly the baseline follows.
-KEEP = 0.8
-# What keeps the policy open is worth this share of the spread of rewards at first, and nothing at the end.
+# The decay of the baseline, a moving mean of rewards.
+DECAY = 0.8
+# The initial weight of the policy's entropy, relative to the spread of rewards; it falls to 0 at the end.
 ENTROPY = 0.02
 
 
@@ -33,7 +33,7 @@ def search(run: Run) -> None:
         while len(placements) < SAMPLES and run.spent < 1:
             placement = policy.sample(rng)
             found = run.propose({name: Config(procs=(procs[n],)) for name, n in zip(names, placement.tolist())})
-            # Of too many transfers to look at: nothing is learned from it.
+            # It has too many transfers to simulate: nothing is learned from it.
             if found is None:
                 continue
             placements.append(placement)
@@ -41,14 +41,14 @@ def search(run: Run) -> None:
         if not rewards:
             return
         mean = float(np.mean(rewards))
-        baseline = mean if policy.num_steps == 0 else KEEP * baseline + (1 - KEEP) * mean
+        baseline = mean if policy.num_steps == 0 else DECAY * baseline + (1 - DECAY) * mean
         policy.learn(np.array(placements), np.array(rewards) - baseline, ENTROPY * max(0.0, 1 - run.spent))
 
 
 class Policy:
     """A softmax over the processors for each node, the nodes independent of each other.
 
-    logits[N, P]   all alike at first
+    logits[N, P]   all equal at first
     """
 
     def __init__(self, num_nodes: int, num_procs: int) -> None:
@@ -58,18 +58,22 @@ class Policy:
 
     @property
     def probabilities(self) -> np.ndarray:
-        """[N, P], each row sums to 1."""
+        """float[N, P]; each row sums to 1."""
         raised = np.exp(self.logits - self.logits.max(axis=1, keepdims=True))
         return raised / raised.sum(axis=1, keepdims=True)
 
     def sample(self, rng: np.random.Generator) -> np.ndarray:
-        """int[N]: a processor for each node."""
+        """int[N]: a random processor for each node."""
         ends = self.probabilities.cumsum(axis=1)
         drawn = (rng.random((len(ends), 1)) >= ends).sum(axis=1)
         return np.minimum(drawn, ends.shape[1] - 1)
 
     def gradient(self, placements: np.ndarray, advantages: np.ndarray, entropy: float) -> np.ndarray:
-        """[N, P]: of the expected advantage, estimated (Williams 1992) by placements [S, N], and of the entropy."""
+        """float[N, P]: the gradient of the expected advantage, estimated (Williams 1992), plus `entropy` times that of
+        the policy's entropy.
+
+        placements[S, N], advantages[S]
+        """
         p = self.probabilities
         chosen = placements[:, :, None] == np.arange(p.shape[1])
         logs = np.log(np.maximum(p, np.finfo(float).tiny))
@@ -77,7 +81,7 @@ class Policy:
         return np.einsum("s,snp->np", advantages, chosen - p) / len(advantages) + entropy * of_entropy
 
     def learn(self, placements: np.ndarray, advantages: np.ndarray, entropy: float) -> None:
-        """One step up the gradient; advantages count relative to their spread, so any unit of time will do."""
+        """One step of gradient ascent. Advantages are divided by their spread, so any unit of time will do."""
         self.num_steps += 1
         spread = float(np.sqrt((advantages**2).mean()))
         if spread == 0:

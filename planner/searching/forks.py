@@ -1,4 +1,4 @@
-"""Forked worker processes, which answer questions while this process goes on.
+"""Forked worker processes, which answer questions while this process does other work.
 
 They do not know what is asked, nor who asks.
 """
@@ -24,120 +24,139 @@ Answer = TypeVar("Answer")
 
 
 class Fork(Generic[Question, Answer]):
-    """A forked process, which has all that this one has when it begins; it answers its latest question first.
+    """A forked process with a copy of this one's memory. It answers the latest question first.
 
-    answer   computes an answer: in the forked process, or here if that has died
-    Messages to it are (number, (question, whether it can wait)), or (number, None) to give a question up. For each
-    question it sends (number, None) as it begins with it, then (number, (answer,)).
+    answer   computes an answer, in the forked process or, if that has died, in this one
+    Messages to the process are (number, (question, can_wait)), or (number, None) to cancel a question. For each
+    question it sends (number, None) when it starts on it, then (number, (answer,)).
     """
 
-    # This process's ends of the pipes to all of them: a forked process inherits these too.
-    _ends: ClassVar[set[Connection]] = set()
+    # This process's ends of the pipes to all forks: each fork inherits those of the forks before it.
+    _pipes: ClassVar[set[Connection]] = set()
 
     def __init__(self, answer: Callable[[Question], Answer]) -> None:
         context = multiprocessing.get_context("fork")
         self._answer, self._numbers = answer, count()
-        self._asked, self._answers = dict[int, Question](), dict[int, Answer]()
-        self._begun = set[int]()
-        self._end, theirs = context.Pipe()
-        self._ends.add(self._end)
-        self.process = context.Process(target=self._serve, args=(theirs,), daemon=True)
+        self._open, self._answers = dict[int, Question](), dict[int, Answer]()
+        self._started = set[int]()
+        self._pipe, worker_end = context.Pipe()
+        self._pipes.add(self._pipe)
+        self.process = context.Process(target=self._work, args=(worker_end,), daemon=True)
         self.process.start()
-        theirs.close()
+        worker_end.close()
 
     def ask(self, question: Question, can_wait: bool = False) -> int:
-        """Ask a question; gives the number by which its answer can be had.
+        """Send a question; return its number, by which `answer` and `cancel` know it.
 
-        can_wait   whether all other questions are answered first, even later ones
+        can_wait   answer it after all other questions, later ones included
         """
         number = next(self._numbers)
-        self._asked[number] = question
+        self._open[number] = question
         # If the process has died, `answer` finds that out.
         with suppress(ConnectionError):
-            self._end.send((number, (question, can_wait)))
+            self._pipe.send((number, (question, can_wait)))
         return number
 
     def answer(self, number: int) -> Answer:
-        """Wait for the answer to a question; each is given once."""
+        """Wait for the answer to a question, which can be taken once."""
         try:
             while number not in self._answers:
-                self._hear()
+                self._receive()
         except (EOFError, ConnectionError):
-            return self._answer(self._asked.pop(number))
-        del self._asked[number]
+            return self._answer(self._open.pop(number))
+        del self._open[number]
         return self._answers.pop(number)
 
-    def give_up(self, number: int) -> bool:
-        """Withdraw a question, unless the process has begun with it; whether that was in time."""
+    def cancel(self, number: int) -> bool:
+        """Withdraw a question unless the process has started on it; return whether it was withdrawn."""
         with suppress(EOFError, ConnectionError):
-            while self._end.poll():
-                self._hear()
-            if number in self._begun:
+            while self._pipe.poll():
+                self._receive()
+            if number in self._started:
                 return False
-            self._end.send((number, None))
-        del self._asked[number]
+            self._pipe.send((number, None))
+        del self._open[number]
         return True
 
-    def _hear(self) -> None:
-        number, answer = pickle.loads(self._end.recv_bytes())
-        self._begun.add(number)
-        # Nobody waits for the answer to a question that was withdrawn just as it was begun.
-        if answer is not None and number in self._asked:
+    def _receive(self) -> None:
+        number, answer = pickle.loads(self._pipe.recv_bytes())
+        self._started.add(number)
+        # A question may be cancelled just as the process starts on it: its answer is dropped.
+        if answer is not None and number in self._open:
             self._answers[number] = answer[0]
 
     def end(self, at_once: bool = False) -> None:
-        """End the process: at once, or after the question that it is working on. Other open questions are dropped."""
-        self._ends.discard(self._end)
-        self._end.close()
+        """End the process, at once or after its current question. Other open questions are dropped."""
+        self._pipes.discard(self._pipe)
+        self._pipe.close()
         if at_once:
             self.process.terminate()
         self.process.join()
 
-    def _serve(self, connection: Connection) -> None:
-        """The main loop of the forked process, until its pipe is closed at the other end."""
-        # The asking process says the same, where it computes what this one died of, or compiles what this one does too.
+    def _work(self, connection: Connection) -> None:
+        """Run in the forked process, until the other end of its pipe is closed."""
+        # The asking process prints the same messages when it computes what a dead fork did not, or compiles the same.
         sys.stderr = open(os.devnull, "w")
-        # What asks the other process to end, and leaves it time to, ends this one, but for Ctrl-C.
-        for asking in signal.valid_signals() - {signal.SIGINT}:
-            if callable(signal.getsignal(asking)):
-                signal.signal(asking, signal.SIG_DFL)
-        # As long as an inherited duplicate of the other end is open, that it was closed is not seen.
-        for end in self._ends:
-            end.close()
-        heard, hearing = SimpleQueue[tuple[int, tuple[Question, bool] | None] | None](), Lock()
+        # The parent's handlers give it time to clean up on a signal; the fork ends at once, except on Ctrl-C.
+        for number in signal.valid_signals() - {signal.SIGINT}:
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        # A pipe counts as closed only once every inherited duplicate of its other end is closed too.
+        for pipe in self._pipes:
+            pipe.close()
+        _Worker(connection, self._answer).run()
 
-        def listen() -> None:
-            with suppress(EOFError, ConnectionError):
-                while connection.poll(None):
-                    with hearing:
-                        heard.put(connection.recv())
-            heard.put(None)
 
-        def is_more() -> bool:
-            with hearing:
-                return connection.poll() or not heard.empty()
+class _Worker(Generic[Question, Answer]):
+    """The forked process's side: answers the questions that arrive on `connection`.
 
-        # Pipes hold little: threads read and write them, so that the asking process never waits for this one to do so.
-        Thread(target=listen, daemon=True).start()
-        asked = list[tuple[int, Question]]()
-        # This process may be killed meanwhile; Ctrl-C reaches all processes, and the asking one reports it.
-        with suppress(ConnectionError, KeyboardInterrupt), ThreadPoolExecutor(1) as telling:
+    Pipes hold little, so one thread receives and one sends: the asking process never waits for an answer to be
+    computed before it can send its next question.
+    """
 
-            def tell(number: int, answer: tuple[Answer] | None) -> None:
-                telling.submit(connection.send_bytes, pickle.dumps((number, answer)))
+    def __init__(self, connection: Connection, answer: Callable[[Question], Answer]) -> None:
+        self._connection, self._answer = connection, answer
+        self._messages = SimpleQueue[tuple[int, tuple[Question, bool] | None] | None]()
+        self._receiving = Lock()
+        self._open = list[tuple[int, Question]]()
 
-            while True:
-                # Which question is the latest is known once all messages have been read.
-                while not asked or is_more():
-                    message = heard.get()
-                    if message is None:
-                        return
-                    number, wanted = message
-                    if wanted is None:
-                        asked = [one for one in asked if one[0] != number]
-                    else:
-                        question, can_wait = wanted
-                        asked.insert(0 if can_wait else len(asked), (number, question))
-                number, question = asked.pop()
-                tell(number, None)
-                tell(number, (self._answer(question),))
+    def run(self) -> None:
+        """Answer questions, the latest first, until the connection is closed."""
+        Thread(target=self._receive, daemon=True).start()
+        # The asking process may be killed meanwhile; Ctrl-C reaches all processes, and the asking one reports it.
+        with suppress(ConnectionError, KeyboardInterrupt), ThreadPoolExecutor(1) as sender:
+
+            def send(number: int, answer: tuple[Answer] | None) -> None:
+                sender.submit(self._connection.send_bytes, pickle.dumps((number, answer)))
+
+            while (asked := self._next()) is not None:
+                number, question = asked
+                send(number, None)
+                send(number, (self._answer(question),))
+
+    def _receive(self) -> None:
+        """Move messages from the connection to the queue, then None."""
+        with suppress(EOFError, ConnectionError):
+            while self._connection.poll(None):
+                with self._receiving:
+                    self._messages.put(self._connection.recv())
+        self._messages.put(None)
+
+    def _next(self) -> tuple[int, Question] | None:
+        """The number and text of the next question; None once the connection is closed."""
+        # All messages are read first, as the latest question is answered first.
+        while not self._open or self._has_messages():
+            message = self._messages.get()
+            if message is None:
+                return None
+            number, asked = message
+            if asked is None:
+                self._open = [one for one in self._open if one[0] != number]
+            else:
+                question, can_wait = asked
+                self._open.insert(0 if can_wait else len(self._open), (number, question))
+        return self._open.pop()
+
+    def _has_messages(self) -> bool:
+        with self._receiving:
+            return self._connection.poll() or not self._messages.empty()

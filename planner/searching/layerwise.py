@@ -1,4 +1,4 @@
-"""Layer-wise plans, from which walks begin: each node is cut along the axis that suits it, as the additive model says.
+"""Layer-wise plans, from which walks start: each node is cut along the axis that suits it, by the additive cost model.
 
 After Jia, Lin, Qi, Aiken, "Exploring Hidden Dimensions in Parallelizing Convolutional Neural Networks" (ICML 2018). A
 walk changes a node or a block at a time, so it seldom gets from layers that split samples to layers that split
@@ -23,42 +23,44 @@ from castile.planner.families.windows import Sliding
 from castile.planner.known.heads import SAMPLES
 from castile.planner.known.seeds import stamped
 from castile.planner.searches import walks
-from castile.planner.searching.settling import QUICK_PARTS
+from castile.planner.searching.refinement import QUICK_PARTS
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.transfer import TooManyTransfers
 
 NAME = "layer_wise"
-# It takes as long as thousands of proposals, so a search of fewer than LEAST does without; of a time it may take SHARE.
-LEAST, SHARE = 5000, 0.2
+# It takes as long as thousands of proposals, so a search of fewer than LEAST_PROPOSALS does without; of a budget of
+# time it may take TIME_SHARE.
+LEAST_PROPOSALS, TIME_SHARE = 5000, 0.2
 
 
-def is_worth(evaluator: Evaluator, search: str, budget: Budget) -> bool:
-    """Whether a search of that name and budget begins from a layer-wise plan too: one that walks, for long enough.
+def is_worthwhile(evaluator: Evaluator, search: str, budget: Budget) -> bool:
+    """Whether a search of this name and budget also starts from a layer-wise plan: one that walks, for long enough.
 
-    Others make plans of this kind themselves, or look at none but their own.
+    Other searches make plans of this kind themselves, or propose only their own.
     """
-    is_long = budget.proposals is None or budget.proposals >= LEAST
+    is_long = budget.proposals is None or budget.proposals >= LEAST_PROPOSALS
     is_fast = evaluator.objective != "memory" and num_parts(evaluator) <= QUICK_PARTS
     return is_long and is_fast and walks(search, evaluator.lowering)
 
 
-def layer_wise(
+def layer_wise_plan(
     evaluator: Evaluator, pins: Pins | None = None, is_over: Callable[[], bool] = lambda: False
 ) -> dict[str, Strategy]:
-    """By its name the fastest of the plans of least price, with transfers weighed in several ways; nothing if it does
-    not fit, if elimination could not hold its tables, or if there is no time for them.
+    """The fastest of the plans that cost least by the model, for several weights of transfers, by its NAME.
 
-    pins      what the plan must have
+    Empty if it does not fit, if elimination cannot hold its tables, or if there is no time for them.
+
+    pins      of the plan
     is_over   asked before each table is filled
     """
     lowering = evaluator.lowering
     model = Additive(lowering.shortened(MICROBATCHES), evaluator.cost)
-    tables = Tables(model, choices(model, Spaces(lowering, evaluator.cost, pins)), is_over)
+    tables = Tables(model, candidate_configs(model, Spaces(lowering, evaluator.cost, pins)), is_over)
     if tables.num_entries > MOST_ENTRIES:
         return {}
     found: list[Evaluated] = []
-    # A plan that takes too long to price or to simulate is none to begin from.
+    # A plan that takes too long to price or to simulate is no start.
     with suppress(Late, TooManyTransfers):
         for sync, move in WEIGHTS:
             configs = dict(pinned(tables.optimum(sync, move), pins))
@@ -67,19 +69,21 @@ def layer_wise(
     return {NAME: best.strategy} if best is not None and best.fits else {}
 
 
-def choices(model: Additive, spaces: Spaces) -> dict[str, list[Config]]:
-    """By name the Configs that are looked at, on all processors that may be used; one list for nodes alike."""
-    found: dict[str, list[Config]] = {}
+def candidate_configs(model: Additive, spaces: Spaces) -> dict[str, list[Config]]:
+    """The Configs tried for each node, by its name, on all processors that may be used. Equal nodes share one list."""
+    configs: dict[str, list[Config]] = {}
     for names in alike(model, spaces):
         space = spaces[names[0]]
-        found |= dict.fromkeys(names, _everywhere(space, spaces.procs) or [space[0]])
-    return found
+        configs |= dict.fromkeys(names, _on_all(space, spaces.procs) or [space[0]])
+    return configs
 
 
-def _everywhere(space: Space, procs: Sequence[int]) -> list[Config]:
-    """The whole node on each of the processors, and each axis in as many parts as there may be; replicas where there
-    are fewer parts than processors. Where there are samples for all, rows and columns of images are left: to cut these
-    costs halos, and wins nothing that cutting samples does not.
+def _on_all(space: Space, procs: Sequence[int]) -> list[Config]:
+    """The whole node on each of the processors, and each axis alone in as many parts as there may be, with replicas
+    where there are fewer parts than processors.
+
+    Where there are samples for all processors, rows and columns of images are left out: cutting these costs halos and
+    gains nothing over cutting samples.
     """
     widest: dict[str, Config] = {}
     for split in (split for split in space.splits if len(split) <= 1):

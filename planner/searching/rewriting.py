@@ -1,8 +1,8 @@
-"""Rewriting: with which rewrites of its graph a network is planned: those that leave a step less work.
+"""Rewriting: chooses the rewrites of a network's graph that save work, before plans are searched.
 
-Unity (Unger et al., OSDI 2022) looks for substitutions and for splits in one search. What a rewrite here is worth
-depends little on the plan: operators on each element take their bytes however they are cut. So rewrites are chosen
-first, and a plan is looked for in one graph. It does not know what a rewrite does.
+Unity (Unger et al., OSDI 2022) searches substitutions and splits together. What a rewrite here is worth depends little
+on the plan: elementwise operators take their bytes however they are cut. So rewrites are chosen first, and plans are
+searched for one graph. It does not know what a rewrite does.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from castile.planner.lower import Lowering
 from castile.planner.strategy import Config
 from castile.runtime.timeline import PICOSECONDS
 
-# One that saves less of a step's work is not worth other nodes than those that the model names.
-WORTH = 0.01
+# A rewrite that saves less of a step's work is not worth other nodes than those that the model names.
+LEAST_SAVING = 0.01
 
 Names = tuple[str, ...]
 
 
-def least_work(lowering: Lowering) -> tuple[str, Lowering, float]:
-    """The rewrites that leave a step least work, as `rewrite.apply` takes them, what they make of the lowering, and the
-    share of work that they save; "" where none is worth it.
+def choose_rewrites(lowering: Lowering) -> tuple[str, Lowering, float]:
+    """The rewrites that leave a step least work, as `rewrite.apply` takes them ("" for none), the lowering of the
+    rewritten graph, and the share of work that they save.
 
-    By the machine's figures: what was measured of one graph's tasks says nothing of another's. Ever the one that saves
-    most of what is left is added, as long as one is worth it.
+    Greedy: adds the rewrite that saves most of the work that is left, as long as one saves LEAST_SAVING of it. Work
+    follows from the machine's figures: measurements of one graph's tasks say nothing of another's.
     """
-    taken, names = lowering, Names()
-    whole = least = _work(lowering)
-    while changed := _changed(taken, names):
-        works = {more: _work(other) for more, other in changed.items()}
-        best = min(works, key=works.__getitem__)
-        if works[best] > (1 - WORTH) * least:
+    best, names = lowering, Names()
+    before = least = _work_seconds(lowering)
+    while candidates := _with_one_more(best, names):
+        seconds = {more: _work_seconds(other) for more, other in candidates.items()}
+        fastest = min(seconds, key=seconds.__getitem__)
+        if seconds[fastest] > (1 - LEAST_SAVING) * least:
             break
-        taken, names, least = changed[best], best, works[best]
-    return rewrites.AND.join(names), taken, 1 - least / whole
+        best, names, least = candidates[fastest], fastest, seconds[fastest]
+    return rewrites.AND.join(names), best, 1 - least / before
 
 
-def _changed(lowering: Lowering, names: Names) -> dict[Names, Lowering]:
-    """What one rewrite more makes of a graph with these, where it makes another one, by the names of all."""
+def _with_one_more(lowering: Lowering, names: Names) -> dict[Names, Lowering]:
+    """The graphs that one more rewrite makes of the one rewritten by `names`, by the names of all their rewrites."""
     found = {}
     for name in rewrites.available():
         graph = rewrites.apply(name, lowering.graph)
@@ -47,7 +47,7 @@ def _changed(lowering: Lowering, names: Names) -> dict[Names, Lowering]:
     return found
 
 
-def _work(lowering: Lowering) -> float:
+def _work_seconds(lowering: Lowering) -> float:
     """Seconds of a step whose nodes are all whole on one processor."""
     tasks = lowering.lower(lowering.plan(dict.fromkeys(lowering.piece.nodes, Config())))
     return float(CostModel(lowering.machine).picoseconds(tasks.cost_keys)[tasks.cost].sum()) / PICOSECONDS

@@ -1,6 +1,6 @@
-"""Walkers: forked processes that do Metropolis walks through plans in parallel, each at one temperature.
+"""Walkers: forked processes that make Metropolis walks through plans in parallel, each walk at one temperature.
 
-They do not know who chooses temperatures, nor what is done with the plans that they find.
+They do not know how temperatures are chosen, nor what is done with the plans that they find.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ NUM_BEST = 3
 
 
 class Leg(msgspec.Struct, frozen=True):
-    """A stretch of a walk: its first plan, its temperature as a share of that plan's time, and its number of proposals.
+    """A stretch of a walk.
 
-    The seed determines what it draws.
+    configs       of the plan with which it starts
+    temperature   as a share of a plan's time
+    seed          of its random draws
     """
 
     configs: dict[str, Config]
-    heat: float
+    temperature: float
     num_proposals: int
     seed: int
 
 
-class Walked(msgspec.Struct, frozen=True):
-    """The plan with which a leg ended, and the best plans on its way."""
+class LegResult(msgspec.Struct, frozen=True):
+    """The plan with which a leg ended, the best plans along it, and the number of its proposals."""
 
     configs: dict[str, Config]
     best: list[dict[str, Config]]
@@ -44,10 +46,10 @@ class Walked(msgspec.Struct, frozen=True):
 
 
 class Walkers:
-    """Walkers in `num_processes` processes, or in this one for 1; they find the same either way.
+    """Walkers in `num_processes` processes, or in this one for 1. What they find does not depend on how many.
 
-    pins      what all plans on their ways must have
-    is_over   asked before each plan: once it is true all legs end
+    pins      of all plans
+    is_over   asked before each plan: once true, all legs end
     """
 
     def __init__(
@@ -60,35 +62,35 @@ class Walkers:
         self._evaluator, self._is_over = evaluator, is_over
         self._moves = Moves.of(evaluator.lowering, Spaces(evaluator.lowering, evaluator.cost, pins))
         self._num_processes = num_processes
-        self._members: list[Fork[Sequence[Leg], list[Walked]]] = []
+        self._forks: list[Fork[Sequence[Leg], list[LegResult]]] = []
 
     def __enter__(self) -> Walkers:
         for _ in range(self._num_processes if self._num_processes > 1 else 0):
-            self._members.append(Fork(self._walked))
+            self._forks.append(Fork(self._walk_all))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for member in self._members:
-            member.end(at_once=kind is not None)
+        for fork in self._forks:
+            fork.end(at_once=kind is not None)
 
-    def walk(self, legs: Sequence[Leg]) -> list[Walked]:
-        """Walk all legs; what each found, in their order."""
-        if not self._members:
-            return self._walked(legs)
-        count = len(self._members)
-        asked = [(member, member.ask(legs[n::count])) for n, member in enumerate(self._members)]
-        answers = [member.answer(number) for member, number in asked]
+    def walk(self, legs: Sequence[Leg]) -> list[LegResult]:
+        """Walk all legs; return their results, in the same order."""
+        if not self._forks:
+            return self._walk_all(legs)
+        count = len(self._forks)
+        asked = [(fork, fork.ask(legs[n::count])) for n, fork in enumerate(self._forks)]
+        answers = [fork.answer(number) for fork, number in asked]
         return [answers[n % count][n // count] for n in range(len(legs))]
 
-    def _walked(self, legs: Sequence[Leg]) -> list[Walked]:
+    def _walk_all(self, legs: Sequence[Leg]) -> list[LegResult]:
         return [self._walk(leg) for leg in legs]
 
-    def _walk(self, leg: Leg) -> Walked:
+    def _walk(self, leg: Leg) -> LegResult:
         budget = Budget(proposals=leg.num_proposals, is_over=self._is_over)
         run = Run(self._evaluator, budget, random.Random(leg.seed), {})
-        begin = self._evaluator.evaluate(run.lowering.plan(leg.configs))
-        current = walk(run, self._moves, begin, 1.0, lambda left: leg.heat)
+        start = self._evaluator.evaluate(run.lowering.plan(leg.configs))
+        current = walk(run, self._moves, start, 1.0, lambda left: leg.temperature)
         best = [found.strategy.configs for found in run.finalists[:NUM_BEST]]
-        return Walked(current.strategy.configs, best, run.num_proposals)
+        return LegResult(current.strategy.configs, best, run.num_proposals)
