@@ -21,7 +21,7 @@ from castile.runtime.machine import Level, Machine, Processor
 from tests.effort import examples
 from tests.little import drawn
 
-KINDS = ("one", "group", "use", "spread", "turn", "region", "keep")
+KINDS = ("change_node", "change_group", "change_users", "spread", "permute_procs", "relocate", "change_storage")
 
 
 def machine(procs: int) -> Machine:
@@ -78,12 +78,13 @@ def test_every_move_changes_something_now_and_then(kind):
 
 def test_a_move_is_any_of_those_that_there_is_room_for():
     assert {move.__name__ for move in moves().kinds()} == set(KINDS)
-    assert {move.__name__ for move in moves(1).kinds()} == {"one", "spread", "group", "use"}
+    assert {move.__name__ for move in moves(1).kinds()} == {"change_node", "spread", "change_group", "change_users"}
     alone = Graph("alone", "float32")
     x = alone.input("x", (8, 6), "b i")
     alone.minimise(alone.sum("loss", alone.linear("head", x, features=4)))
     alone.outputs = ["head"]
-    assert {move.__name__ for move in moves(2, alone).kinds()} == {"one", "spread", "turn", "region", "keep"}
+    several = {"change_node", "spread", "permute_procs", "relocate", "change_storage"}
+    assert {move.__name__ for move in moves(2, alone).kinds()} == several
 
 
 def test_one_changes_one_node():
@@ -196,8 +197,8 @@ def test_parameters_are_kept_in_all_ways():
 
 def test_pieces_are_as_many_as_users_have_processors():
     some = moves()
-    assert some._pieces("tok.weight", (2, 0, 2, 3)) == Config({"v": 3}, 1, (0, 2, 3))
-    assert some._pieces("block0.fc.bias", (1,)) == Config({}, 1, (1,))
+    assert some._sharded("tok.weight", (2, 0, 2, 3)) == Config({"v": 3}, 1, (0, 2, 3))
+    assert some._sharded("block0.fc.bias", (1,)) == Config({}, 1, (1,))
 
 
 def test_forward_passes_have_nothing_to_accumulate():

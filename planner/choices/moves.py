@@ -217,7 +217,7 @@ class Moves:
         return Config({x: n for x, n in degrees.items() if n > 1}, replicas, tuple(procs))
 
     def _sharded(self, param: str, procs: tuple[int, ...]) -> Config:
-        """A parameter's update cut along its longest axis, with a piece on each of its user's processors if it is long."""
+        """A parameter's update cut along its longest axis, a piece on each of its user's processors if long enough."""
         a = self.nodes[update_name(param)].alignment
         every = sorted(set(procs))
         longest = max((axis for axis in a.axes if axis not in a.frozen), key=lambda axis: a.extents[axis], default="")
