@@ -19,8 +19,8 @@ import tyro
 from castile.launch.here import absent
 from castile.launch.jobs import checks, figures, offline
 from castile.launch.jobs.course import Course
-from castile.launch.jobs.looking import Looking
 from castile.launch.jobs.offline import Desk
+from castile.launch.jobs.plan_search import PlanSearch
 from castile.launch.jobs.request import mode_of
 from castile.launch.pictures import descent, front, layout
 from castile.launch.processes.interrupts import ending_early
@@ -211,7 +211,7 @@ class _Case:
     """
 
     command: Plan
-    looking: Looking
+    plan_search: PlanSearch
     which: str
     saved: float
 
@@ -224,10 +224,10 @@ def _case(command: Plan, machine: Machine, given: Strategy | None, which: str) -
     )  # fmt: skip
     is_as_built = command.from_ or command.objective == "memory"
     desk, saved = (desk, 0.0) if is_as_built else desk.rewritten()
-    looking = Looking(command, desk, _start(command, desk, given))
-    _check_pieces(command, looking)
-    _check_names(looking)
-    return _Case(command, looking, which, saved)
+    plan_search = PlanSearch(command, desk, _start(command, desk, given))
+    _check_pieces(command, plan_search)
+    _check_names(plan_search)
+    return _Case(command, plan_search, which, saved)
 
 
 def _tried(asked: _Case, is_over: Callable[[], bool]) -> tuple[dict[str, Any], Outputs]:
@@ -238,7 +238,7 @@ def _tried(asked: _Case, is_over: Callable[[], bool]) -> tuple[dict[str, Any], O
     except ValueError as error:
         if not is_users_mistake(error):
             raise
-        command, machine = asked.command, asked.looking.desk.machine
+        command, machine = asked.command, asked.plan_search.desk.machine
         why = {"search": command.search, "seed": command.seed, "refused": str(error)}
         return {"machine": machine.name, "num_procs": machine.num_procs} | why, Outputs()
 
@@ -248,15 +248,15 @@ def _planned(asked: _Case, is_over: Callable[[], bool]) -> tuple[dict[str, Any],
 
     Raises NoPlanFits and other ValueErrors where there is nothing to be found.
     """
-    command, looking = asked.command, asked.looking
+    command, plan_search = asked.command, asked.plan_search
     with searching(asked.which) as shown:
-        limits = replace(budget_of(command.search, looking.lowering, command.budget), is_over=is_over)
-        looking = replace(looking, desk=looking.desk.measured())
+        limits = replace(budget_of(command.search, plan_search.lowering, command.budget), is_over=is_over)
+        plan_search = replace(plan_search, desk=plan_search.desk.measured())
         course = Course(shown)
-        chosen, found, points = looking.look(limits, course.tell)
-    desk, evaluator = looking.desk, chosen.evaluator
+        chosen, found, points = plan_search.run(limits, course.tell)
+    desk, evaluator = plan_search.desk, chosen.evaluator
     plan = _signed(desk, found.strategy)
-    facts = figures.of(looking, chosen, found, course, asked.saved)
+    facts = figures.of(plan_search, chosen, found, course, asked.saved)
     facts["nearer_prices"] = _nearer_prices(command, desk)
     outputs = Outputs()
     if command.front:
@@ -344,33 +344,33 @@ def _start(command: Plan, desk: Desk, given: Strategy | None) -> dict[str, Strat
     return {"given": given}
 
 
-def _check_pieces(command: Plan, looking: Looking) -> None:
+def _check_pieces(command: Plan, plan_search: PlanSearch) -> None:
     """Raises UserError where steps cannot be as --accumulate and --recompute say."""
-    desk = looking.desk
+    desk = plan_search.desk
     checks.pieces(command.accumulate, desk.evaluator.lowering.graph.batch)
     if command.objective == "latency":
         if command.accumulate:
             raise UserError("--accumulate means nothing for --objective latency: a forward pass takes the whole batch")
         if command.recompute:
             raise UserError("--recompute means nothing for --objective latency: a forward pass keeps nothing")
-    said = looking.dropped(command.recompute) if command.recompute else None
-    for plan in looking.start.values():
+    said = plan_search.dropped(command.recompute) if command.recompute else None
+    for plan in plan_search.start.values():
         checks.as_planned(plan, command.from_, command.accumulate, said, "leave --from out")
 
 
-def _check_names(looking: Looking) -> None:
+def _check_names(plan_search: PlanSearch) -> None:
     """Raises ValueError where there is no such search, known plan or pinned node, or a search has one process only."""
-    command = looking.command
-    looked_for = find(command.search, looking.lowering)
+    command = plan_search.command
+    looked_for = find(command.search, plan_search.lowering)
     if command.processes > 1 and not hasattr(looked_for, "PROCESSES"):
         raise UserError(
             f"--processes {command.processes} means nothing for --search {command.search}, which goes on in one "
             "process: leave it out, or give --search tempering"
         )
-    checks.trains(looking.lowering)
-    looking.pins(looking.lowering)
-    if names := looking.names:
-        seeds(looking.lowering, names)
+    checks.trains(plan_search.lowering)
+    plan_search.pins(plan_search.lowering)
+    if names := plan_search.names:
+        seeds(plan_search.lowering, names)
 
 
 def _front_facts(

@@ -17,7 +17,7 @@ import pytest
 from castile.launch import models
 from castile.launch import plan as planning
 from castile.launch.__main__ import main
-from castile.launch.jobs import hunting
+from castile.launch.jobs import escalation
 from castile.launch.jobs import request as requests
 from castile.launch.reports import searches
 from castile.planner import strategy as strategies
@@ -139,8 +139,8 @@ def test_where_nothing_fits_pipelines_are_asked_for_with_more_and_more_computed_
         searched.append(len(asked))
         return search(*args, **more)
 
-    monkeypatch.setattr(hunting, "fallback_pipeline", instead)
-    monkeypatch.setattr(hunting, "search", counted)
+    monkeypatch.setattr(escalation, "fallback_pipeline", instead)
+    monkeypatch.setattr(escalation, "search", counted)
     monkeypatch.setattr(requests, "has_many_parts", lambda lowering, most=0: is_dear)
     monkeypatch.setattr(accumulation, "could_fit", lambda evaluator: True)
     monkeypatch.setattr(forecasts, "FAR", 1.0)
@@ -177,7 +177,7 @@ def test_where_no_plan_of_a_whole_batch_fits_it_is_cut(
     ("budget", "each", "shares"),
     [
         ("10s", 4.0, [5.0, 6.0, 2.0]),
-        ("10s", 8.0, [5.0, 2.0, hunting.LEAST_SECONDS]),
+        ("10s", 8.0, [5.0, 2.0, escalation.LEAST_SECONDS]),
         ("5", 4.0, [None, None, None]),
     ],
 )
@@ -198,8 +198,8 @@ def test_searches_that_find_nothing_share_the_time_with_the_next(
             raise NoPlanFits("no plan fits", 7)
         return search(name, evaluator, "5", *rest, **more)
 
-    monkeypatch.setattr(hunting, "search", searched)
-    monkeypatch.setattr(hunting, "LowMemoryPlans", lambda ways, has_few_parts=False: low_memory.LowMemoryPlans(()))
+    monkeypatch.setattr(escalation, "search", searched)
+    monkeypatch.setattr(escalation, "LowMemoryPlans", lambda ways, has_few_parts=False: low_memory.LowMemoryPlans(()))
     monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     # Whether other tests have read the loops that were compiled already, or not.
     monkeypatch.setattr(budgets, "compiling_seconds", lambda: 0.0)
@@ -228,7 +228,7 @@ def nothing_fits(monkeypatch: pytest.MonkeyPatch, looked: Callable[[], None] = l
 
     for module in (forecasts, requests):
         monkeypatch.setattr(module, "forecast_known", foreseen)
-    monkeypatch.setattr(hunting, "search", searched)
+    monkeypatch.setattr(escalation, "search", searched)
 
 
 @pytest.mark.parametrize(("budget", "most"), [("1s", 11.0), ("30s", 60.0), ("5", inf)])
@@ -255,7 +255,7 @@ def test_what_fits_is_looked_for_until_soon_after_the_time(
 def test_where_no_time_is_left_a_known_plan_is_found(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hunting, "remaining", lambda limits, *_: replace(limits, seconds=hunting.LEAST_SECONDS))
+    monkeypatch.setattr(escalation, "remaining", lambda limits, *_: replace(limits, seconds=escalation.LEAST_SECONDS))
     words[words.index("--budget") + 1] = "10s"
     facts = answer(capsys, *words)
     assert facts["found"]["fits"] and facts["is_cut_to_fit"]
@@ -267,7 +267,7 @@ def test_where_a_search_finds_nothing_in_its_time_a_pipeline_is_looked_for_unles
 ) -> None:
     nothing_fits(monkeypatch)
     asked: list[int] = []
-    monkeypatch.setattr(hunting, "fallback_pipeline", lambda chosen, *_: asked.append(chosen.num_microbatches))
+    monkeypatch.setattr(escalation, "fallback_pipeline", lambda chosen, *_: asked.append(chosen.num_microbatches))
     words[words.index("--budget") + 1] = "1s"
     assert "no plan fits" in refused(capsys, *words, *more)
     assert bool(asked) == (not more)
@@ -293,7 +293,7 @@ def test_where_no_known_plan_of_many_parts_fits_pipelines_come_before_what_gathe
         return chosen, found
 
     monkeypatch.setattr(requests.Request, "is_dear", True)
-    monkeypatch.setattr(hunting, "fallback_pipeline", piped)
+    monkeypatch.setattr(escalation, "fallback_pipeline", piped)
     monkeypatch.setattr(low_memory.LowMemoryPlans, "replace_search", lambda *_: pytest.fail("a pipeline fits"))
     monkeypatch.setattr(low_memory.LowMemoryPlans, "improve", beside)
     answer(capsys, *words)
@@ -311,7 +311,7 @@ def test_where_what_gathers_is_little_faster_than_what_would_be_searched_pipelin
     """In all numbers of microbatches, also the one that is not searched, with what was computed again there."""
     looked = list[tuple[int, tuple[str, ...], list[int]]]()
 
-    def place(self: hunting.Hunt, number: int, way: str, seconds: float) -> Batching:
+    def place(self: escalation.Escalation, number: int, way: str, seconds: float) -> Batching:
         return Batching(number, *self.request.at(self.request.dropped(way), number), seconds)
 
     def gathered(self: object, chosen: Batching, look: object) -> tuple[Batching, SearchResult]:
@@ -326,9 +326,9 @@ def test_where_what_gathers_is_little_faster_than_what_would_be_searched_pipelin
         looked.append((first.num_microbatches, first.evaluator.lowering.recompute, [*others.counts]))
         return first, found
 
-    monkeypatch.setattr(hunting.Hunt, "_places", lambda self: iter([place(self, 2, "selective", 1.0)]))
-    monkeypatch.setattr(hunting, "search", lambda *_, **__: pytest.fail("nothing is searched"))
-    monkeypatch.setattr(hunting, "improve_with_pipelines", filled)
+    monkeypatch.setattr(escalation.Escalation, "_batchings", lambda self: iter([place(self, 2, "selective", 1.0)]))
+    monkeypatch.setattr(escalation, "search", lambda *_, **__: pytest.fail("nothing is searched"))
+    monkeypatch.setattr(escalation, "improve_with_pipelines", filled)
     monkeypatch.setattr(low_memory.LowMemoryPlans, "replace_search", gathered)
     monkeypatch.setattr(low_memory.LowMemoryPlans, "improve", lambda self, chosen, found, look: (chosen, found))
     facts = answer(capsys, *words)
@@ -590,7 +590,7 @@ def test_though_a_plan_fits_that_gives_nothing_up_parameters_are_gathered_where_
     (tmp_path / "short.toml").write_text(f"{processors}[[level]]{level.replace('1e9', '1e11')}")
     model, on = "gpt:layers=8,width=128,heads=4,seq=32,vocab=256", str(tmp_path / "short.toml")
     words = ["plan", model, "--machine", on, "--batch", "16", "--budget", "50", "--out", str(tmp_path / "p.json")]
-    monkeypatch.setattr(hunting.Hunt, "_computing", low_memory.LowMemoryPlans(()))
+    monkeypatch.setattr(escalation.Escalation, "_recomputing_plans", low_memory.LowMemoryPlans(()))
     facts = answer(capsys, *words)
     monkeypatch.setattr(SearchResult, "is_limited_by_memory", False)
     before = answer(capsys, *words)

@@ -12,7 +12,7 @@ import pytest
 
 from castile.launch import models
 from castile.launch.__main__ import main
-from castile.launch.jobs.looking import _better
+from castile.launch.jobs.plan_search import _better
 from castile.launch.reports import report
 from castile.launch.typed import optimizers
 from castile.planner.choices.pins import Pin, Pins

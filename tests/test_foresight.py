@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from castile.launch.jobs import hunting
+from castile.launch.jobs import escalation
 from castile.launch.jobs import request as requests
 from castile.planner.searching import forecasts
 from castile.planner.searching.forecasts import Forecast, Forecaster, ForecastRequest, Forecasts, Prefetcher, may_fit
@@ -304,9 +304,10 @@ def test_garbage_is_looked_for_but_where_plans_have_many_parts(
     is_dear: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
-    looked, search = list[bool](), hunting.search
+    looked, search = list[bool](), escalation.search
     monkeypatch.setattr(requests, "has_many_parts", lambda lowering, most=0: is_dear)
-    monkeypatch.setattr(hunting, "search", lambda *args, **more: looked.append(gc.isenabled()) or search(*args, **more))
+    noted = lambda *args, **more: looked.append(gc.isenabled()) or search(*args, **more)  # noqa: E731
+    monkeypatch.setattr(escalation, "search", noted)
     words = ["plan", MODEL, "--machine", str(tmp_path / "small.toml"), "--batch", "4", "--budget", "5"]
     answer(capsys, *words, "--out", str(tmp_path / "p.json"))
     assert looked and {*looked} == {not is_dear} and gc.isenabled()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from castile.launch.jobs.course import Course
-from castile.launch.jobs.looking import Looking
+from castile.launch.jobs.plan_search import PlanSearch
 from castile.launch.reports import report, throughput
 from castile.planner.bounds.lower_bound import Bound, lower_bound
 from castile.planner.choices.pins import Pins
@@ -21,38 +21,38 @@ from castile.planner.searching.results import SearchResult
 from castile.planner.strategy import Strategy
 
 
-def of(looking: Looking, chosen: Batching, found: SearchResult, course: Course, saved: float) -> dict[str, Any]:
+def of(plan_search: PlanSearch, chosen: Batching, found: SearchResult, course: Course, saved: float) -> dict[str, Any]:
     """Every figure of what was found, and where.
 
     course  how it was found
     saved   the share of all work that the rewrites of the graph save
     """
-    desk, evaluator, plan = looking.desk, chosen.evaluator, found.strategy
+    desk, evaluator, plan = plan_search.desk, chosen.evaluator, found.strategy
     graph, stages = desk.evaluator.lowering.graph, num_stages(plan, desk.evaluator.lowering.graph.nodes)
-    is_cut = plan.microbatches > looking.microbatches and stages == 1
+    is_cut = plan.microbatches > plan_search.microbatches and stages == 1
     # With little memory as the objective nothing is given up for fitting.
-    is_to_fit = looking.command.objective != "memory"
+    is_to_fit = plan_search.command.objective != "memory"
     return {
-        **_of_search(looking, found),
+        **_of_search(plan_search, found),
         "history": course.ended(found),
         "rewrite": desk.model.rewrite,
         "work_saved_share": saved,
         "microbatches": plan.microbatches,
         "num_stages": stages,
-        "is_cut_to_fit": is_to_fit and is_cut and not _fits_whole(found, looking.microbatches),
+        "is_cut_to_fit": is_to_fit and is_cut and not _fits_whole(found, plan_search.microbatches),
         "num_nodes": len(graph.nodes),
         "num_params": len(graph.params),
         **report.dropped(evaluator, plan),
-        "is_recomputed_to_fit": is_to_fit and {*plan.recompute} != {*looking.recompute},
+        "is_recomputed_to_fit": is_to_fit and {*plan.recompute} != {*plan_search.recompute},
         "pinned": [str(pin) for pin in chosen.pins.pins] if chosen.pins is not None else [],
         **_of_bound(_bound(evaluator, chosen.pins, found), found),
         **_of_tasks(evaluator, plan),
     }
 
 
-def _of_search(looking: Looking, found: SearchResult) -> dict[str, Any]:
+def _of_search(plan_search: PlanSearch, found: SearchResult) -> dict[str, Any]:
     """What was looked at, and what came of it."""
-    desk, command = looking.desk, looking.command
+    desk, command = plan_search.desk, plan_search.command
     base, batch = found.seeds["data_parallel"], desk.evaluator.lowering.graph.batch
     return {
         "model": desk.model.text,

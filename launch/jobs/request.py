@@ -1,7 +1,7 @@
-"""What a search is asked for, by the options of `castile plan`: on what lowerings to look, with which pins, and what
-known plans are taken for there.
+"""Requests: what the options of `castile plan` ask a search for: lowerings, pins, microbatches, recomputation, and
+forecasts of known plans.
 
-It does not know in which order these are looked at, nor what is found.
+It does not know in which order these are searched, nor what is found.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Dropped = tuple[str, ...]
 
 
 class Options(Protocol):
-    """Those options of the command that say how to look."""
+    """The options of the command that say how to search."""
 
     @property
     def search(self) -> str: ...
@@ -75,10 +75,11 @@ def mode_of(objective: str) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for, and the plan to start from, if one is given, by the name "given".
+    """A request for a plan.
 
-    only       the processors on which all is to stay; empty for all that may be used
-    is_alone   whether no process may be begun beside this one
+    start      the plan to start from, if one is given, by the name "given"
+    only       the processors that may be used; empty for all that the options allow
+    is_alone   whether no other process may be started
     """
 
     command: Options
@@ -94,7 +95,7 @@ class Request:
 
     @cached_property
     def names(self) -> list[str] | None:
-        """The known plans to start from, None for all; a search that is one of them looks at no other."""
+        """The known plans to start from, None for all; of a search that is a known plan, that one alone."""
         if self.command.seeds:
             return [name.strip() for name in self.command.seeds.split(",")]
         search = self.command.search
@@ -102,33 +103,33 @@ class Request:
 
     @property
     def microbatches(self) -> int:
-        """Into how many the batch is cut if a plan fits then: as is said, as the given plan does, or one."""
+        """The number of microbatches to try first: as the user says, as in the given plan, or one."""
         if self.mode == "forward":
             return 1
         return self.command.accumulate or max((plan.microbatches for plan in self.start.values()), default=1)
 
     @cached_property
     def recompute(self) -> Dropped:
-        """What is computed again if a plan fits then: as is said, as the given plan does, or nothing."""
+        """The nodes to recompute at first: as the user says, as in the given plan, or none."""
         given = [plan.recompute if self.mode == "train" else () for plan in self.start.values()]
         return given[0] if given else self.dropped(self.command.recompute)
 
     def dropped(self, way: str) -> Dropped:
-        """The nodes whose results are not kept."""
+        """The nodes that a way of recomputation recomputes."""
         return checks.recomputed(way, self.recomputation)
 
     @cached_property
     def recomputation(self) -> Recomputation:
-        """Of which nodes results may not be kept."""
+        """The ways to recompute nodes of this graph."""
         return Recomputation(self.desk.evaluator.lowering.graph, self.desk.evaluator.lowering.updates)
 
     @cached_property
     def lowering(self) -> Lowering:
-        """What plans are lowered by first: as was asked for."""
+        """The lowering with the microbatches and recomputation to try first."""
         return self.evaluator(self.microbatches, self.recompute).lowering
 
     def evaluator(self, microbatches: int, recompute: Dropped) -> Evaluator:
-        """What measures the objective: training steps cut so, or forward passes."""
+        """The evaluator for a number of microbatches and nodes to recompute, with the objective that is asked for."""
         known = self.desk.evaluator.lowering
         if (known.mode, known.microbatches, known.recompute) == (self.mode, microbatches, recompute):
             return self.desk.evaluator.turned(self.command.objective)
@@ -136,7 +137,7 @@ class Request:
         return self.desk.evaluator.turned(self.command.objective, lowering=lowering)
 
     def pins(self, lowering: Lowering) -> Pins | None:
-        """What the user insists on, None for nothing. Raises ValueError for a node that there is not."""
+        """The user's pins, None for none. Raises ValueError for an unknown node."""
         found = [pins.parse(text) for text in self.command.pin]
         if self.command.without:
             found.append(pins.without(self.command.without, lowering.machine.num_procs))
@@ -164,50 +165,54 @@ class Request:
         return self.forecaster(asked.recompute, asked.name_filter).compute(asked.counts)
 
     def at(self, recompute: Dropped, microbatches: int) -> tuple[Evaluator, Pins | None]:
-        """Where to look for plans of so many microbatches that compute these nodes again."""
+        """The evaluator and pins for plans with this number of microbatches that recompute these nodes."""
         evaluator = self.evaluator(microbatches, recompute)
         return evaluator, self.pins(evaluator.lowering)
 
     @property
     def is_free(self) -> bool:
-        """Whether the batch may be cut into any number of microbatches."""
+        """Whether the search may choose the number of microbatches."""
         return not (self.command.accumulate or self.start)
 
     @property
     def may_fill(self) -> bool:
-        """Whether pipelines in other numbers of microbatches may be looked at."""
+        """Whether pipelines and low-memory plans with other numbers of microbatches may be tried."""
         return self.is_free and self.command.objective == "time" and not self.names
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """Ways to compute more again than was said: none where anything was. Where other numbers of microbatches may be
-        looked at those that gather parameters are looked at by themselves.
+        """The ways of recomputation to escalate to; none where the user said one.
+
+        Those that gather parameters too are left out where low-memory plans are tried, which do that.
         """
         return self.said_by_none(gathering=not self.may_fill)
 
     def said_by_none(self, gathering: bool, steps: int = STEPS) -> tuple[str, ...]:
-        """All ways to compute more again, unless one was said; with those that gather parameters too, or without."""
+        """All ways of recomputation, unless the user said one.
+
+        gathering   with those that gather parameters for each pass too
+        """
         is_said = self.command.recompute or self.start or self.mode == "forward"
         return () if is_said else self.recomputation.ways(gathering=gathering, steps=steps)
 
     @cached_property
     def ways_left(self) -> tuple[str, ...]:
-        """Those that may help where no plan fits: none where there is not even room for what is carried."""
+        """The `ways` that may help where no plan fits: none where not even the state has room."""
         return self.ways if self.could_fit else ()
 
     @cached_property
     def could_fit(self) -> bool:
-        """Whether there is room for what any plan keeps."""
+        """Whether there is room for the bytes that every plan keeps."""
         return accumulation.could_fit(self.evaluator(self.microbatches, self.recompute))
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Into how many microbatches the batch may be cut: into none where that does not help either."""
+        """The numbers of microbatches into which the batch may be cut; none where that cannot help."""
         is_cut = self.mode == "train" and self.could_fit
         return divisors(self.desk.evaluator.lowering.graph.batch) if is_cut else ()
 
     def smallest(self, is_over: Callable[[], bool]) -> Batching | None:
-        """Where plans need least memory, None where nothing may be chosen."""
+        """The batching with which plans need least memory; None where none may be chosen."""
         if self.start or self.mode == "forward" or not self.could_fit:
             return None
 
@@ -221,8 +226,8 @@ class Request:
         return least_memory.least_memory_batching(forecasters, numbers, is_over)
 
     def given(self, start: dict[str, Strategy], progress: Progress | None) -> dict[str, Any]:
-        """What searches are given beside their budget and pins."""
-        # A search begins without buckets.
+        """The arguments of searches beside budget and pins."""
+        # A search starts without buckets.
         plain = {name: msgspec.structs.replace(plan, bucket_bytes=0) for name, plan in start.items()}
         return {
             "seed": self.command.seed, "progress": progress, "start": plain, "num_processes": self.command.processes,
@@ -231,12 +236,12 @@ class Request:
 
     @property
     def is_long(self) -> bool:
-        """Whether a search takes half a minute, and an evaluation of a pipeline seconds."""
+        """Whether a search takes half a minute, and simulating a pipeline seconds."""
         return has_many_parts(self.desk.evaluator.lowering, SEARCHED_PARTS)
 
     @property
     def is_dear(self) -> bool:
-        """Whether a search takes a minute to say that it found none."""
+        """Whether a search takes a minute to find that no plan fits."""
         return has_many_parts(self.desk.evaluator.lowering)
 
     def forecast(self, chosen: Batching) -> Forecast:

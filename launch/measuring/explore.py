@@ -15,8 +15,8 @@ import numpy as np
 
 from castile.launch.jobs.execution import Feed, Prepared
 from castile.launch.jobs.jobs import Job
-from castile.launch.jobs.looking import Looking
 from castile.launch.jobs.offline import Desk
+from castile.launch.jobs.plan_search import PlanSearch
 from castile.launch.measuring.measure import Trial, measure, trial
 from castile.launch.measuring.rehearsal import rehearse
 from castile.launch.processes.ranks import UserError
@@ -168,8 +168,8 @@ def _searched(job: Job, wish: Wish) -> SearchResult:
     For rank 0. It begins no process beside, which ranks may not on every network.
     """
     desk = Desk(job.model, job.machine, Evaluator(job.lowering, job.cost, job.snapshot), job.snapshot)
-    looking = Looking(wish, desk, {}, is_alone=True)
-    return looking.look(budget_of(wish.search, job.lowering, wish.budget), None)[1]
+    plan_search = PlanSearch(wish, desk, {}, is_alone=True)
+    return plan_search.run(budget_of(wish.search, job.lowering, wish.budget), None)[1]
 
 
 def _rehearse(job: Job, name: str, budget: str, seed: int, feed: Feed, rate: float) -> None:
