@@ -31,7 +31,7 @@ from castile.launch.typed import options
 from castile.launch.typed.files import Outputs
 from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
-from castile.planner.costs.learn import held_up
+from castile.planner.costs.learn import is_delayed
 from castile.planner.known.pipelines import divisors, staged
 from castile.planner.known.seeds import seeds, stamped
 from castile.planner.search import Evaluator
@@ -168,7 +168,7 @@ def run(command: Validate) -> int:
         rows = [_row(job, t, t in taught, untaught) for t in trials]
         replays = {t.name: replay(t.prepared.tasks, job.cost, t.steps) for t in fresh}
         steps = [step for t in trials for step in t.steps]
-        outputs, num_held_up = Outputs(), sum(map(held_up, steps))
+        outputs, num_held_up = Outputs(), sum(map(is_delayed, steps))
         drawn = _show(command, job, fresh, rows, outputs)
         _report(command, job, Outcome(rows, lessons, replays, num_held_up, len(steps), drawn, outputs.paths))
         outputs.end()

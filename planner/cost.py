@@ -1,6 +1,6 @@
-"""The cost model: seconds for a cost key, from measurements where there are any, and the word which it was.
+"""The cost model: predicts the seconds of a cost key from measurements, where there are any, and names its source.
 
-It does not know tasks, operators or kernels; a transfer is a cost key with a link, all else runs on one processor.
+A transfer is a cost key with a link; all other keys run on one processor. It does not know tasks, operators or kernels.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from castile.runtime.machine import Machine, Processor
 from castile.runtime.task import NUM_LANES, CostKey, TaskGraph
 from castile.runtime.timeline import PICOSECONDS
 
-# Measured neighbours stand at most this far apart in work; between farther ones a chord on log-log paper misleads.
+# Interpolation is between measurements whose work differs by at most this factor: beyond it a straight line in log-log
+# space misleads.
 NEIGHBOUR_RATIO = 4.0
-# Neighbours do alike work: their flops a byte differ from the key's by at most this factor.
+# And whose arithmetic intensity (flops a byte) differs from the key's by at most this factor.
 INTENSITY_RATIO = 1.5
-# A learned cost may beat the roofline (caches), but not beyond belief.
+# A learned cost may be below the roofline (caches), but not below this share of it.
 FLOOR = 0.1
-# The weight of what the class of a family says of a term beside one measurement that is all of that term: what sizes of
-# a family take scatters by a third about its terms, and these by a factor of e about those of the class.
+# The weight of the class's factor beside one measurement, in the fit of a family's terms: times scatter by a third
+# about a family's fit, and the families' factors by a factor of e about that of their class.
 PRIOR_WEIGHT = 0.1
 # Stands for an overhead or a latency of zero, which no factor could correct.
 SMALL_SECONDS = 1e-6
-# Of tasks that take longer a step might add up to more picoseconds than 63 bits tell.
+# The longest task: a step of longer ones might overflow 63 bits of picoseconds.
 LONGEST_SECONDS = 1e5
 
 G = TypeVar("G", bound=Hashable)
 Terms = tuple[float, float, float, float]
 Family = tuple[str, str, str, int]
-# Of a family (log work, log seconds, log intensity), ascending in work.
+# The measurements of a family: (log work, log seconds, log intensity), ascending in work.
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -50,22 +51,26 @@ class Priced(NamedTuple):
 
 
 class CostModel:
-    """Prices cost keys on a machine with what a snapshot holds; a pure function of the two.
+    """Prices cost keys on a machine with the measurements of a snapshot: a pure function of the two.
 
-    In this order: the key's own measurement, or what its compiled kernels tell where none ran; measured neighbours of
-    its family (name, dtype, link, members), between which seconds never fall as the work grows; corrections of the
-    roofline's terms (overhead or latency, flops, rows and looks, bytes) learned for the family, else for its class (a
-    pass, or a transfer form on a link), else for all kernels or all transfers of the level; the roofline itself
-    (Williams et al. 2009), for a transfer by the cheapest of the machine's algorithms, times what its level says that
-    it takes longer in a step than by itself. Transfers that begin together cost as much as one of all their bytes, and
-    what each more of them takes, which the machine tells until its family was measured. A kernel that reads in strides
-    and was not measured costs as much as on unbroken arrays, times what strides cost its family. Kernels' prices
-    include the snapshot's overhead a task, which measured spans leave out, and those of transfers what was learned of
-    meetings.
+    The first of these that there is:
+    1. the key's own measurement, or the estimate from its compiled kernels where the snapshot's device never ran them;
+    2. interpolation between measurements of its family (name, dtype, link, members), whose seconds are made monotone
+       in work;
+    3. the roofline's terms (overhead or latency, flops, rows and looks, bytes), each scaled by a factor learned for the
+       family, else for its class (a pass, or a transfer form on a level), else for all kernels or all transfers of the
+       level;
+    4. the roofline itself (Williams et al. 2009): for a transfer that of the cheapest of the machine's algorithms,
+       times the level's `step_factor`, by which transfers are slower in a step than alone.
 
-    Where processors are of several kinds, a kernel's price without a kind is that of the slowest; what was measured
-    holds for the kind that the snapshot names as its device, or else for the slowest, and other kinds' prices stand to
-    it as their rooflines do.
+    Transfers that begin together cost as much as one of all their bytes, plus seconds for each further one: the
+    machine's figure until the family was measured. A kernel on strided arrays that was not measured costs as much as on
+    contiguous ones, times the family's stride factor. The snapshot's overhead a task is added to kernels, as measured
+    spans leave it out, and what was learned of meetings to transfers.
+
+    Where processors are of several kinds, a kernel's price without a kind is that of the slowest. Measurements hold for
+    the kind that the snapshot names as its device, or else for the slowest; prices of other kinds are in proportion to
+    their rooflines.
     """
 
     def __init__(self, machine: Machine, snapshot: Snapshot | None = None) -> None:
@@ -74,34 +79,37 @@ class CostModel:
         self._processors = measured_on or machine.kinds
         self._overhead = snapshot.overhead_seconds if snapshot else 0.0
         self._meeting = snapshot.meeting_seconds if snapshot else 0.0
-        self._known_by = "measured" if snapshot is None or snapshot.environment.was_run else "compiled"
+        self._own_source = "measured" if snapshot is None or snapshot.environment.was_run else "compiled"
         rows = snapshot.rows if snapshot else ()
         self._measured = {row.key: row.seconds for row in rows}
         self._terms = {row.key: self._basis(row.key) for row in rows if self._is_here(row.key)}
         here = [row for row in rows if row.key in self._terms]
         self._general = {
-            group: self._factor(of) for group, of in _grouped(here, lambda key: level_name(key.link)).items()
+            group: self._factor(members) for group, members in _grouped(here, lambda key: level_name(key.link)).items()
         }
-        self._classes = {group: self._factor(of) for group, of in _grouped(here, class_of).items()}
+        self._classes = {group: self._factor(members) for group, members in _grouped(here, class_of).items()}
         families = _grouped(here, family_of)
-        fits = {family: self._fit(of) for family, of in families.items()}
+        fits = {family: self._fit(members) for family, members in families.items()}
         self._families = {family: scales for family, (scales, _) in fits.items()}
-        # seconds of each more of several that begin together
+        # seconds of each further transfer of several that begin together
         self._more_seconds = {family: more for family, (_, more) in fits.items()}
-        # made of its rows when a size between them is first asked for: most families of a long history never are
+        # A curve is computed when a size is first interpolated: most families of a long history never are.
         self._rows, self._curves = families, dict[Family, Curve]()
         self._memo: dict[CostKey, Priced] = {}
         self._by_kind: dict[int | None, dict[CostKey, Priced]] = defaultdict(dict)
-        self._slower = {family: self._stride_factor(of) for family, of in families.items() if of[0].key.dense}
+        self._stride_factors = {
+            family: self._stride_factor(members) for family, members in families.items() if members[0].key.dense
+        }
 
     def on(self, machine: Machine) -> CostModel:
-        """What the same snapshot says of another machine."""
+        """The cost model of another machine with the same snapshot."""
         return CostModel(machine, self.snapshot)
 
     def seconds(self, key: CostKey, kind: int | None = None) -> Priced:
-        """What a task of that key takes, on the machine's kind of processor of that number or on the slowest.
+        """The price of a task.
 
-        Raises ValueError where the machine has no such link.
+        kind   the number of the kind of processor; None for the slowest
+        Raises ValueError where the machine does not have the key's link.
         """
         if key.link or len(self.machine.kinds) == 1:
             return self._reference(key)
@@ -111,9 +119,9 @@ class CostModel:
         return known[key]
 
     def picoseconds(self, keys: Sequence[CostKey], kind: int | None = None) -> np.ndarray:
-        """int64[K], at least 1 each: the durations that the simulator takes.
+        """int64[K], at least 1 each: the durations for the simulator.
 
-        Raises ValueError where one is so long that no sum of them could be told.
+        Raises ValueError where one is so long that sums could overflow.
         """
         seconds = np.fromiter((self.seconds(key, kind).seconds for key in keys), np.float64, len(keys))
         if seconds.max(initial=0.0) > LONGEST_SECONDS:
@@ -126,9 +134,9 @@ class CostModel:
         return np.maximum(1, np.rint(seconds * PICOSECONDS)).astype(np.int64)
 
     def by_kind(self, graph: TaskGraph) -> tuple[TaskGraph, np.ndarray]:
-        """A graph that is not collapsed and its durations, each kernel on its own kind of processor.
+        """A graph and its durations int64[K], each kernel on its own kind of processor; for simulation only.
 
-        For simulation only: where kinds differ the graph has every cost key once a kind.
+        Where kinds differ, the graph has every cost key once a kind. It must not be collapsed.
         """
         num_kinds, keys = len(self.machine.kinds), graph.cost_keys
         if num_kinds == 1:
@@ -139,35 +147,35 @@ class CostModel:
         return replace(graph, cost=cost, cost_keys=keys * num_kinds), durations
 
     def speeds(self, key: CostKey) -> np.ndarray:
-        """float64[P]: how fast each processor does a kernel's work, in shares of the fastest: what shares should be."""
+        """float64[P]: each processor's speed at a kernel relative to the fastest, in which shares should be."""
         seconds = np.array([self.seconds(key, kind).seconds for kind in range(len(self.machine.kinds))])
         return (seconds.min() / seconds)[self.machine.kind_of]
 
     def way(self, key: CostKey) -> Way:
-        """The algorithm by which a transfer goes, and what each level takes by the machine's figures.
+        """The cheapest algorithm of a transfer after corrections, with each level's times by the machine's figures.
 
-        The cheapest after corrections. Raises ValueError where the machine has no such link.
+        Raises ValueError where the machine does not have the key's link.
         """
         scales = self._scales(key) or (1.0,) * 4
         return min(algorithms.ways(self.machine, key), key=lambda way: _scaled(scales, _raised(_way_terms(way))))
 
     def sources(self, keys: Iterable[CostKey]) -> dict[str, int]:
-        """How many of the keys each source prices."""
+        """The number of keys by the source of their price."""
         return dict(Counter(self.seconds(key).source for key in keys))
 
     def roofline(self, key: CostKey) -> float:
-        """Seconds by the machine alone: overhead and the longer of flops/rate and bytes/bandwidth, or both where a
-        processor does not do them at once; or the cheapest way's.
+        """Seconds by the machine's figures alone: overhead plus the longer of flops/rate and bytes/bandwidth, or plus
+        both where a processor does not overlap them; for a transfer those of the cheapest algorithm.
         """
         return algorithms.cheapest(self.machine, key).seconds if key.link else _slowest(self._processors, key)[0]
 
     def besides(self, key: CostKey) -> float:
-        """Seconds that a task of that key adds to a step beside the span that was measured, or would be."""
+        """Seconds that a task adds to a step beyond its measured span."""
         return self._meeting if key.link else self._overhead
 
     def terms(self, key: CostKey) -> Terms:
-        """The roofline's terms, seconds: (overhead or latencies, flops over their rate, rows and looks, bytes over
-        bandwidth); of several transfers those of one of all their bytes.
+        """The roofline's terms in seconds: (overhead or latencies, flops over rate, rows and looks, bytes over
+        bandwidth); several transfers count as one of all their bytes.
         """
         if key.link:
             return _way_terms(algorithms.cheapest(self.machine, key))
@@ -181,13 +189,13 @@ class CostModel:
         return self._memo[key]
 
     def _in_step(self, key: CostKey, span: Priced) -> float:
-        """What a task of that key adds to a step: with what was learned besides spans, or what the machine says."""
+        """The seconds that a task adds to a step, from its span."""
         if span.source != "roofline":
             return span.seconds + self.besides(key)
         return span.seconds * (self.machine.level(key.link).step_factor if key.link else 1.0)
 
     def _on(self, key: CostKey, kind: int | None) -> Priced:
-        """A kernel's price on a kind, from that on the kind that was measured."""
+        """A kernel's price on a kind of processor, from that on the kind that was measured."""
         price, kinds = self._reference(key), self.machine.kinds
         there, _ = _slowest(kinds if kind is None else (kinds[kind],), key)
         here = self.roofline(key)
@@ -196,17 +204,17 @@ class CostModel:
         return Priced(price.seconds * ratio, source)
 
     def _basis(self, key: CostKey) -> Terms:
-        """The terms that corrections scale; a machine that states no overhead or latency may well have one."""
+        """The terms that corrections scale, with an overhead or latency above 0."""
         return _raised(self.terms(key))
 
     def _span(self, key: CostKey) -> Priced:
-        """What would be measured of a task of that key."""
+        """The span that measuring a task would show."""
         if key in self._measured:
-            return Priced(self._measured[key], self._known_by)
+            return Priced(self._measured[key], self._own_source)
         if dense := key.dense:
             seconds, source = self._span(dense)
-            slower = self._slower.get(family_of(key), 1.0)
-            return Priced(seconds * slower, source if source == "roofline" else "learned")
+            factor = self._stride_factors.get(family_of(key), 1.0)
+            return Priced(seconds * factor, source if source == "roofline" else "learned")
         if between := self._interpolate(key):
             return Priced(between + self._more(key), "interpolated")
         roofline = self.roofline(key)
@@ -218,7 +226,7 @@ class CostModel:
         return Priced(max(learned, FLOOR * roofline), "learned")
 
     def _more(self, key: CostKey) -> float:
-        """Seconds that several transfers take more than one of all their bytes, by what was learned."""
+        """Seconds that several transfers take beyond one of all their bytes, as learned."""
         if key.num_begun == 1:
             return 0.0
         if (each := self._more_seconds.get(family_of(key))) is not None:
@@ -227,16 +235,16 @@ class CostModel:
         return scales[0] * self._stated_more(key) if scales else 0.0
 
     def _stated_more(self, key: CostKey) -> float:
-        """The same by the machine alone."""
+        """The same by the machine's figures alone."""
         return algorithms.cheapest(self.machine, key).more_seconds if key.link else 0.0
 
     def _stride_factor(self, rows: list[Measured]) -> float:
-        """By how much reading in strides makes a kernel slower: the geometric mean over what was measured."""
+        """The factor by which strided arrays make a family's kernels slower: the geometric mean over measurements."""
         ratios = [row.seconds / self._span(dense).seconds for row in rows if (dense := row.key.dense)]
         return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
     def _is_here(self, key: CostKey) -> bool:
-        """Whether the machine has the links that were measured; a smaller one may not."""
+        """Whether the machine has the link of a measured key: a smaller machine may not."""
         try:
             return not key.link or self.machine.spread(key.link, key.members) is not None
         except ValueError:
@@ -249,17 +257,17 @@ class CostModel:
         return (factor,) * 4 if factor else None
 
     def _factor(self, rows: list[Measured]) -> float:
-        """The geometric mean of measured over modelled seconds."""
+        """The geometric mean of measured over roofline seconds."""
         modelled = [sum(self._terms[row.key]) + self._stated_more(row.key) for row in rows]
         ratios = [row.seconds / seconds for row, seconds in zip(rows, modelled, strict=True)]
         return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
     def _fit(self, rows: list[Measured]) -> tuple[Terms, float]:
-        """Scales of the terms, and seconds of each more of several transfers: non-negative least squares of
-        relative errors, drawn to the class's factor of what the machine tells.
+        """Scales of a family's terms, and seconds of each further transfer of several that begin together.
 
-        Seconds = a + b flops + c rows + d bytes + e more in other words; the pull decides what the sizes at hand leave
-        open. Of what each more takes there is none where the machine tells nothing of it.
+        Non-negative least squares of relative errors of seconds = a + b flops + c rows + d bytes + e more, with a prior
+        (ridge) at the class's factor, which decides what the measured sizes leave open. Without a prior for e where the
+        machine states no seconds for further transfers.
         """
         # slow to import, and needed only where something was measured
         from scipy.optimize import nnls
@@ -270,17 +278,14 @@ class CostModel:
         more = [(row.key.num_begun - 1) * each for row in rows]
         terms = np.array([(*self._terms[row.key], n) for row, n in zip(rows, more, strict=True)])
         terms /= np.array([[row.seconds] for row in rows])
-        pulled = weight * np.array([1, 1, 1, 1, bool(stated)])
-        pull = np.diag(pulled / self._classes[class_of(first)])
-        scales, _ = nnls(np.concatenate([terms, pull]), np.concatenate([np.ones(len(rows)), pulled]))
+        wanted = weight * np.array([1, 1, 1, 1, bool(stated)])
+        prior = np.diag(wanted / self._classes[class_of(first)])
+        scales, _ = nnls(np.concatenate([terms, prior]), np.concatenate([np.ones(len(rows)), wanted]))
         a, b, c, d, e = scales.tolist()
         return (a, b, c, d), e * each
 
     def _curve(self, rows: list[Measured]) -> Curve:
-        """A family's (log work, log seconds, log intensity), ascending in work, seconds made monotone in it.
-
-        Of several transfers as of one of all their bytes.
-        """
+        """A family's measurements with seconds made monotone in work; several transfers count as one."""
         points: dict[float, list[tuple[float, float]]] = defaultdict(list)
         for row in rows:
             if (size := self._size(row.key)) > 0:
@@ -288,18 +293,18 @@ class CostModel:
                 seconds = max(row.seconds - self._more(row.key), own)
                 points[math.log(size)].append((math.log(seconds), _intensity(row.key)))
         work = np.array(sorted(points))
-        # of most sizes there is one
-        each = [points[w] for w in work.tolist()]
-        means = np.array([of[0] if len(of) == 1 else np.mean(of, axis=0) for of in each]).reshape(-1, 2)
-        weights = np.array([*map(len, each)], dtype=float)
+        same_size = [points[w] for w in work.tolist()]
+        # most sizes were measured once, and np.mean is slow
+        means = np.array([p[0] if len(p) == 1 else np.mean(p, axis=0) for p in same_size]).reshape(-1, 2)
+        weights = np.array([*map(len, same_size)], dtype=float)
         return work, isotonic(means[:, 0], weights), means[:, 1]
 
     def _size(self, key: CostKey) -> float:
-        """What a family's members differ in: a kernel's seconds of work, a transfer's bytes, however it goes."""
+        """The work in which a family's members differ: seconds of the terms of a kernel, bytes of a transfer."""
         return float(key.nbytes) if key.link else sum(self.terms(key)[1:])
 
     def _interpolate(self, key: CostKey) -> float | None:
-        """Seconds by the measured neighbours in work, or None where the key does not stand between two."""
+        """Seconds interpolated between the measured neighbours in work; None where there are none near enough."""
         family = family_of(key)
         if family not in self._rows:
             return None
@@ -317,17 +322,17 @@ class CostModel:
 
 
 def family_of(key: CostKey) -> Family:
-    """Keys that differ only in size."""
+    """The family of a key: keys that differ in size only."""
     return (key.name, key.dtype, key.link, key.members)
 
 
 def class_of(key: CostKey) -> tuple[str, str]:
-    """The pass of a kernel (what follows the last dot of its name), or a transfer's form and level."""
+    """The class of a key: a kernel's pass (after the last dot of its name), or a transfer's form and level."""
     return (key.name.partition(".")[0] if key.link else key.name.rpartition(".")[2], level_name(key.link))
 
 
 def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The nearest never-falling sequence in weighted least squares (pool adjacent violators: Ayer et al. 1955)."""
+    """The nearest monotone sequence in weighted least squares (pool adjacent violators: Ayer et al. 1955)."""
     pools: list[list[float]] = []
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         pools.append([value, weight, 1])
@@ -346,7 +351,7 @@ def _kernel_terms(processor: Processor, key: CostKey) -> Terms:
 
 
 def _slowest(processors: Sequence[Processor], key: CostKey) -> tuple[float, Terms]:
-    """The roofline of the processor on which it is longest, and its terms."""
+    """The roofline seconds and terms on the slowest of these processors."""
     return max(_roofline(p, _kernel_terms(p, key)) for p in processors)
 
 
@@ -369,7 +374,7 @@ def _scaled(scales: Terms, terms: Terms) -> float:
 
 
 def _intensity(key: CostKey) -> float:
-    """Work a byte, in which neighbours must be alike; a transfer's size is all that there is of it."""
+    """The log of a kernel's flops a byte, in which neighbours must be similar; 0 for a transfer."""
     return 0.0 if key.link else math.log((key.flops + 1) / (key.nbytes + 1))
 
 

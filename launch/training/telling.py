@@ -24,7 +24,7 @@ from castile.launch.reports.report import duration
 from castile.launch.training import watching
 from castile.launch.training.judging import HeldOut
 from castile.planner.cost import CostModel
-from castile.planner.costs.learn import held_up, undisturbed
+from castile.planner.costs.learn import is_delayed, undisturbed
 from castile.planner.simulation.replay import replay
 from castile.runtime import debug
 from castile.runtime.memory import written
@@ -316,7 +316,7 @@ def _predictions(job: Job, chosen: Chosen, progress: Progress) -> dict[str, Any]
         "error_before_learning": abs(before / measured - 1),
         "error_after_learning": abs(after / measured - 1),
         "num_sampled": len(progress.sampled),
-        "num_held_up": sum(map(held_up, progress.sampled)),
+        "num_held_up": sum(map(is_delayed, progress.sampled)),
     }
 
 

@@ -1,12 +1,12 @@
-"""Collective algorithms: what a transfer takes by each of them, level by level, from latencies and bandwidths.
+"""Collective algorithms: the seconds of a transfer by each of them, level by level, from latencies and bandwidths.
 
 exchange       the runtime's own over messages: every member to every other, a broadcast by a binomial tree
 ring           rings through all members, one for each link that a group has to itself: the least traffic
 tree           two binary trees, each for half of the data (all-reduce), or one binomial tree (broadcast): few steps
 hierarchical   within the nearest groups first, then between them, each member with its own part of the data
 
-Contention is in the widths of a `Spread`: a shared link is divided evenly among those that may use it at once, as if
-each had a slower one of its own. It does not know which transfers there are, who uses the links, or what was measured.
+Contention is in the widths of a `Spread`: the bandwidth of a shared link is divided evenly among its possible users. It
+does not know which transfers there are, who uses the links, nor what was measured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from castile.runtime.task import CostKey
 
 
 class Stage(NamedTuple):
-    """What a transfer takes on one level: `members` groups of the level below in each group of this one."""
+    """A transfer's seconds on one level, where `members` groups of the level below meet in each group of this one."""
 
     level: str
     members: int
@@ -31,10 +31,10 @@ class Stage(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A way to carry out a transfer, and what it takes on each level that it crosses, the nearest first.
+    """An algorithm for a transfer, with its seconds on each level that it crosses, the nearest first.
 
-    at_once: all levels carry data at the same time, so the slowest sets the pace; otherwise one follows the other.
-    more_seconds: what of the latency there is for several that begin together, and not for one of all their bytes.
+    at_once        whether all levels carry data at the same time, so that the slowest one decides; else in turn
+    more_seconds   the part of the latency that several transfers have beyond one of all their bytes
     """
 
     algorithm: str
@@ -44,12 +44,12 @@ class Way(NamedTuple):
 
     @property
     def latency_seconds(self) -> float:
-        """Of all steps that follow one another."""
+        """The latencies of all steps, which follow one another."""
         return sum(stage.latency_seconds for stage in self.stages)
 
     @property
     def transfer_seconds(self) -> float:
-        """Bytes over bandwidth, and over that of members' memory where they add up by themselves."""
+        """Bytes over bandwidth; where members sum by themselves, over that of their memory too."""
         times = [stage.transfer_seconds for stage in self.stages]
         return max(times, default=0.0) if self.at_once else sum(times)
 
@@ -59,10 +59,10 @@ class Way(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A collective to be carried out, or `num_begun` that begin together; nbytes as in CostKey.
+    """A collective, or `num_begun` that begin together; nbytes as in CostKey.
 
-    summed_per_second   bytes that the slowest processor reads and writes
-    task_seconds        what a task takes besides its work, which processors that send by themselves are occupied with
+    summed_per_second   memory bandwidth of the slowest processor
+    task_seconds        overhead a task, where processors send by themselves and are occupied with it
     """
 
     form: str
@@ -75,19 +75,18 @@ class Transfer(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """How often all of the data goes round: an all-reduce sums it and then spreads it."""
+        """How often all of the data goes round: twice in an all-reduce, which sums it and then spreads it."""
         return 2 if self.form == "all_reduce" else 1
 
     @property
     def summed_bytes(self) -> float:
-        """What each member reads and writes where members add up by themselves, each its part of a sum."""
+        """Bytes that each member reads and writes to sum its part, where members sum by themselves."""
         is_sum = self.form in ("all_reduce", "reduce_scatter")
         return 3 * (self.members - 1) / self.members * self.nbytes if is_sum else 0.0
 
 
 class Crossed(NamedTuple):
-    """A level on which a transfer has something to do.
-
+    """A level that a transfer crosses.
     fan        how many groups of the level below meet in one group of this level
     inner      members in such a group of the level below
     outer      members in one group of this level
@@ -103,15 +102,18 @@ class Crossed(NamedTuple):
     one_rate: float
 
     def stage(self, steps: int, nbytes: float, one: bool = False) -> Stage:
-        """So many steps one after another on this level; nbytes: what leaves a group, or `one` member, in all."""
+        """A stage of `steps` one after another on this level.
+
+        nbytes   bytes that leave a group in all, or `one` member
+        """
         rate = self.one_rate if one else self.rate
         return Stage(self.level.name, self.fan, steps * self.level.latency_seconds, nbytes / rate)
 
 
 def ways(machine: Machine, key: CostKey) -> tuple[Way, ...]:
-    """All ways in which the machine can carry out a transfer, in the order in which it names its algorithms.
+    """All ways in which the machine can carry out a transfer, in the order of its algorithms.
 
-    Raises ValueError where it has no such link.
+    Raises ValueError where it does not have the key's link.
     """
     spread = machine.spread(key.link, key.members)
     slowest = min(p.bytes_per_second for p in machine.kinds)
@@ -125,12 +127,12 @@ def ways(machine: Machine, key: CostKey) -> tuple[Way, ...]:
 
 
 def cheapest(machine: Machine, key: CostKey) -> Way:
-    """The cheapest way; of equal ones the first that the machine names. Raises ValueError where there is no link."""
+    """The cheapest way; of equal ones that of the machine's first algorithm. Raises ValueError as `ways` does."""
     return min(ways(machine, key), key=lambda way: way.seconds)
 
 
 def crossed(spread: Spread, everything: bool = False) -> list[Crossed]:
-    """The levels on which members meet, or `everything` that lies between them."""
+    """The levels on which members meet; with `everything`, all levels between them."""
     inner, found = 1, []
     for level, fan, width in zip(*spread, strict=True):
         if fan > 1 or everything:
@@ -141,9 +143,9 @@ def crossed(spread: Spread, everything: bool = False) -> list[Crossed]:
 
 
 def _exchange(t: Transfer) -> Way:
-    """All members at once over the farthest level: the time by which the forms of transfers are chosen.
+    """All members at once over the farthest level: the model by which the forms of transfers are chosen.
 
-    Of several that begin together members are occupied with each, and with its messages from and to each other member.
+    Members are occupied with each of several that begin together, and with its messages from and to every other member.
     """
     last = crossed(t.spread, everything=True)[-1]
     latency = forms.seconds(t.form, 0, t.members, last.level)
@@ -160,7 +162,7 @@ def _ring(t: Transfer) -> Way:
     """Pieces go from member to member; a ring has one edge out of every group that it passes (Patarasuk and Yuan 2009).
 
     Latencies are counted as in NCCL's model of its rings: each hop by its own level. A broadcast is a chain of small
-    pieces; an all-to-all has members - 1 rounds, in each of which all send to the member so many places on.
+    pieces; an all-to-all has members - 1 rounds, and in round k every member sends to the k-th after it.
     """
     levels = crossed(t.spread)
     if t.form == "all_to_all":

@@ -1,6 +1,6 @@
-"""Learning: measured timelines become a snapshot of what each cost key took.
+"""Learning: measured timelines become rows of a snapshot, the seconds of each cost key.
 
-It does not know how the timelines were made, nor what is predicted from the snapshot.
+It does not know how timelines are measured, nor what is predicted from the snapshot.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from castile.planner.costs.snapshot import Measured, Snapshot, with_rows
 from castile.runtime.task import NUM_LANES, Kind, Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
 
-# Old steps weigh at most this many times as much as the new ones: machines change.
+# Old steps weigh at most this many times as much as new ones: machines change.
 MEMORY = 4
-# A step in which a rank waited for a core for more than this share of it says nothing of transfers: one turn of another
-# program on the core of one member is many times as long as most of them.
+# Transfers are not learned from a step in which a rank waited for a core for more than this share of the step: one time
+# slice of another program on the core of one member is many times as long as most transfers.
 DELAYED = 0.1
 
 
 def learn(snapshot: Snapshot, graph: TaskGraph, timelines: list[Timeline]) -> Snapshot:
-    """The snapshot with the steps of `timelines` learned: one merged timeline a step, all of one graph.
+    """The snapshot with measured steps added.
 
-    A key's figure in a step is the mean over its tasks, so that count x figure is what the step spent; over steps the
-    median is taken, against disturbed steps. Transfers, and the overhead a task, are not learned from steps that other
-    programs held up, but where all were and nothing is known: then the quickest counts, once, as what holds up only
-    adds. Warm-up steps are for the caller to drop. Keys known before are averaged, weighted by counts.
-    Raises ValueError where a key's tasks took no time, or a timeline is not of this graph.
+    timelines   one merged timeline a step, all of one graph, without warm-up steps
+
+    A key's seconds in a step are the mean over its tasks; over steps the median is taken, which ignores disturbed ones.
+    Transfers and the overhead a task are learned only from steps that other programs did not delay; where all were
+    delayed and nothing is known the quickest counts, as one measurement. Rows of the snapshot are averaged with the new
+    ones, weighted by counts. Raises ValueError where a task ends before it starts, or a timeline is not of this graph.
     """
     if not timelines:
         raise ValueError("no measured steps to learn from")
     seconds = np.stack([_seconds_per_key(graph, timeline) for timeline in timelines])
     rows = {row.key: row for row in snapshot.rows}
-    free = ~np.array([held_up(timeline) for timeline in timelines])
+    free = ~np.array([is_delayed(timeline) for timeline in timelines])
     for k in np.flatnonzero(~np.isnan(seconds).all(axis=0)):
         key, ran = graph.cost_keys[k], ~np.isnan(seconds[:, k])
         counted = seconds[ran & free if key.link else ran, k]
@@ -48,15 +49,16 @@ def learn(snapshot: Snapshot, graph: TaskGraph, timelines: list[Timeline]) -> Sn
     return with_rows(msgspec.structs.replace(snapshot, overhead_seconds=overhead), rows.values())
 
 
-def held_up(timeline: Timeline) -> bool:
-    """Whether other programs had the cores for so much of a step that it says nothing of transfers."""
+def is_delayed(timeline: Timeline) -> bool:
+    """Whether other programs had the cores for too much of a step to learn transfers from it."""
     return timeline.delayed > DELAYED * timeline.seconds * PICOSECONDS
 
 
 def undisturbed(timelines: Sequence[Timeline]) -> float:
-    """The seconds of a step that other programs do not hold up: the median of those that they did not, less for how
-    long a rank waited for a core in it; where they held up all, the quickest, as what holds up only adds."""
-    free = [t.seconds - t.delayed / PICOSECONDS for t in timelines if not held_up(t)]
+    """The seconds of an undisturbed step: the median over steps that are not delayed, less the time that a rank waited
+    for a core; where all are delayed, those of the quickest.
+    """
+    free = [t.seconds - t.delayed / PICOSECONDS for t in timelines if not is_delayed(t)]
     return float(np.median(free)) if free else min(t.seconds for t in timelines)
 
 
@@ -64,12 +66,12 @@ def _seconds_per_key(graph: TaskGraph, timeline: Timeline) -> np.ndarray:
     """The mean seconds of each cost key's tasks in one step, NaN for keys that did not run."""
     if len(timeline.task) and not 0 <= timeline.task.min() <= timeline.task.max() < graph.num_tasks:
         raise ValueError(f"timeline names task {timeline.task.max()} of a graph with {graph.num_tasks}")
-    lasted = timeline.durations()
-    if (lasted < 0).any():
-        task = int(timeline.task[np.argmin(lasted)])
+    durations = timeline.durations()
+    if (durations < 0).any():
+        task = int(timeline.task[np.argmin(durations)])
         raise ValueError(f"measured task {task} ends before it starts; a failed measurement is not a cost")
     cost = graph.cost[timeline.task]
-    total = np.bincount(cost, weights=lasted / PICOSECONDS, minlength=len(graph.cost_keys))
+    total = np.bincount(cost, weights=durations / PICOSECONDS, minlength=len(graph.cost_keys))
     count = np.bincount(cost, minlength=len(graph.cost_keys))
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
@@ -85,13 +87,12 @@ def _average(old: Measured | None, new: Measured) -> Measured:
 
 
 def _overhead(snapshot: Snapshot, graph: TaskGraph, timelines: list[Timeline]) -> float:
-    """The gap before a compute task: the mean over each step's tasks, then the median over steps, in seconds.
+    """The overhead a task in seconds: the mean gap before a step's compute tasks, then the median over steps.
 
-    Before most tasks little passes, before some transfers are begun and polled: a step has the sum of all. One turn of
-    another program is longer than all of these.
+    Most gaps are short; in some, transfers are begun and polled. The mean keeps their sum over a step.
     """
-    means = [(gaps.mean(), held_up(t)) for t in timelines if len(gaps := gaps_of(graph, t))]
-    free = [mean for mean, was_held_up in means if not was_held_up]
+    means = [(gaps.mean(), is_delayed(t)) for t in timelines if len(gaps := gaps_of(graph, t))]
+    free = [mean for mean, was_delayed in means if not was_delayed]
     if free:
         return float(np.median(free)) / PICOSECONDS
     if snapshot.overhead_seconds or not means:
@@ -100,9 +101,10 @@ def _overhead(snapshot: Snapshot, graph: TaskGraph, timelines: list[Timeline]) -
 
 
 def gaps_of(graph: TaskGraph, timeline: Timeline) -> np.ndarray:
-    """Before each compute task but a processor's first: picoseconds since anything ended on that processor.
+    """int64: the picoseconds between each compute task and the last end of anything before it on its processor.
 
-    Not of tasks that need a transfer: before these there is waiting that no transfer's span shows.
+    A processor's first task has none. Tasks that need a transfer are left out: the gap before them is waiting, which no
+    span of a transfer shows.
     """
     waiting = np.repeat(np.arange(graph.num_tasks), np.diff(graph.need_ptr))[graph.kind[graph.needs] >= Kind.MOVE]
     position = np.full(graph.num_tasks, -1)

@@ -1,6 +1,6 @@
-"""Snapshots: what cost keys took when they were measured, and the environment that this holds for.
+"""Snapshots: measured seconds of cost keys, and the environment in which they were measured.
 
-It does not know how a measurement is made, kept on disk, or turned into a prediction.
+It does not know how a measurement is made, stored on disk, or turned into a prediction.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from castile.runtime.task import CostKey
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a measurement depends on besides its cost key: another one's figures are not comparable.
+    """What a measurement depends on besides its cost key; measurements of different environments are not comparable.
 
-    device: the processor's model. threads: of each rank (0: not limited). active_ranks: those that share its memory, 0
-    where none ran, and what tasks would take is told from their compiled kernels. kernels: a hash of the kernels'
-    sources. libraries: names and versions of what the kernels call.
+    device         the processor's model
+    threads        of each rank, 0 for no limit
+    active_ranks   the ranks that share its memory; 0 where none ran and times are estimated from compiled kernels
+    kernels        a hash of the kernels' sources
+    libraries      names and versions of the libraries that kernels call
     """
 
     device: str
@@ -30,12 +32,12 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def was_run(self) -> bool:
-        """Whether what it holds was measured."""
+        """Whether its times were measured, not estimated."""
         return self.active_ranks > 0
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The median seconds of a cost key over `count` steps, and half the distance of its quartiles."""
+    """The median seconds of a cost key over `count` steps, and half of their interquartile range."""
 
     key: CostKey
     seconds: float
@@ -54,9 +56,9 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Measurements of one environment, sorted by key, at most one a key; plain data, the same on every rank.
 
-    overhead_seconds: what passes between two tasks of a processor's compute lane though nothing is waited for.
-    meeting_seconds: by how much a step is longer than its tasks make it, for each transfer of which it waits for the
-    end; learned from `num_meetings` transfers.
+    overhead_seconds   the gap between two tasks of a processor's compute lane where neither waits
+    meeting_seconds    what each transfer for which a step waits adds to it beyond the spans of tasks, learned from
+                       `num_meetings` transfers
     """
 
     environment: Environment
@@ -75,22 +77,22 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def snapshot_of(environment: Environment, rows: Iterable[Measured], overhead_seconds: float = 0.0) -> Snapshot:
-    """A snapshot of the rows in the order of their keys, which knows of no meetings."""
+    """A snapshot of the rows in the order of their keys, without meetings."""
     return with_rows(Snapshot(environment, overhead_seconds=overhead_seconds), rows)
 
 
 def with_rows(snapshot: Snapshot, rows: Iterable[Measured]) -> Snapshot:
-    """The snapshot with these rows in place of its own, in the order of their keys."""
+    """The snapshot with its rows replaced by these, in the order of their keys."""
     return msgspec.structs.replace(snapshot, rows=tuple(sorted(rows, key=lambda row: _order(row.key))))
 
 
 def to_json(snapshot: Snapshot) -> bytes:
-    """The snapshot as JSON text, for plans and for the other ranks."""
+    """Encode the snapshot as JSON, for plans and for the other ranks."""
     return msgspec.json.encode(snapshot)
 
 
 def from_json(data: bytes | str) -> Snapshot:
-    """The snapshot that `to_json` wrote, to the last bit. Raises ValueError in one sentence where it is not one."""
+    """Decode what `to_json` wrote, exact to the last bit. Raises ValueError in one sentence for anything else."""
     return strict.from_json(data, Snapshot, "cost snapshot")
 
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from castile.planner.cost import CostModel
-from castile.planner.costs.learn import held_up, undisturbed
+from castile.planner.costs.learn import is_delayed, undisturbed
 from castile.planner.costs.snapshot import Snapshot
 from castile.planner.simulate import simulate
 from castile.runtime.machine import Machine
@@ -36,7 +36,7 @@ class Lesson:
 
 def lesson(graph: TaskGraph, timelines: Sequence[Timeline]) -> Lesson | None:
     """What these steps say of meetings; None without transfers, and where other programs held up all of them."""
-    free = [timeline for timeline in timelines if not held_up(timeline)]
+    free = [timeline for timeline in timelines if not is_delayed(timeline)]
     count = len(free) * int(_is_transfer(graph)[graph.cost].sum())
     return Lesson(graph, undisturbed(free), count) if count else None
 

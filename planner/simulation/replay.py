@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from castile.planner.cost import CostModel
-from castile.planner.costs.learn import held_up
+from castile.planner.costs.learn import is_delayed
 from castile.planner.simulate import simulate
 from castile.runtime.task import TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
@@ -59,7 +59,7 @@ def replay(graph: TaskGraph, cost: CostModel, timelines: Sequence[Timeline]) -> 
     """
     if not timelines:
         raise ValueError("no measured steps to replay")
-    steps = [t for t in timelines if not held_up(t)] or timelines
+    steps = [t for t in timelines if not is_delayed(t)] or timelines
     apart, prices = _one_by_one(*cost.by_kind(graph))
     spans, engines = _spans(steps, apart.num_tasks), cost.machine.engines
     besides = np.rint([cost.besides(key) * PICOSECONDS for key in apart.cost_keys])
