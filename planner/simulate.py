@@ -1,4 +1,4 @@
-"""Simulation: when each task of a graph would run, and how much memory that takes.
+"""Simulation: when each task of a graph would run, and the peak memory of each processor.
 
 It does not know where durations come from, nor what the tasks do.
 """
@@ -13,25 +13,25 @@ import numpy as np
 
 from castile.planner.simulation import serving
 from castile.planner.simulation.agenda import NEVER
-from castile.planner.simulation.serving import Served, Tasks
+from castile.planner.simulation.serving import Schedule, Tasks
 from castile.runtime.compiled import can_compile, compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
 
 FORMS = ("auto", "numba", "plain")
-# Picoseconds of all tasks of a step together that 64 bits surely tell.
+# The most picoseconds of all tasks of a step together: times of the simulation stay below 2^63.
 LONGEST = 2**62
 COMPUTE = int(Lane.COMPUTE)
 
 
 @dataclass(frozen=True, eq=False)
 class Simulated:
-    """What a simulation says of a graph of T tasks on P processors.
+    """The result of simulating a graph of T tasks on P processors.
 
     timeline              start and end of every task, in picoseconds
-    persistent_bytes[P]   buffers that live through the step
-    peak_bytes[P]         those, and the largest sum of transient buffers and private memory alive at one time
-    busy_seconds[P]       how long each processor's compute lane works
+    persistent_bytes[P]   bytes of the buffers that live through the step
+    peak_bytes[P]         these, plus the most bytes of transient buffers and private memory alive at one time
+    busy_seconds[P]       seconds that each processor's compute lane works
     """
 
     timeline: Timeline
@@ -41,30 +41,32 @@ class Simulated:
 
     @property
     def seconds(self) -> float:
-        """What the step takes."""
+        """The seconds of the step."""
         return self.timeline.seconds
 
     @property
     def num_tasks(self) -> int:
-        """How many tasks were simulated."""
+        """The number of tasks simulated."""
         return len(self.timeline.task)
 
 
 def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], form: str = "auto") -> Simulated:
-    """The timeline and the memory of one step, exactly, in integers.
+    """Simulate one step of a graph, exactly, in integers.
 
-    durations[c] are the picoseconds of cost key c; a task takes at least 1. engines[lane] is the engine of its
-    processor that serves a lane (`Machine.engines`). A task is ready when all that it needs has ended; tasks are served
-    by (ready, order), each from the maximum of its ready time and the previous ends on all its engines: the full
-    simulation of FlexFlow (Jia, Zaharia, Aiken, MLSys 2019, algorithm 1), with tasks that occupy several engines.
+    durations   int64[C], picoseconds by cost key; a task takes at least 1
+    engines     by lane the engine of its processor that serves it (`Machine.engines`)
+    form        "numba" compiles the body, "plain" interprets it, "auto" compiles it where numba is installed
+
+    A task is ready when all tasks that it needs have ended. Tasks are served by (ready time, order); each begins at the
+    latest of its ready time and the ends of the tasks before it on its engines. This is the full simulation of FlexFlow
+    (Jia, Zaharia, Aiken, MLSys 2019, algorithm 1), with tasks that occupy several engines.
 
     A transient buffer lives from the start of its first task to the last end of a task that uses it, private memory as
-    long as its task; what ends at a time has gone before anything begins at that time. Every task lies on the
-    processors of the buffers that it uses.
+    long as its task. At equal times memory is freed before it is allocated. Every task runs on the processors of the
+    buffers that it uses.
 
-    `form` "numba" compiles the body, "plain" interprets it, "auto" compiles it where numba is installed. Raises
-    ValueError for an unknown form, for "numba" where it is missing, and where all tasks together take longer than can
-    be told.
+    Raises ValueError for an unknown form, for "numba" where it is missing, and where all tasks together take longer
+    than LONGEST.
     """
     if form not in FORMS:
         raise ValueError(f"simulator form {form!r} is unknown; choose one of {', '.join(FORMS)}")
@@ -72,16 +74,19 @@ def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], fo
         raise ValueError("simulator form 'numba' needs numba, which is not installed; choose 'auto' or 'plain'")
     assert len(durations) == len(graph.cost_keys) and len(engines) == NUM_LANES
     follow = serving.follow if form == "plain" else serving.compiled_bodies()[0]
-    tasks = flattened(graph, durations, engines)
-    served = serving.to_serve(tasks, served_by(graph, engines), follow)
-    left = serving.all_left(tasks, served)
+    tasks = flatten(graph, durations, engines)
+    served = serving.new_schedule(tasks, num_engines(graph, engines), follow)
+    left = serving.nothing_served(tasks, served)
     serving.serve_ready(tasks, served, left, form)
     assert (left.queue_end == served.queue_ptr[1:]).all(), "the task graph has a cycle"
-    return simulated_as(graph, served, form)
+    return simulation_of(graph, served, form)
 
 
-def simulated_as(graph: TaskGraph, served: Served, form: str = "auto", until: int = NEVER) -> Simulated:
-    """What a simulation says of a graph that was served so; of its memory what is the most before some time."""
+def simulation_of(graph: TaskGraph, served: Schedule, form: str = "auto", until: int = NEVER) -> Simulated:
+    """The simulation of a graph whose tasks were served so.
+
+    until   peak memory is that before this time, in picoseconds
+    """
     book, sweep = BODIES if form == "plain" else map(compiled, BODIES)
     persistent, delta = book(
         served.end, _unsigned(graph.lane_ptr), _unsigned(graph.lanes), served.place, _unsigned(graph.use_ptr),
@@ -93,8 +98,8 @@ def simulated_as(graph: TaskGraph, served: Served, form: str = "auto", until: in
     return Simulated(timeline, persistent, peak, busy / PICOSECONDS)
 
 
-def served_by(graph: TaskGraph, engines: Sequence[int]) -> int:
-    """How many engines all processors have together."""
+def num_engines(graph: TaskGraph, engines: Sequence[int]) -> int:
+    """The number of engines of all processors together."""
     return graph.num_procs * (max(engines) + 1)
 
 
@@ -108,9 +113,10 @@ def _check_length(graph: TaskGraph, durations: np.ndarray) -> None:
         )
 
 
-def flattened(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int]) -> Tasks:
-    """The graph as it is served; who follows whom `serving.follow` finds. Raises ValueError where all tasks together
-    take longer than can be told."""
+def flatten(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int]) -> Tasks:
+    """The graph in flat arrays, without followers, which `serving.follow` finds. Raises ValueError where all tasks
+    together take longer than LONGEST.
+    """
     _check_length(graph, durations)
     engine = np.arange(graph.num_procs)[:, None] * (max(engines) + 1) + np.asarray(engines)
     return Tasks(
@@ -121,7 +127,7 @@ def flattened(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int]) -
 
 
 def _unsigned(values: np.ndarray) -> np.ndarray:
-    """Numbers that are never below 0, as compiled code reads them fastest: others might count from an array's end."""
+    """Numbers that are never negative: compiled code indexes faster with these, as none counts from an array's end."""
     return values.view(np.uint32)
 
 
@@ -132,8 +138,8 @@ def _int64(values: Sequence[int] | np.ndarray) -> np.ndarray:
 def _book(  # type: ignore[no-untyped-def]
     end, lane_ptr, lanes, place, use_ptr, uses, num_procs, buffer_proc, buffer_bytes, buffer_first, private_bytes
 ):
-    """What comes and goes: bytes that live through the step, and what the task at place i of the engines' queues brings
-    and takes away: delta[2 * i] and -delta[2 * i + 1] bytes, booked on its first slot of that processor.
+    """(persistent bytes by processor, delta): the task at position i of the engines' queues allocates delta[2 * i]
+    bytes and frees -delta[2 * i + 1], booked on its first slot of that processor.
     """
     persistent, delta = np.zeros(num_procs, np.int64), np.zeros(2 * len(lanes) + 2, np.int64)
     last = np.full(len(buffer_proc), -1, np.int32)
@@ -169,9 +175,9 @@ def _book(  # type: ignore[no-untyped-def]
 
 
 def _sweep(persistent, queue_ptr, queue, delta, start, end, until):  # type: ignore[no-untyped-def]
-    """The most bytes that live at one time before `until` on every processor: a merge of its engines' queues.
+    """The peak bytes before `until` on every processor, by merging its engines' queues.
 
-    On an engine starts and ends ascend and no task starts before the former ends.
+    On an engine starts and ends ascend, and no task starts before the previous one ends.
     """
     peak = persistent.copy()
     num_engines = (len(queue_ptr) - 1) // len(peak)
@@ -181,7 +187,7 @@ def _sweep(persistent, queue_ptr, queue, delta, start, end, until):  # type: ign
         live, num_open = persistent[p], 0
         for e in range(p * num_engines, (p + 1) * num_engines):
             begin, last = 2 * queue_ptr[e], 2 * queue_ptr[e + 1] - 1
-            # What changes nothing need not be in order.
+            # Positions that allocate and free nothing need not be in order.
             while last >= begin and (delta[last] == 0 or (end if last & 1 else start)[queue[last >> 1]] >= until):
                 last -= 1
             head[num_open], tail[num_open], soon[num_open] = begin - 1, last + 1, -1

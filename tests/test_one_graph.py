@@ -30,7 +30,7 @@ from tests.effort import examples, some
 from tests.strategies import Problem, machines, problems, regular, replicated, strategies
 from tests.test_folding import check_plan
 from tests.test_models import scaled
-from tests.test_turns import served_by
+from tests.test_turns import num_engines
 from tests.training import SGD
 
 MANY = settings(max_examples=examples(150, 1 / 6))
@@ -146,7 +146,7 @@ def turns(plan: Lowered, order: list[int], waiting: set[int]) -> set[tuple[int, 
     found = set()
     for task in order:
         if plan.tasks.kind[task] >= Kind.MOVE and task not in waiting:
-            for engine in served_by(plan.tasks, task, plan.machine.engines):
+            for engine in num_engines(plan.tasks, task, plan.machine.engines):
                 found |= {(last[engine], task)} if engine in last else set()
                 last[engine] = task
     return found

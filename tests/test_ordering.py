@@ -19,9 +19,9 @@ from castile.planner.evaluation.evaluator import WORTH
 from castile.planner.evaluation.folding import Folding, timed
 from castile.planner.known.pieces import in_pieces
 from castile.planner.lower import Lowering
-from castile.planner.simulate import simulate, simulated_as
+from castile.planner.simulate import simulate, simulation_of
 from castile.planner.simulation import ordering
-from castile.planner.simulation.ordering import Slower, chained, listed, longest, simulated
+from castile.planner.simulation.ordering import Slower, chain_kernels, list_schedule, longest_chains, simulate_in_order
 from castile.planner.simulation.repeats import numbers
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.task import NUM_LANES, Lane
@@ -48,15 +48,15 @@ def test_chained_kernels_run_as_they_were_listed(form: str, data: st.DataObject)
     with pytest.MonkeyPatch.context() as patch:
         if form == "plain":
             patch.setattr(ordering, "_compiled_starts", lambda: ordering._starts)
-        lane, served = listed(graph, durations, engines, urgency)
+        lane, served = list_schedule(graph, durations, engines, urgency)
         start = served.start
         # Who asks about less is told so, and who asks about as much is told all.
         last = int((start + np.maximum(durations[graph.cost], 1)).max(initial=0))
-        assert listed(graph, durations, engines, urgency, last / PICOSECONDS)[1].start.tolist() == start.tolist()
+        assert list_schedule(graph, durations, engines, urgency, last / PICOSECONDS)[1].start.tolist() == start.tolist()
         if last > 1:
             with pytest.raises(Slower):
-                listed(graph, durations, engines, urgency, (last - 2) / PICOSECONDS)
-    chained_so, found = simulate(chained(graph, lane, start), durations, engines), simulated_as(graph, served)
+                list_schedule(graph, durations, engines, urgency, (last - 2) / PICOSECONDS)
+    chained_so, found = simulate(chain_kernels(graph, lane, start), durations, engines), simulation_of(graph, served)
     assert chained_so.timeline.start.tolist() == start.tolist()
     for name in ("persistent_bytes", "peak_bytes", "busy_seconds"):
         assert getattr(found, name).tolist() == getattr(chained_so, name).tolist()
@@ -70,11 +70,11 @@ def test_of_what_is_ready_the_most_urgent_begins() -> None:
     other = draft.task([(1, Lane.COMPUTE)])
     graph, durations = draft.graph(), np.array([5])
     for urgency, expected in (([0, 0, 1, 0], [0, 10, 5, 0]), ([0, 1, 1, 0], [0, 5, 10, 0])):
-        lane, served = listed(graph, durations, range(NUM_LANES), np.array(urgency))
+        lane, served = list_schedule(graph, durations, range(NUM_LANES), np.array(urgency))
         start = served.start
         assert lane.tolist() == [0, 0, 0, 1] and start.tolist() == expected
         before, after = (soon, late) if urgency[soon] > urgency[late] else (late, soon)
-        found = chained(graph, lane, start)
+        found = chain_kernels(graph, lane, start)
         assert found.needs_of(after).tolist() == sorted([first, before])
         assert found.needs_of(before).tolist() == [first] and not len(found.needs_of(other))
 
@@ -84,7 +84,7 @@ def test_what_takes_longer_than_can_be_told_is_not_listed() -> None:
     for _ in range(2):
         draft.task([(0, Lane.COMPUTE)])
     with pytest.raises(ValueError, match="is not simulated"):
-        listed(draft.graph(), np.array([2**61]), range(NUM_LANES), np.zeros(2, np.int64))
+        list_schedule(draft.graph(), np.array([2**61]), range(NUM_LANES), np.zeros(2, np.int64))
 
 
 def test_the_longest_chain_is_that_of_the_longest_among_tasks_of_one_step() -> None:
@@ -92,7 +92,7 @@ def test_the_longest_chain_is_that_of_the_longest_among_tasks_of_one_step() -> N
     one, two = (draft.task([(proc, Lane.COMPUTE)], cost=proc) for proc in range(2))
     draft.task([(0, Lane.COMPUTE)], [one], cost=2, order=5 << 20)
     draft.task([(1, Lane.COMPUTE)], [two], cost=1, order=6 << 20)
-    found = longest(draft.graph(), np.array([10, 25, 30]), np.full(4, -1))
+    found = longest_chains(draft.graph(), np.array([10, 25, 30]), np.full(4, -1))
     assert found.tolist() == [50, 50, 30, 25]
 
 
@@ -115,7 +115,7 @@ def test_chains_are_followed_from_all_tasks_of_a_step_as_far_from_the_beginning(
     for place, t in sorted(zip(places, range(size)), reverse=True):
         then = max((ahead[places[f]] for f in range(size) if t in needs[f]), default=0)
         ahead[place] = max(ahead[place], max(1, int(durations[graph.cost[t]])) + then)
-    found = longest(replace(graph, order=step << 20 | graph.order), durations, number)
+    found = longest_chains(replace(graph, order=step << 20 | graph.order), durations, number)
     assert found.tolist() == [ahead[place] for place in places]
 
 
@@ -129,9 +129,10 @@ def test_any_block_of_tasks_folds_exactly(order: str, data: st.DataObject) -> No
     names = {key: n for n, key in enumerate(graph.cost_keys)}
     lasts = durations[[names[key] for key in folded.graph.cost_keys]]
     pairs = (graph, durations), (folded.graph, lasts)
-    urgencies = [-of.order if order == "program" else longest(of, d, np.full(of.num_tasks, -1)) for of, d in pairs]
-    each = [(of, *listed(of, d, engines, u)) for (of, d), u in zip(pairs, urgencies, strict=True)]
-    chains = [chained(of, lane, served.start) for of, lane, served in each]
+    alone = [(of, d, np.full(of.num_tasks, -1)) for of, d in pairs]
+    urgencies = [-given[0].order if order == "program" else longest_chains(*given) for given in alone]
+    each = [(of, *list_schedule(of, d, engines, u)) for (of, d), u in zip(pairs, urgencies, strict=True)]
+    chains = [chain_kernels(of, lane, served.start) for of, lane, served in each]
     assert_same(folded, *(simulate(of, d, engines) for of, (_, d) in zip(chains, pairs, strict=True)))
 
 
@@ -150,8 +151,8 @@ def test_any_plan_folds_exactly(order: str, data: st.DataObject) -> None:
         plan = data.draw(in_buckets(problem.graph, lowering.machine.num_procs))
     cost, program, engines = CostModel(lowering.machine), lowering.program(plan), lowering.machine.engines
     folded, whole = Folding(lowering).fold(plan), lowering.contracted(plan)
-    few = simulated(numbers(program, folded.graph), folded.graph, timed(folded, cost), engines, order)[1]
-    every = simulated(numbers(program, whole.graph), whole.graph, cost.by_kind(whole.graph), engines, order)[1]
+    few = simulate_in_order(numbers(program, folded.graph), folded.graph, timed(folded, cost), engines, order)[1]
+    every = simulate_in_order(numbers(program, whole.graph), whole.graph, cost.by_kind(whole.graph), engines, order)[1]
     assert_same(numbered(folded, whole), every, few)
 
 

@@ -25,7 +25,7 @@ def waiting_for_nothing(tasks: TaskGraph) -> list[int]:
     return np.flatnonzero((np.diff(tasks.need_ptr) == 0) & (tasks.kind >= Kind.MOVE)).tolist()
 
 
-def served_by(tasks: TaskGraph, task: int, engines: Sequence[int]) -> set[tuple[int, int]]:
+def num_engines(tasks: TaskGraph, task: int, engines: Sequence[int]) -> set[tuple[int, int]]:
     """The engines that serve a task: processor and number of each."""
     return {(lane // NUM_LANES, engines[lane % NUM_LANES]) for lane in tasks.lanes_of(task).tolist()}
 
@@ -37,7 +37,7 @@ def test_of_what_waits_for_nothing_an_engine_has_one(plan) -> None:
     lowering = Lowering(problem.graph, on, SGD)
     plain = compose(*lowering.instances(strategy), on.num_procs, lowering.catalogue)
     tasks, free = lowering.lower(strategy), waiting_for_nothing(plain)
-    engines = [of for t in waiting_for_nothing(tasks) for of in served_by(tasks, t, on.engines)]
+    engines = [of for t in waiting_for_nothing(tasks) for of in num_engines(tasks, t, on.engines)]
     assert len(engines) == len(set(engines))
     for t in range(tasks.num_tasks):
         more = set(tasks.needs_of(t).tolist()) - set(plain.needs_of(t).tolist())
@@ -55,7 +55,7 @@ def test_by_itself_it_is_sent_when_it_would_be_anyway(plan) -> None:
     ends = dict[int, int]()
     plain = compose(*lowering.instances(strategy), on.num_procs, lowering.catalogue)
     for t in sorted(waiting_for_nothing(plain), key=lambda t: plain.order[t]):
-        engines = served_by(tasks, t, on.engines)
+        engines = num_engines(tasks, t, on.engines)
         begin = max(served.get(engine, 0) for engine in engines)
         assert begin == max([ends[before] for before in tasks.needs_of(t).tolist()], default=0)
         ends[t] = begin + 1 + int(tasks.cost[t])

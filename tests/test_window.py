@@ -18,9 +18,9 @@ from castile.planner.evaluation import evaluator as evaluators
 from castile.planner.evaluation import simulated_step as steps
 from castile.planner.explanation import account, label
 from castile.planner.known.seeds import seeds
-from castile.planner.simulate import flattened, simulate
+from castile.planner.simulate import flatten, simulate
 from castile.planner.simulation import repeats, serving, window
-from castile.planner.simulation.ordering import Listing, listed
+from castile.planner.simulation.ordering import ListScheduler, list_schedule
 from castile.planner.simulation.window import Alike, Serve
 from castile.planner.strategy import ORDERS, PATH, PROGRAM, READY, Strategy
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
@@ -91,13 +91,13 @@ def test_any_tasks_take_what_all_microbatches_take(
         serve: Serve = partial(serving.serve_ready, form="plain" if served == "plain" else "auto")
         if is_listed:
             of = [np.array([urgent[t % len(urgent)] for t in places(each)]) for each in (number, numbers)]
-            serve = Listing(flattened(few, durations, engines), of[0])
-        found = window.simulated(few, durations, engines, alike(loop, few, number, written), more, serve)
+            serve = ListScheduler(flatten(few, durations, engines), of[0])
+        found = window.simulate_window(few, durations, engines, alike(loop, few, number, written), more, serve)
         seen[found is not None] += 1
         if found is None:
             return
         given = all_of_it, lasts, engines
-        whole = listed(*given, of[1])[1] if is_listed else simulate(*given).timeline
+        whole = list_schedule(*given, of[1])[1] if is_listed else simulate(*given).timeline
         # the first, and as many others as there are from the last one on
         mine = (numbers == 0) | (numbers > more) | (numbers < 0)
         assert found.timeline.start.tolist() == whole.start[mine].tolist()
@@ -213,7 +213,8 @@ def test_where_more_are_under_way_than_are_written_out_all_are(monkeypatch: pyte
     loop = Loop(1, [((0, Lane.COMPUTE), 1, set(), set()), ((0, Lane.HOST), 2, {0}, set())], [None, None], [], [])
     tasks, number, durations = loop.written(6)
     own = range(NUM_LANES)
-    assert window.simulated(tasks, durations, own, alike(loop, tasks, number, 6), 3, serving.serve_ready) is not None
+    those = alike(loop, tasks, number, 6)
+    assert window.simulate_window(tasks, durations, own, those, 3, serving.serve_ready) is not None
     loop = Loop(1, [((0, Lane.HOST), 2, set(), set()), ((0, Lane.COMPUTE), 1, set(), set())], [None, None], [], [])
     tasks, number, durations = loop.written(6)
-    assert window.simulated(tasks, durations, own, alike(loop, tasks, number, 6), 3, serving.serve_ready) is None
+    assert window.simulate_window(tasks, durations, own, alike(loop, tasks, number, 6), 3, serving.serve_ready) is None

@@ -62,7 +62,7 @@ def prepare(lowering: Lowering, strategy: Strategy, cost: CostModel) -> Prepared
     machine = lowering.machine
     program, priced = lowering.program(strategy), cost.by_kind(tasks)
     number = repeats.numbers(program, tasks)
-    tasks, simulated = ordering.simulated(number, tasks, priced, machine.engines, strategy.order)
+    tasks, simulated = ordering.simulate_in_order(number, tasks, priced, machine.engines, strategy.order)
     packing = memory.pack(tasks, simulated.timeline, capacities=machine.capacity)
     memory.refuse(tasks, simulated.timeline, packing.peak_bytes, machine.capacity)
     return Prepared(tasks, simulated, packing)

@@ -24,7 +24,7 @@ from castile.planner.evaluation.evaluated import Evaluated
 from castile.planner.evaluation.few import FEW
 from castile.planner.evaluation.folding import Folded, Folding
 from castile.planner.evaluation.moved import moved_bytes
-from castile.planner.evaluation.simulated_step import SimulatedStep, Written, simulated, simulated_in_window
+from castile.planner.evaluation.simulated_step import SimulatedStep, Written, simulate_step, simulate_step_in_window
 from castile.planner.evaluation.unrolled import Unrolled, unrolled
 from castile.planner.lower import Lowering
 from castile.planner.lowering.stages import num_stages
@@ -207,7 +207,7 @@ class Evaluator:
     def _simulated(self, strategy: Strategy, key: Key, most: float = inf) -> SimulatedStep:
         """Simulate a plan. The best one so far is kept, or one that was asked for a second time, as it will be again.
 
-        Raises Slower as `ordering.simulated` does.
+        Raises Slower as `ordering.simulate_in_order` does.
         """
         if self._best is not None and self._best[1] == key:
             return self._best[2]
@@ -255,7 +255,7 @@ class Evaluator:
         count = self._count(strategy)
         if shown == count:
             return self._in_window(strategy, most) or self._with_all_microbatches(strategy, most), 0
-        step = simulated(self._written(shown, strategy), strategy, self.cost, most)
+        step = simulate_step(self._written(shown, strategy), strategy, self.cost, most)
         cycle = repeats.cycle(step.folded.graph, step.number, step.simulated)
         if cycle is None:
             return None, 0
@@ -274,12 +274,12 @@ class Evaluator:
         """The plan with all its microbatches simulated through a window of them; None where that is not possible."""
         left = self._count(strategy) - self._window(strategy)
         written = self._written(self._window(strategy), strategy) if left else None
-        step = written and simulated_in_window(written, strategy, self.cost, left, most)
+        step = written and simulate_step_in_window(written, strategy, self.cost, left, most)
         return step and step.with_lasting
 
     def _with_all_microbatches(self, strategy: Strategy, most: float = inf) -> SimulatedStep:
         """The same with all of them written out."""
-        return simulated(self._written(self._count(strategy), strategy), strategy, self.cost, most)
+        return simulate_step(self._written(self._count(strategy), strategy), strategy, self.cost, most)
 
     def _written(self, shown: int, strategy: Strategy) -> Written:
         """The tasks of so many microbatches; those of the plan that is kept if this one differs in its order alone."""
@@ -321,7 +321,7 @@ class Evaluator:
         """The plan with all tasks of all processors written out."""
         folded = Folding(self.lowering).whole(_unordered(strategy))
         number = repeats.numbers(self.lowering.program(strategy), folded.graph)
-        return simulated(Written(self.lowering, folded, number), strategy, self.cost)
+        return simulate_step(Written(self.lowering, folded, number), strategy, self.cost)
 
     def pack(self, strategy: Strategy) -> tuple[int, ...]:
         """The bytes of each processor's arena. Raises ValueError, naming the largest owners, where one is too long."""

@@ -182,7 +182,7 @@ class SimulatedStep:
         buffers, private = aligned(graph.buffer_bytes), aligned(graph.private_bytes)
         graph = replace(graph, buffer_bytes=buffers, private_bytes=private)
         written = self.written._replace(folded=replace(self.folded, graph=graph))
-        step = simulated_in_window(written, self.strategy, cost, self.left, watch=shown)
+        step = simulate_step_in_window(written, self.strategy, cost, self.left, watch=shown)
         assert step is not None and step.seconds == self.seconds
         return None
 
@@ -192,14 +192,14 @@ class SimulatedStep:
         return Ledger(self.folded.graph, engines, cause, num_causes, alike)
 
 
-def simulated(written: Written, strategy: Strategy, cost: CostModel, most: float = inf) -> SimulatedStep:
-    """A plan with its tasks in order, as far as they are written out. Raises Slower as `ordering.simulated` does."""
-    folded, engines = written.folded, written.lowering.machine.engines
-    tasks, found = ordering.simulated(written.number, folded.graph, timed(folded, cost), engines, strategy.order, most)
+def simulate_step(written: Written, strategy: Strategy, cost: CostModel, most: float = inf) -> SimulatedStep:
+    """Simulate a plan with the microbatches that are written out. Raises Slower as `simulate_in_order` does."""
+    folded, engines, priced = written.folded, written.lowering.machine.engines, timed(written.folded, cost)
+    tasks, found = ordering.simulate_in_order(written.number, folded.graph, priced, engines, strategy.order, most)
     return SimulatedStep(strategy, written, tasks, found, folded.count, expand(folded, found).peak_bytes)
 
 
-def simulated_in_window(
+def simulate_step_in_window(
     written: Written, strategy: Strategy, cost: CostModel, more: int, most: float = inf, watch: Watch | None = None
 ) -> SimulatedStep | None:
     """The same with so many more microbatches, but for what these hold all step long; None where those that are written
@@ -207,7 +207,7 @@ def simulated_in_window(
     """
     folded, engines, alike = written.folded, written.lowering.machine.engines, written.alike
     priced = timed(folded, cost)
-    found = alike and ordering.simulated_in_window(
+    found = alike and ordering.simulate_window_in_order(
         written.number, folded.graph, priced, engines, strategy.order, most, alike, more, watch
     )
     if alike is None or found is None:

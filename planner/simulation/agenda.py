@@ -1,6 +1,6 @@
-"""The agenda: tasks that are ready and not served, of which the next one by (ready, order) is taken.
+"""The agenda: a priority queue of ready tasks by (ready time, order): a calendar queue of buckets.
 
-Its functions are compiled where they can be, and make no array. It does not know what tasks need or occupy.
+Its functions are compiled where numba is installed, and allocate no array. It does not know what tasks need or occupy.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ NEVER = np.iinfo(np.int64).max
 
 
 class Agenda(NamedTuple):
-    """Room for tasks that are ready and wait, in buckets by the time from which they are.
+    """Ready tasks in buckets by their ready time.
 
-    In a later bucket they are chained in the order in which they came. Those of the bucket under way stand in a row if
-    they came in the order in which they are taken, as most do, else in a heap. The last bucket holds all that comes
-    after the others.
+    The tasks of a later bucket are a linked list in order of arrival. Those of the current bucket are in `row` if they
+    arrived in the order in which they are taken, as most do, else in `heap`. The last bucket is the overflow.
 
-    first, last   the first and the last task of each bucket, or -1
-    chain         for each task the next one of its bucket, or -1
-    row           the tasks in it are row[head] to row[stop - 1]
-    heap          the tasks in it are the first `size`
+    first, last   the first and the last task of each bucket's list, -1 where it is empty
+    chain         for each task the next one of its bucket's list, or -1
+    row           a FIFO queue: row[head] to row[stop - 1]
+    heap          a binary heap: its first `size` entries
     fresh         tasks that have just become ready
     """
 
@@ -38,9 +37,9 @@ class Agenda(NamedTuple):
 
 
 def room(num_tasks: int) -> Agenda:
-    """An empty agenda for so many tasks, with a bucket for every two of them.
+    """An empty agenda for `num_tasks`, with a bucket for every two of them.
 
-    Numbers that are never below 0 are unsigned: compiled code looks whether any other index counts from the end.
+    Indices are unsigned where they are never negative: compiled code tests whether any other counts from the end.
     """
     first, last = np.full((2, num_tasks // 2 + 2), -1, np.int32)
     row, heap, fresh = np.empty((3, num_tasks + 1), np.uint32)
@@ -50,9 +49,11 @@ def room(num_tasks: int) -> Agenda:
 def put(  # type: ignore[no-untyped-def]
     num_fresh, size, head, stop, bucket, base, width, first, last, chain, row, heap, fresh, ready, order
 ):
-    """Enter so many fresh tasks; returns the size of the heap and the end of the row after that.
+    """Insert the first `num_fresh` fresh tasks; returns the new size of the heap and end of the row.
 
-    Bucket number `bucket` is under way, the first begins at `base`, and each is 2**width picoseconds wide.
+    bucket   number of the current bucket
+    base     time at which the first bucket begins
+    width    log2 of the picoseconds that a bucket is wide
     """
     for f in range(num_fresh):
         t = fresh[f]
@@ -73,10 +74,10 @@ def put(  # type: ignore[no-untyped-def]
 
 
 def opened(bucket, base, width, first, chain, fresh, ready):  # type: ignore[no-untyped-def]
-    """Make the tasks of the next bucket that has any the fresh ones.
+    """Move the tasks of the next bucket that has any to `fresh`.
 
-    Returns how many they are, 0 only when no task waits; and the number of the bucket under way, where the first begins
-    and how wide they are, which change when the last bucket is opened.
+    Returns their number, 0 only if no task is left, and the new bucket, base and width: the last two change when the
+    overflow is opened.
     """
     num_fresh, bucket = 0, bucket + 1
     while bucket < len(first) and first[bucket] < 0:
@@ -86,7 +87,7 @@ def opened(bucket, base, width, first, chain, fresh, ready):  # type: ignore[no-
         while task >= 0:
             fresh[num_fresh], num_fresh, task = task, num_fresh + 1, chain[task]
         if bucket == len(first) - 1:
-            # The buckets begin anew, twice as wide: should they be too narrow, they soon are not.
+            # Start again with buckets twice as wide: they may have been too narrow.
             bucket, base, width = 0, NEVER, width + 1
             for f in range(num_fresh):
                 base = min(base, ready[fresh[f]])
@@ -94,7 +95,7 @@ def opened(bucket, base, width, first, chain, fresh, ready):  # type: ignore[no-
 
 
 def take(size, head, stop, row, heap, ready, order):  # type: ignore[no-untyped-def]
-    """Take the first task of row and heap; returns it, where the row begins now, and the size of the heap now."""
+    """Pop the first task of row and heap; returns it, the new head of the row and the new size of the heap."""
     if size == 0 or (head < stop and before(row[head], heap[0], ready, order)):
         return row[head], head + 1, size
     task = heap[0]
@@ -108,14 +109,14 @@ def before(one, other, ready, order):  # type: ignore[no-untyped-def]
 
 
 def rise(heap, hole, task, ready, order):  # type: ignore[no-untyped-def]
-    """A task enters a heap of so many."""
+    """Push a task onto a heap of size `hole`."""
     while hole > 0 and before(task, heap[(hole - 1) >> 1], ready, order):
         heap[hole], hole = heap[(hole - 1) >> 1], (hole - 1) >> 1
     heap[hole] = task
 
 
 def sink(heap, size, ready, order):  # type: ignore[no-untyped-def]
-    """The first task leaves a heap, which has so many others."""
+    """Pop the first task off a heap, which then has `size` tasks."""
     task, hole, low = heap[size], 0, 1
     while low < size:
         if low + 1 < size and before(heap[low + 1], heap[low], ready, order):
@@ -132,7 +133,7 @@ PARTS = (put, opened, take, before, rise, sink)
 def without_arrays(bodies: Sequence[Callable[..., Any]], parts: Sequence[Callable[..., Any]]) -> tuple[Any, ...]:
     """These functions, compiled where numba is installed; they may call `parts` and the parts of this file.
 
-    None of them may make an array: references to arrays are not counted, since that would take longer than all else.
-    Parts are put in where they are called, since handing on so many arrays would take longer than most parts do.
+    None of them may allocate an array: reference counting, which would take longer than all else, is off. Parts are
+    inlined, since passing so many arrays would take longer than most parts do.
     """
     return assembled(bodies, (), (*PARTS, *parts)) if can_compile() else tuple(bodies)

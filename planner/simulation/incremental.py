@@ -25,7 +25,7 @@ from castile.planner.lowering.turns import in_turn
 from castile.planner.simulation import blocks, repeats
 from castile.planner.simulation.blocks import Block, Contents, Edges
 from castile.planner.simulation.delta import Change, Delta
-from castile.planner.simulation.ordering import ordered
+from castile.planner.simulation.ordering import with_kernel_order
 from castile.planner.step.program import Program
 from castile.planner.strategy import READY, Config, Strategy, check, check_config
 from castile.runtime.timeline import Timeline
@@ -211,7 +211,7 @@ class Incremental:
         tasks = Composed(steps, flows, tasks).bucketed(strategy.bucket_bytes).graph  # type: ignore[arg-type]
         graph, durations = self._cost.by_kind(in_turn(tasks, machine.engines))
         number = repeats.numbers(lowered.program, graph)
-        graph = ordered(number, graph, (graph, durations), machine.engines, strategy.order)
+        graph = with_kernel_order(number, graph, (graph, durations), machine.engines, strategy.order)
         counts = np.array([one.num_tasks for one in lowered.blocks], np.int64)
         delta = Delta.of(graph, durations, machine.engines, self._form)
         return _Laid(

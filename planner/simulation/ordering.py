@@ -1,7 +1,8 @@
-"""Orders: which of the kernels that are ready a processor begins first, as a plan says.
+"""Kernel orders: list scheduling by a plan's priority, which decides which of its ready kernels a processor begins
+first.
 
-A graph's kernels are listed once (list scheduling), and each then waits for the one before on its processor: so whoever
-simulates, packs or executes it serves what is ready, as ever. It does not know where durations come from.
+A graph's kernels are scheduled once, and an edge is added from each to the next one on its processor. So the simulator,
+the packing of memory and the executor all serve tasks as they get ready. It does not know where durations come from.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from typing import Any
 import numpy as np
 
 from castile.planner.lowering.rows import compressed, pointer
-from castile.planner.simulate import LONGEST, Simulated, flattened, served_by, simulate, simulated_as
+from castile.planner.simulate import LONGEST, Simulated, flatten, num_engines, simulate, simulation_of
 from castile.planner.simulation import agenda, repeats, serving, window
 from castile.planner.simulation.agenda import NEVER, opened, put, rise, sink, take, without_arrays
-from castile.planner.simulation.serving import STOP, Left, Served, Tasks, beginning, occupy, release
+from castile.planner.simulation.serving import STOP, Remaining, Schedule, Tasks, beginning, occupy, release
 from castile.planner.simulation.window import Alike, Watch
 from castile.planner.strategy import PATH, READY
 from castile.runtime.compiled import compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS
 
-# What serving gives instead of a time where a step takes too long.
+# Returned in place of a time where a step takes too long.
 TOO_LATE = -2
 
 
 class Slower(Exception):
-    """A step takes longer than was asked about."""
+    """A step takes longer than the given limit."""
 
 
-def simulated(
+def simulate_in_order(
     number: np.ndarray,
     tasks: TaskGraph,
     priced: tuple[TaskGraph, np.ndarray],
@@ -41,53 +42,57 @@ def simulated(
     order: str,
     most: float = inf,
 ) -> tuple[TaskGraph, Simulated]:
-    """The tasks of a program with its kernels in the order of that name, and when they would run.
+    """Simulate tasks with their kernels in an order; returns the graph with that order's edges, and its simulation.
 
-    number[T]         of which microbatch each is, as `repeats.numbers` says
-    priced, engines   the same graph with durations, and engines, as `simulate` takes them
-    most              seconds; raises Slower where that is seen of an order while it is made
+    number[T]         the microbatch of each task (`repeats.numbers`)
+    priced, engines   the same graph with its durations, and the engines, as for `simulate`
+    order             one of strategy.ORDERS
+    most              seconds; raises Slower if list scheduling exceeds this
     """
     if order == READY:
         return tasks, simulate(*priced, engines)
-    lane, served = listed(*priced, engines, _urgency(number, tasks, priced, order), most)
-    # a simulation of the graph that is chained so would serve it so
-    return chained(tasks, lane, served.start), simulated_as(priced[0], served)
+    lane, served = list_schedule(*priced, engines, _urgency(number, tasks, priced, order), most)
+    # simulating the chained graph would give this schedule
+    return chain_kernels(tasks, lane, served.start), simulation_of(priced[0], served)
 
 
-def simulated_in_window(
+def simulate_window_in_order(
     number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str,
     most: float, alike: Alike, more: int, watch: Watch | None = None,
 ) -> tuple[TaskGraph, Simulated] | None:  # fmt: skip
-    """The same of a step with so many microbatches more; None where that is not possible, as `window.simulated` says.
+    """The same for a step with `more` further microbatches, through a window; None where the window cannot move.
 
-    alike   which tasks are of microbatches that are alike
-    watch   as `window.simulated` takes it
+    alike, watch   as for `window.simulate_window`
     """
     if order == READY:
-        found = window.simulated(*priced, engines, alike, more, serving.serve_ready, watch)
+        found = window.simulate_window(*priced, engines, alike, more, serving.serve_ready, watch)
         return None if found is None else (tasks, found)
-    flat = flattened(*priced, engines)
-    listing = Listing(flat, _urgency(number, tasks, priced, order), most)
-    found = window.simulated(*priced, engines, alike, more, listing, watch)
-    return None if found is None else (chained(tasks, listing.lane, found.timeline.start), found)
+    flat = flatten(*priced, engines)
+    listing = ListScheduler(flat, _urgency(number, tasks, priced, order), most)
+    found = window.simulate_window(*priced, engines, alike, more, listing, watch)
+    return None if found is None else (chain_kernels(tasks, listing.lane, found.timeline.start), found)
 
 
-def ordered(
+def with_kernel_order(
     number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str
 ) -> TaskGraph:
-    """The same graph alone, which nobody simulates for that where it stays as it is."""
+    """Only the graph with the order's edges: it is not simulated where the order adds none."""
     if order == READY:
         return tasks
-    lane, served = listed(*priced, engines, _urgency(number, tasks, priced, order))
-    return chained(tasks, lane, served.start)
+    lane, served = list_schedule(*priced, engines, _urgency(number, tasks, priced, order))
+    return chain_kernels(tasks, lane, served.start)
 
 
 def _urgency(number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], order: str) -> np.ndarray:
-    return longest(*priced, number) if order == PATH else -tasks.order
+    return longest_chains(*priced, number) if order == PATH else -tasks.order
 
 
-def chained(tasks: TaskGraph, lane: np.ndarray, start: np.ndarray) -> TaskGraph:
-    """The graph in which kernels also wait for those that start before them, each on its lane."""
+def chain_kernels(tasks: TaskGraph, lane: np.ndarray, start: np.ndarray) -> TaskGraph:
+    """The graph with an edge to each kernel from the one that starts before it on its lane.
+
+    lane[T]    the compute lane of each kernel, -1 for other tasks
+    start[T]   when each task starts
+    """
     kernels = np.flatnonzero(lane >= 0)
     kernels = kernels[np.lexsort((start[kernels], lane[kernels]))]
     one_lane = lane[kernels[1:]] == lane[kernels[:-1]]
@@ -99,39 +104,40 @@ def chained(tasks: TaskGraph, lane: np.ndarray, start: np.ndarray) -> TaskGraph:
     return replace(tasks, need_ptr=begin, needs=found[:size])
 
 
-def listed(
+def list_schedule(
     tasks: TaskGraph, durations: np.ndarray, engines: Sequence[int], urgency: np.ndarray, most: float = inf
-) -> tuple[np.ndarray, Served]:
-    """int64[T]: the compute lane of each kernel, -1 of what occupies another or several; and how all is served where a
-    lane that has done a kernel takes the most urgent of those that are ready, of equal ones the first in order.
+) -> tuple[np.ndarray, Schedule]:
+    """The list schedule in which a lane that is free takes its most urgent ready kernel, of equal ones the first in
+    order; all other tasks are served as they get ready, as by `simulate`.
 
-    All else is served as it gets ready, as by `simulate`. Raises Slower once one ends after so many seconds.
+    Returns int64[T], the compute lane of each kernel and -1 for other tasks, and the schedule. Raises Slower once a
+    task ends after `most` seconds.
     """
-    flat = flattened(tasks, durations, engines)
-    served = serving.to_serve(flat, served_by(tasks, engines), serving.compiled_bodies()[0])
-    listing = Listing(flat, urgency, most)
-    listing(flat, served, serving.all_left(flat, served))
+    flat = flatten(tasks, durations, engines)
+    served = serving.new_schedule(flat, num_engines(tasks, engines), serving.compiled_bodies()[0])
+    listing = ListScheduler(flat, urgency, most)
+    listing(flat, served, serving.nothing_served(flat, served))
     return listing.lane, served
 
 
-class Listing:
-    """Serves tasks as `serving.serve_ready` does, but kernels as `listed` does.
+class ListScheduler:
+    """Serves tasks as `serving.serve_ready` does, but kernels as `list_schedule` does.
 
-    lane    int64[T]: the compute lane of each kernel, -1 of what occupies another or several
-    rest    int64[P]: picoseconds of the kernels of each lane that come besides those of the tasks
+    lane    int64[T]: the compute lane of each kernel, -1 for tasks that occupy another lane or several
+    rest    int64[P]: picoseconds of kernels on each lane that are not among the tasks
     """
 
     def __init__(self, tasks: Tasks, urgency: np.ndarray, most: float = inf) -> None:
         proc, which = np.divmod(tasks.lanes[tasks.lane_ptr[:-1]].astype(np.int64), NUM_LANES)
         is_kernel = (np.diff(tasks.lane_ptr) == 1) & (which == Lane.COMPUTE)
         self.lane, num_procs = np.where(is_kernel, proc, -1), len(tasks.engine) // NUM_LANES
-        # as seconds are told, which may be a picosecond off
+        # seconds are rounded, which may be a picosecond off
         self._latest = LONGEST if most == inf else int(most * PICOSECONDS) + 1
         self._priority, self._begin = -urgency, pointer(np.bincount(proc[is_kernel], minlength=num_procs))
         self._until, self.rest = np.zeros((2, num_procs), np.int64)
 
-    def __call__(self, tasks: Tasks, served: Served, left: Left) -> int:
-        """Raises Slower as `listed` does."""
+    def __call__(self, tasks: Tasks, served: Schedule, left: Remaining) -> int:
+        """Raises Slower as `list_schedule` does."""
         num_tasks, num_procs = len(self.lane), len(self.rest)
         room, (when, what) = agenda.room(num_tasks + num_procs), np.zeros((2, num_tasks + num_procs), np.int64)
         until: int = _compiled_starts()(
@@ -145,11 +151,11 @@ class Listing:
         return until
 
 
-def longest(tasks: TaskGraph, durations: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """int64[T]: how long the longest chain lasts that begins with a task, or with one of the same step or transfer that
-    as long a chain comes before: so all processors have one order, and folding does not change it.
+def longest_chains(tasks: TaskGraph, durations: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """int64[T]: picoseconds of the longest chain of tasks that begins with a task, or with another task of the same
+    step or transfer at the same depth: so all processors have one order, and folding does not change it.
 
-    number   of which microbatch each is; no chain leads out of one but the last, so that each has the same order
+    number   the microbatch of each task; no chain leads out of one but the last, so that all have the same order
     """
     after, before = _edges(tasks)
     of = number[before]
@@ -170,17 +176,17 @@ def _lasts(tasks: TaskGraph, durations: np.ndarray) -> np.ndarray:
 
 
 def _edges(tasks: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
-    """Who waits, and for whom."""
+    """The pairs (after, before) of waiting tasks and what they wait for."""
     return np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.need_ptr)), np.asarray(tasks.needs, np.int64)
 
 
 def _followers(num_tasks: int, after: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """By task those that wait for it: where they begin, and which."""
+    """The followers of each task in CSR form."""
     return compressed(before, after, num_tasks)
 
 
 def _levels(waits, follow_ptr, follows):  # type: ignore[no-untyped-def]
-    """How many tasks the longest chain has that comes before each; waits: for how many each waits."""
+    """The depth of each task: the length of the longest chain before it. `waits`: how many tasks each waits for."""
     level, ready = np.zeros(len(waits), np.int64), [t for t in range(len(waits)) if waits[t] == 0]
     while ready:
         t = ready.pop()
@@ -194,7 +200,7 @@ def _levels(waits, follow_ptr, follows):  # type: ignore[no-untyped-def]
 
 
 def _longest(by_group, group, lasts, follow_ptr, follows):  # type: ignore[no-untyped-def]
-    """How long the longest chain of groups lasts that begins with each; groups wait for earlier ones only."""
+    """The duration of the longest chain of groups that begins with each; groups wait for earlier ones only."""
     found = np.zeros(len(lasts), np.int64)
     for t in by_group[::-1]:
         ahead = 0
@@ -208,20 +214,20 @@ def _starts(  # type: ignore[no-untyped-def]
     latest, longest, tasks, lane, priority, agenda, base, waits, free, spare, until, begin, waiting, held, when, what,
     start, end, queue, queue_end, place,
 ):  # fmt: skip
-    """Serves tasks, as `serving.serve` does; TOO_LATE where one ends after the latest time, then only some are served.
+    """The list schedule, otherwise as `serving.serve`; TOO_LATE where a task ends after `latest`.
 
-    At any time first kernels come to their lanes, then lanes that have none choose one, and it and all else that is
-    ready is served in its order: so what is chosen is as ready then as it is behind the kernel before it.
+    At equal times kernels arrive at their lanes first, then free lanes choose one, then tasks are served in their
+    order: so a chosen kernel is as ready as it is with an edge from the kernel before it.
 
-    longest   any time of a step will do
-    spare     for how long each lane may have no kernel before one surely ends too late, but for its kernels here
-    until     when it was done with the last one
-    held      how many kernels wait for each lane, -1 while it has none
-    waiting   these, a heap from waiting[begin[lane]] on
-    agenda    what happens next: tasks and, behind their numbers, lanes that choose
-    when      at what time it does
-    what      what goes first then: kernels come in their order, far below 0, lanes choose just below 0, then tasks are
-              served in theirs
+    longest   an estimate of the step's time, as in `serving.serve`
+    spare     how long each lane may still idle before a kernel surely ends too late
+    until     when each lane ended its last kernel
+    held      how many kernels wait for each lane, -1 while it is free
+    waiting   these kernels, a heap from waiting[begin[lane]] on
+    agenda    events: tasks and, numbered behind them, lanes that choose
+    when      the time of each event
+    what      the rank of events at equal times: arrivals in their order, far below 0, then lanes, just below 0, then
+              tasks in their order
     """
     first, last, chain, row, heap, fresh = agenda
     order, num_tasks, num_lanes = tasks.order, len(lane), len(held)
@@ -231,7 +237,7 @@ def _starts(  # type: ignore[no-untyped-def]
         width += 1
     while True:
         if stop + num_fresh > len(row):
-            # Some come more than once, but not before they have gone.
+            # A task may come twice, but only after it has gone: move the row to its beginning.
             for k in range(head, stop):
                 row[k - head] = row[k]
             head, stop = 0, stop - head
@@ -284,14 +290,14 @@ def _starts(  # type: ignore[no-untyped-def]
 def _at_first(  # type: ignore[no-untyped-def]
     tasks, lane, base, waits, spare, until, held, when, what, start, fresh
 ):  # fmt: skip
-    """How each task begins, what all kernels of a lane take off what it has to spare, and which lanes will choose; how
-    many wait for nothing.
+    """Set up the events of all tasks and lanes, and take all kernels off their lanes' `spare`; returns the number of
+    fresh events.
     """
     num_fresh = 0
     for t in range(len(lane)):
         if waits[t] < 0:
             continue
-        # Before a task that is a STOP kernels come and lanes choose.
+        # Before a STOP task kernels arrive and lanes choose.
         when[t], what[t] = start[t], max(tasks.order[t], -1)
         if lane[t] >= 0:
             what[t] -= NEVER
@@ -309,14 +315,14 @@ def _at_first(  # type: ignore[no-untyped-def]
 
 
 def _stopped(waits, end, when, start):  # type: ignore[no-untyped-def]
-    """Since when what is left is ready, as far as is known."""
+    """Write the lower bounds of ready times of unserved tasks into `start`."""
     for t in range(len(end)):
         if waits[t] >= 0 and end[t] == NEVER:
             start[t] = when[t]
 
 
 def _joined(need_ptr, needs, before, begin, found):  # type: ignore[no-untyped-def]
-    """Each row of needs with one more where there is one, each once and in order; gives how many they are in all."""
+    """Merge `before` into the rows of needs, each once and in order; returns the number of needs."""
     size = 0
     for t in range(len(before)):
         more = before[t]
@@ -337,5 +343,5 @@ def _joined(need_ptr, needs, before, begin, found):  # type: ignore[no-untyped-d
 
 @cache
 def _compiled_starts() -> Callable[..., Any]:
-    """The same compiled, where numba is installed."""
+    """The loop, compiled where numba is installed."""
     return without_arrays((_starts,), (*serving.PARTS, _at_first, _stopped))[0]

@@ -1,9 +1,9 @@
-"""Periodic schedules: of a step in many equal microbatches a few are simulated, and the whole step follows exactly.
+"""Periodic schedules: a few microbatches of a step are simulated, and a step of many equal ones follows exactly.
 
-Once the simulation is in the same state as some microbatches before, only later, it goes through the same states again
-and again until the last microbatch comes: what is served next depends only on what is left and when that is ready. The
-period is mostly one microbatch; it is longer where stages of a pipeline that take nearly equally long wait for each
-other in turns. It does not know how plans are lowered, nor how few microbatches are enough.
+Once the simulation is in the same state as some microbatches before, only later, it repeats the same states until the
+last microbatch: what is served next depends only on which tasks are left and when they are ready. The period is mostly
+one microbatch; it is longer where pipeline stages of nearly equal time wait for each other in turns. It does not know
+how plans are lowered, nor how few microbatches are enough.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from castile.planner.step.program import Program
 from castile.runtime.task import TaskGraph
 from castile.runtime.timeline import Timeline
 
-# Where in a task's order its slot begins, and the number of the flow whose transfer it is, in bits from the lowest.
+# The bits of a task's order at which its slot begins, and the number of the flow whose transfer it is.
 SLOT, FLOW = 40, 20
-# The first, three that are alike, and the last: a step of any number of microbatches can be made of these.
+# The first, three equal ones, and the last: a step of any number of microbatches can be composed of these.
 LEAST = 5
 # The longest period that is looked for, in microbatches.
 MOST_APART = 16
-# How often the number that is written out is doubled at most: if 16 times as many showed no period, only all of them
-# were seen to be enough.
+# The most doublings of the number that is written out: where 16 times as many showed no period, no number but all did.
 DOUBLINGS = 5
-# Somewhat more than the first number seldom show a period that it does not, in 1 of 18 tries with pipelines on 64
-# processors: they are tried only where all microbatches are so many times as many, or too many to write out.
+# A doubled number seldom shows a period that the first one does not (1 of 18 pipelines on 64 processors): it is tried
+# only where there are this many times as many microbatches, or too many to write out.
 SELDOM = 16
 
 
 class Cycle(NamedTuple):
-    """A period: this many further microbatches make a step this many picoseconds longer. They repeat what is done in
-    the last so many picoseconds before the time `until`."""
+    """A period: so many further microbatches make a step so many picoseconds longer. They repeat what happens in the
+    last period before the time `until`.
+    """
 
     microbatches: int
     picoseconds: int
@@ -45,10 +45,10 @@ class Cycle(NamedTuple):
 
 
 def shown(count: int, least: int = LEAST, can_be_all: Callable[[], bool] = lambda: False) -> Iterator[int]:
-    """How many of `count` microbatches to write out, in the order in which to try: `least`, its doublings, then all.
+    """The numbers of microbatches to write out, of `count`, in the order in which to try them: `least`, doublings, all.
 
-    can_be_all   whether all can be written out; where they can, few doublings are tried before. Called only if needed
-    Doublings are at most half of all: if a third showed no period, two thirds hardly ever did.
+    can_be_all   whether all can be written out: then few doublings are tried before. Called only if needed
+    Doublings are at most half of all: where a third showed no period, two thirds hardly ever did.
     """
     for number in (least << n for n in range(DOUBLINGS + 1) if least << n < count):
         if number == least or SELDOM * number <= count or (2 * number <= count and not can_be_all()):
@@ -57,7 +57,7 @@ def shown(count: int, least: int = LEAST, can_be_all: Callable[[], bool] = lambd
 
 
 def numbers(program: Program, tasks: TaskGraph) -> np.ndarray:
-    """int64[T]: the microbatch of each task, -1 for tasks of none or several, or of one and the whole batch."""
+    """int64[T]: the microbatch of each task; -1 for tasks of none or several, or of one and the whole batch."""
     return _of_each(tasks, program.micro_of_step, program.micro_of_flow)
 
 
@@ -73,22 +73,23 @@ def _of_each(tasks: TaskGraph, of_step: Sequence[int], of_flow: Sequence[int]) -
 
 
 def times(count: int, shown: int) -> np.ndarray:
-    """int64[shown + 1]: how many of `count` microbatches each one that is written out stands for, the last but one for
-    more than itself; the last entry, 1, is for tasks of no microbatch (-1)."""
+    """int64[shown + 1]: how many of `count` microbatches each written one stands for: the last but one for all that are
+    left. The last entry, 1, is for tasks of no microbatch (-1).
+    """
     found = np.ones(shown + 1, np.int64)
     found[shown - 2] += count - shown
     return found
 
 
 def cycle(tasks: TaskGraph, number: np.ndarray, simulated: Simulated) -> Cycle | None:
-    """The shortest period of a simulated step; None if none shows in the microbatches that are written out.
+    """The shortest period of a simulated step; None if the microbatches that are written out show none.
 
     number[T]   the microbatch of each task
     """
     start, end = simulated.timeline.start, simulated.timeline.end
     ready = np.zeros(tasks.num_tasks, np.int64)
     np.maximum.at(ready, np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.need_ptr)), end[tasks.needs])
-    # Tasks are grouped by microbatch once: to search all of them for each would be slow with thousands.
+    # Tasks are grouped by microbatch once: searching all tasks for each of thousands would be slow.
     order = np.argsort(number, kind="stable")
     bounds = np.searchsorted(number[order], np.arange(int(number.max()) + 2))
     of = [order[begin:end] for begin, end in pairwise(bounds.tolist())]
@@ -101,8 +102,9 @@ def cycle(tasks: TaskGraph, number: np.ndarray, simulated: Simulated) -> Cycle |
 
 
 def stretched(timeline: Timeline, cycle: Cycle, times: int) -> Timeline:
-    """The timeline with `times` further periods, drawn as one with the last that was simulated: tasks that run during
-    that last period run so many periods longer."""
+    """The timeline with `times` further periods, drawn as one with the last simulated period: tasks that run during it
+    run so many periods longer.
+    """
     begin = cycle.until - cycle.picoseconds
 
     def later(moments: np.ndarray) -> np.ndarray:
@@ -112,7 +114,7 @@ def stretched(timeline: Timeline, cycle: Cycle, times: int) -> Timeline:
 
 
 class _When(NamedTuple):
-    """Times at which tasks are ready, start and end; their costs; the tasks of each microbatch, and which have none."""
+    """Ready, start and end times of tasks; their costs; the tasks of each microbatch, and which tasks have none."""
 
     ready: np.ndarray
     start: np.ndarray
@@ -123,13 +125,13 @@ class _When(NamedTuple):
 
 
 def _is_as_before(when: _When, firsts: Sequence[int], apart: int) -> bool:
-    """Whether the state at which the first task of the last microbatch becomes ready equals that at which the first
-    task of the microbatch `apart` before it did, only later: of each microbatch the same tasks are left as of the one
-    `apart` before it, and those that are ready became ready, start and end by as much later. Then the same would happen
-    once more if `apart` further microbatches came in between.
+    """Whether the state when the last microbatch's first task gets ready equals, but for a shift in time, the state
+    when the first task of the microbatch `apart` before it did. Then `apart` further microbatches would repeat it.
 
-    Between the two no task without a microbatch may become ready, and of the first `apart` microbatches nothing may be
-    left. Of the very first nothing may be left at the earlier state either: then all sums of gradients hold memory.
+    States are equal if each microbatch has the same tasks left as the one `apart` before it, and those that are ready
+    got ready, start and end later by the same time. Between the two states no task without a microbatch may get ready,
+    and no task of the first `apart` microbatches may be left. Of the very first microbatch none may be left at the
+    earlier state either, so that all gradient sums hold memory.
     """
     first, until, of = firsts[-1 - apart], firsts[-1], when.of
     is_left, was_left = when.end > until, when.end > first
@@ -158,8 +160,8 @@ def _is_as_before(when: _When, firsts: Sequence[int], apart: int) -> bool:
 def lasting(
     program: Program, flows: Sequence[FlowInstance], num_procs: int, left: int, alignment: int = 1
 ) -> dict[str, np.ndarray]:
-    """int64[P] by region: bytes on each processor that hold the inputs of the `left` microbatches that are not written
-    out, for the whole step; the last but one stands for them. Every buffer is rounded up to a multiple of `alignment`.
+    """int64[P] by region: bytes on each processor of the inputs of the `left` microbatches that are not written out,
+    which are held for the whole step. Every buffer is rounded up to a multiple of `alignment`.
     """
     found, stands = dict[str, np.ndarray](), max(program.micro_of_step) - 1
     for instance, number in zip(flows, program.micro_of_flow, strict=True):

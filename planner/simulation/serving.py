@@ -1,6 +1,7 @@
-"""Serving: in which order the engines take a graph's tasks, and when each runs.
+"""Serving: the event loop of the simulation: the order in which engines serve a graph's tasks, and when each runs.
 
-Its functions are compiled where they can be, and make no array. It does not know where tasks come from, nor memory.
+Its functions are compiled where numba is installed, and allocate no array. It does not know where tasks come from, nor
+memory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ STOP = np.iinfo(np.int64).min
 class Tasks(NamedTuple):
     """A task graph in flat arrays, as in `TaskGraph`; engine[lane] serves a lane, durations[cost] are picoseconds.
 
-    follow_ptr, follows   who needs each task; of T tasks follow_ptr has T + 2 entries
+    follow_ptr, follows   the followers of each task, which need it, in CSR form; follow_ptr has T + 2 entries
     """
 
     order: np.ndarray
@@ -36,13 +37,13 @@ class Tasks(NamedTuple):
     follows: np.ndarray
 
 
-class Served(NamedTuple):
-    """How the engines served a graph's T tasks, which fill N slots (task, lane).
+class Schedule(NamedTuple):
+    """How engines served a graph's T tasks, which fill N slots (task, lane).
 
-    start, end          int64[T]
-    queue, queue_ptr    the tasks of each engine as they were served, from where on
-    place               uint32[N], where in the queue the task of each slot stands
-    busy                int64[lanes], how long each lane works
+    start, end         int64[T]
+    queue, queue_ptr   the tasks of each engine in the order in which they were served, in CSR form
+    place              uint32[N], the position in `queue` of each slot's task
+    busy               int64[lanes], picoseconds that each lane works
     """
 
     start: np.ndarray
@@ -53,23 +54,23 @@ class Served(NamedTuple):
     busy: np.ndarray
 
 
-def to_serve(tasks: Tasks, num_engines: int, follow: Callable[..., Any]) -> Served:
-    """Room for that, and what is known before: how long lanes work, and where each engine's queue begins."""
+def new_schedule(tasks: Tasks, num_engines: int, follow: Callable[..., Any]) -> Schedule:
+    """Allocate it, with what is known before serving: `busy` and `queue_ptr`."""
     busy, queue_ptr = np.zeros(len(tasks.engine), np.int64), np.zeros(num_engines + 1, np.int32)
     follow(tasks, busy, queue_ptr[1:])
     np.cumsum(queue_ptr, out=queue_ptr)
     start, end = np.zeros(len(tasks.order), np.int64), np.empty(len(tasks.order), np.int64)
     queue, place = np.empty((2, len(tasks.lanes)), np.uint32)
-    return Served(start, end, queue, queue_ptr, place, busy)
+    return Schedule(start, end, queue, queue_ptr, place, busy)
 
 
-class Left(NamedTuple):
-    """What is left to be served from some time on.
+class Remaining(NamedTuple):
+    """The state of serving at a time: which tasks are left.
 
     base        that time
-    waits       int32[T], for how many that are left each task waits, -1 of those that are done
-    free        int64[E], when each engine is done with what it has served
-    queue_end   uint32[E], where the next that it serves comes to stand
+    waits       int32[T], how many unserved tasks each task still needs; -1 for served tasks
+    free        int64[E], when each engine is free
+    queue_end   uint32[E], the position in `queue` of the next task of each engine
     """
 
     base: int
@@ -78,15 +79,17 @@ class Left(NamedTuple):
     queue_end: np.ndarray
 
 
-def all_left(tasks: Tasks, served: Served) -> Left:
-    """Before anything is served."""
+def nothing_served(tasks: Tasks, served: Schedule) -> Remaining:
+    """The state before anything is served."""
     begin = served.queue_ptr[:-1]
-    return Left(0, np.diff(tasks.need_ptr.view(np.int32)), np.zeros(len(begin), np.int64), begin.copy())
+    return Remaining(0, np.diff(tasks.need_ptr.view(np.int32)), np.zeros(len(begin), np.int64), begin.copy())
 
 
-def serve_ready(tasks: Tasks, served: Served, left: Left, form: str = "auto") -> int:
-    """Serves what is left as it gets ready, up to a task whose order is STOP; gives when that is ready, -1 where all
-    is served. Of what is not served `served.start` says since when it is ready as far as is known.
+def serve_ready(tasks: Tasks, served: Schedule, left: Remaining, form: str = "auto") -> int:
+    """Serve the tasks that are left as they get ready, up to a task whose order is STOP.
+
+    Returns the time at which that task is ready, or -1 if all tasks were served. For tasks that are not served,
+    `served.start` is a lower bound of their ready time.
     """
     through = serve if form == "plain" else compiled_bodies()[1]
     room, length = room_for(len(tasks.order)), int(served.busy.max(initial=0))
@@ -97,9 +100,8 @@ def serve_ready(tasks: Tasks, served: Served, left: Left, form: str = "auto") ->
 
 
 def follow(tasks, busy, count):  # type: ignore[no-untyped-def]
-    """The followers of each task, by a counting sort of the needs turned round.
-
-    Also how long each lane works, and how many slots (task, lane) each engine has.
+    """Fill in the followers of each task, by a counting sort of the reversed needs; `busy`; and in `count` the number
+    of slots (task, lane) of each engine.
     """
     follow_ptr, follows, num_tasks = tasks.follow_ptr, tasks.follows, len(tasks.order)
     for k in range(len(tasks.needs)):
@@ -117,14 +119,11 @@ def follow(tasks, busy, count):  # type: ignore[no-untyped-def]
 
 
 def serve(tasks, longest, agenda, base, waits, free, start, end, queue, queue_end, place):  # type: ignore[no-untyped-def]
-    """What `serve_ready` does.
+    """The loop of `serve_ready`.
 
-    base, waits, free, queue_end   of what is `Left`
-    start                          until a task is served when it is ready, as far as is known
-
-    The tasks of each engine stand in its part of the queue as they are served, up to queue_end[engine], which at first
-    is where that part begins; place[k] is where slot (task, lane) number k stands. Any time of a step will do as
-    `longest`; the nearer to all of it, the sooner this ends.
+    longest                        an estimate of the step's time; any is correct, a good one is fast
+    base, waits, free, queue_end   as in `Remaining`
+    start                          until a task is served: a lower bound of its ready time
     """
     first, last, chain, row, heap, fresh = agenda
     num_fresh = 0
@@ -155,14 +154,14 @@ def serve(tasks, longest, agenda, base, waits, free, start, end, queue, queue_en
 
 
 def beginning(tasks, task, ready, free):  # type: ignore[no-untyped-def]
-    """When a task that is ready from some time on begins: once all its engines are free."""
+    """When a task that gets ready at a time begins: once all its engines are free."""
     for k in range(tasks.lane_ptr[task], tasks.lane_ptr[task + 1]):
         ready = max(ready, free[tasks.engine[tasks.lanes[k]]])
     return ready
 
 
 def occupy(tasks, task, done, free, queue, queue_end, place):  # type: ignore[no-untyped-def]
-    """Its engines are free when it is done, and it stands in their queues."""
+    """Put a task into the queues of its engines, which are busy until it is done."""
     for k in range(tasks.lane_ptr[task], tasks.lane_ptr[task + 1]):
         e = tasks.engine[tasks.lanes[k]]
         free[e], place[k], queue[queue_end[e]] = done, queue_end[e], task
@@ -170,8 +169,8 @@ def occupy(tasks, task, done, free, queue, queue_end, place):  # type: ignore[no
 
 
 def release(tasks, task, done, ready, waits, fresh, num_fresh):  # type: ignore[no-untyped-def]
-    """What follows it waits for one less, and is entered behind so many fresh ones where it waits for none; gives how
-    many these are then.
+    """Tell a task's followers that it is done. Those that wait for nothing else are appended to the `num_fresh` fresh
+    tasks; returns their new number.
     """
     for k in range(tasks.follow_ptr[task], tasks.follow_ptr[task + 1]):
         t = tasks.follows[k]
@@ -188,5 +187,5 @@ BODIES, PARTS = (follow, serve), (beginning, occupy, release)
 
 @cache
 def compiled_bodies() -> tuple[Callable[..., Any], ...]:
-    """The same compiled, where numba is installed."""
+    """The loops, compiled where numba is installed."""
     return without_arrays(BODIES, PARTS)
