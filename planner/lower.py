@@ -1,8 +1,8 @@
-"""Lowering: a plan becomes tasks, once. The only place where that happens; what is simulated is what is executed.
+"""Lowering: the only place where a plan becomes tasks, so that what is simulated is what is executed.
 
-Templates are made once for (operator, local shapes, split) and once for each region version's layouts; instances of
-them are kept while their Configs stay, so a changed Config remakes its own steps and the versions that these touch.
-It does not know time: the order of tasks is the simulator's affair.
+A step template is made once for each (operator, local shapes, split), a flow template once for the layouts of a region
+version. Instances of templates are cached by the Configs that decide them, so a changed Config remakes only its own
+steps and the versions that these touch. It does not know time: the order of tasks is the simulator's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from castile.runtime.region import Box
 from castile.runtime.task import TaskGraph
 from castile.runtime.transfer import TooManyTransfers
 
-# Instances kept for reuse; a search that has seen more begins anew.
+# The most cached instances: the caches are cleared beyond that.
 KEPT = 200_000
 
 
@@ -46,8 +46,8 @@ class Lowering:
     """Lowers many strategies of one graph on one machine, sharing templates among them.
 
     mode           "train": a whole step with updates;  "forward": to the graph's outputs, over the same parameters
-    microbatches   into how many pieces plans that are made for this lowering cut the batch in time
-    recompute      the nodes whose results such plans do not keep for gradient passes
+    microbatches   the number of microbatches of plans made for this lowering
+    recompute      the nodes that such plans recompute for gradient passes
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Lowering:
         self.versions = Versions(machine)
         self.catalogue = Catalogue()
         self._shown: int | None = None
-        # The last plan, as orders and sizes of buckets are tried one after the other.
+        # The last plan's tasks, as orders and bucket sizes of one plan are tried one after the other.
         self._laid: tuple[Strategy, Composed] | None = None
         self._last: tuple[Strategy, Contracted] | None = None
         self._programs: dict[tuple[frozenset[str], int, int, frozenset[str]], Program] = {}
@@ -79,7 +79,7 @@ class Lowering:
         self._steps: dict[tuple[int, int, int], StepInstance] = {}
         self._step_templates: dict[tuple[int, int], StepTemplate] = {}
         self._flows: dict[tuple[int, int, tuple[int, ...]], FlowInstance] = {}
-        # by identity, each with what keeps its identity its own
+        # by identity of (boxes, Config), which the values keep alive
         self._ports: dict[tuple[int, int, bool, int], tuple[object, Placed]] = {}
         self._kinds: dict[int, Kinds] = {}
         self._kind_numbers: dict[Hashable, int] = {}
@@ -87,9 +87,8 @@ class Lowering:
         self._flow_templates = FlowTemplates()
 
     def shortened(self, shown: int) -> Lowering:
-        """The same, of whose microbatches so many are written out, two or more; the last but one stands for the others.
-
-        Templates are shared.
+        """The same lowering with only `shown` microbatches written out, two or more: the last but one stands for those
+        that are left out. Templates are shared.
         """
         other = copy(self)
         other._shown, other._laid, other._last = shown, None, None
@@ -103,7 +102,7 @@ class Lowering:
         recompute: tuple[str, ...] | None = None,
         graph: Graph | None = None,
     ) -> Lowering:
-        """Another lowering, as this one but for what is given."""
+        """A copy of this lowering with other arguments where they are given."""
         return Lowering(
             graph or self.graph,
             machine or self.machine,
@@ -114,11 +113,11 @@ class Lowering:
         )
 
     def plan(self, configs: Mapping[str, Config]) -> Strategy:
-        """A plan that is made for this lowering."""
+        """A plan with this lowering's microbatches and recomputation."""
         return Strategy(dict(configs), self.microbatches, recompute=self.recompute)
 
     def program(self, strategy: Strategy) -> Program:
-        """The passes that a strategy asks for."""
+        """The program of a strategy: its passes, and the flows between them."""
         chosen = frozenset(self._asked & strategy.configs.keys())
         count = strategy.microbatches
         key = chosen, count, min(count, self._shown or count), frozenset(strategy.recompute)
@@ -130,14 +129,16 @@ class Lowering:
         return self._programs[key]
 
     def configs(self, strategy: Strategy) -> dict[str, Config]:
-        """The strategy's Configs, and for what it leaves open: an update in the layout in which the parameter is used,
-        a state's where what it is made of is used, casts and clipping as the update, the factor of the latter and the
-        loss's scale wherever there is an update.
+        """The strategy's Configs completed by defaults.
+
+        An update has the layout in which its parameter is used, a state's update that of the state's sources; casts and
+        clipping have the layout of the update; the clipping factor and the loss scale are replicated wherever there is
+        an update.
         """
         configs = dict(strategy.configs)
-        for update, tensor, user, alike in self._users:
+        for update, tensor, user, kind in self._users:
             if update not in configs:
-                key = alike, configs[user]
+                key = kind, configs[user]
                 if (home := self._homes.get(key)) is None:
                     nodes = self.names.optional[update], self.names.nodes[user]
                     home = self._homes[key] = self._home(*nodes, tensor, configs[user])
@@ -153,8 +154,9 @@ class Lowering:
 
     @cached_property
     def deciders(self) -> dict[str, str]:
-        """By node of the program of a strategy that leaves open what it can: the node of the graph whose Config decides
-        its own. What is done by many at once, such as the factor of clipping, nobody decides alone.
+        """By node of a program with all defaults: the node of the graph whose Config decides its own.
+
+        Nodes that see all gradients, such as the clipping factor, are decided by one node only if all updates are.
         """
         found = {name: name for name in self.graph.nodes} | {update: user for update, _, user, _ in self._users}
         found |= {name: found[update] for name, update in self._followers.items()}
@@ -162,7 +164,11 @@ class Lowering:
         return found | dict.fromkeys(self._everywhere, *users) if len(users) == 1 else found
 
     def _home(self, update: Node, user: Node, tensor: str, config: Config) -> Config:
-        """Update a tensor where a user needs it: cut as that user cuts it, alike on all who hold a piece."""
+        """The default Config of an update: the tensor cut as its user cuts it, with replicas on all holders of a piece.
+
+        tensor   the parameter, state or source whose layout is taken
+        config   of the user
+        """
         mine, theirs = update.inputs.index(tensor), user.inputs.index(tensor)
         dims = zip(update.alignment.operands[mine].dims, user.alignment.operands[theirs].dims, strict=True)
         free = set(update.alignment.results[0].axes) - update.alignment.frozen
@@ -180,86 +186,84 @@ class Lowering:
         return Config(split, replicas, tuple(p for c in copies for p in c[:replicas]))
 
     def _boxes(self, node: Node, split: Mapping[str, int], port: Port) -> Layout:
-        """What parts of a node touch of an operand or result."""
+        """The boxes of an operand or result that the parts of a node touch."""
         return self.templates.grid(node, cuts_of(split)).layout(port)
 
     @cached_property
     def piece(self) -> Graph:
-        """The graph as plans may cut it: where there are microbatches, one of them."""
+        """The graph for one microbatch, which plans cut."""
         return samples.piece(self.graph, self.microbatches)
 
     @cached_property
     def _asked(self) -> frozenset[str]:
-        """The nodes that are there where a strategy asks for them."""
+        """The names of nodes that exist only where a strategy has a Config for them."""
         params = [param.name for param in self.graph.params]
         return frozenset([name for param in params for name in (fetch_name(param), accumulate_name(param))])
 
     @cached_property
     def _cast(self) -> list[str]:
-        """The parameters that every plan fetches."""
+        """The parameters that every plan fetches, as they are cast."""
         return sorted(name.rpartition("/")[0] for name in beside.cast(self.graph, self.updates))
 
     @cached_property
     def _followers(self) -> dict[str, str]:
-        """By node that lies as an update does by default that update: casts, and what clips gradients."""
+        """By name of a node with the layout of an update by default: that update. These are casts and clipping."""
         found = {fetch_name(name): update_name(name) for name in self._cast}
         clipped = [param.name for param in self.graph.trained if self._together]
         return found | {f"{name}/{kind}": update_name(name) for name in clipped for kind in ("square_sum", "clip")}
 
     @cached_property
     def _fetches(self) -> dict[str, str]:
-        """By fetch of a parameter its update."""
+        """By name of a parameter's fetch: its update."""
         return {fetch_name(param.name): update_name(param.name) for param in self.graph.params}
 
     @cached_property
     def _everywhere(self) -> list[str]:
-        """The nodes that lie wherever there is an update."""
+        """The nodes that are replicated wherever there is an update."""
         return [name for name in (beside.FACTOR, update_name(beside.SCALE)) if name in self._together]
 
     @cached_property
     def _together(self) -> dict[str, Node]:
-        """The nodes that see all gradients."""
+        """The nodes that read all gradients."""
         return beside.whole(self.graph, self.updates)
 
     @cached_property
     def _users(self) -> list[tuple[str, str, str, int]]:
-        """For each parameter and state its update, and the tensor and node whose layout it takes by default; those of
-        one number take the same where these nodes have the same Config.
+        """For each parameter and state: (update, tensor, node, kind), the tensor and node whose layout the update takes
+        by default. Rows of one kind take the same layout where their nodes have the same Config.
         """
         first = {t: n.name for n in reversed(self.graph.nodes.values()) for t in n.inputs}
-        # what a graph for evaluation does not read lies where training has it
+        # a parameter that a graph for evaluation does not read has no row
         users = [(update_name(p.name), p.name, first[p.name]) for p in self.graph.params if p.name in first]
         for state in self.graph.states:
             update = self.names.optional[update_name(state)]
-            seen = [t for t in (*update.inputs[1:], state) if t in first]
-            if seen:
-                users.append((update.name, seen[0], first[seen[0]]))
+            read = [t for t in (*update.inputs[1:], state) if t in first]
+            if read:
+                users.append((update.name, read[0], first[read[0]]))
         numbers: dict[Hashable, int] = {}
-        return [(*row, numbers.setdefault(self._taken(*row), len(numbers))) for row in users]
+        return [(*row, numbers.setdefault(self._home_kind(*row), len(numbers))) for row in users]
 
-    def _taken(self, update: str, tensor: str, user: str) -> Hashable:
-        """What a layout that is taken depends on beside its user's Config."""
+    def _home_kind(self, update: str, tensor: str, user: str) -> Hashable:
+        """What an update's default layout depends on beside its user's Config."""
         nodes = self.names.optional[update], self.names.nodes[user]
         return tuple([(self.templates.node_kind(node), node.inputs.index(tensor)) for node in nodes])
 
     def lower(self, strategy: Strategy) -> TaskGraph:
-        """The task graph of a plan. Raises ValueError in one sentence where it does not fit graph and machine."""
+        """The task graph of a plan. Raises ValueError in one sentence where the plan does not fit graph and machine."""
         return self.contracted(strategy).graph
 
     def check(self, strategy: Strategy) -> None:
-        """Raises ValueError in one sentence where a strategy is none for this graph on this machine."""
-        # What holds of two microbatches holds of all.
+        """Raises ValueError in one sentence where a strategy does not fit this graph and machine."""
+        # Two microbatches are enough, as all are alike.
         self.shortened(2).steps(strategy)
 
     def steps(self, strategy: Strategy) -> list[StepInstance]:
-        """A plan's passes as they are split, by slot, without what brings data from one to the other. Raises ValueError
-        as `check` does.
-        """
+        """The instances of a plan's steps, by slot, without flows between them. Raises ValueError as `check` does."""
         program, _, numbers = self._checked(strategy)
         return self._step_instances(program, numbers)
 
     def contracted(self, strategy: Strategy) -> Contracted:
-        """The same, and what the tasks of the plan's instances have become in its buckets. Raises ValueError too."""
+        """The task graph of a plan, and which tasks of its instances were joined in buckets. Raises ValueError too."""
         plain = msgspec.structs.replace(strategy, order=READY)
         if self._last is None or self._last[0] != plain:
             self._last = None
@@ -269,7 +273,7 @@ class Lowering:
         return self._last[1]
 
     def _composed(self, strategy: Strategy) -> Composed:
-        """A plan's tasks before any come together."""
+        """A plan's tasks before any are joined in buckets."""
         plain = msgspec.structs.replace(strategy, bucket_bytes=0)
         if self._laid is None or self._laid[0] != plain:
             self._laid = None
@@ -279,9 +283,9 @@ class Lowering:
         return self._laid[1]
 
     def instances(self, strategy: Strategy, most: float = inf) -> tuple[list[StepInstance], list[FlowInstance]]:
-        """A plan's instances, steps by slot, and flows by number. Raises ValueError as `lower` does.
+        """A plan's instances: steps by slot, flows by number. Raises ValueError as `lower` does.
 
-        Raises TooManyTransfers where versions that differ have more than `most` transfers in all, before they are made.
+        Raises TooManyTransfers, before they are made, where distinct versions have more than `most` transfers in all.
         """
         found = self._checked(strategy)
         if len(self._flows) > KEPT:
@@ -294,14 +298,14 @@ class Lowering:
         return self.instances_of(*found, most)
 
     def _checked(self, strategy: Strategy) -> tuple[Program, dict[str, Config], dict[str, int]]:
-        """A plan's program, Configs and numbers of these. Raises ValueError for what can be seen without its steps."""
+        """A plan's program, its Configs and their numbers. Raises ValueError where a check without steps fails."""
         check(strategy, self.names, self.graph, self.machine, self._legal)
         self._legal.update(strategy.configs.items())
         configs = self.configs(strategy)
         return self.program(strategy), configs, dict(zip(configs, map(self.number, configs.values())))
 
     def number(self, config: Config) -> int:
-        """The same for equal Configs."""
+        """The number of a Config: equal Configs have the same."""
         found = self._numbers.setdefault(config, len(self._configs))
         if found == len(self._configs):
             self._configs.append(config)
@@ -310,12 +314,12 @@ class Lowering:
     def instances_of(
         self, program: Program, configs: dict[str, Config], numbers: dict[str, int], most: float = inf
     ) -> tuple[list[StepInstance], list[FlowInstance]]:
-        """The instances of a program whose nodes have these Configs, and numbers of them."""
+        """The instances of a program whose nodes have these Configs, with the given numbers."""
         steps = self._step_instances(program, numbers)
         return steps, self._flow_instances(program, configs, numbers, steps, most)
 
     def kinds(self, program: Program) -> Kinds:
-        """Which of its steps and flows are alike."""
+        """The kinds of a program's steps and flows."""
         if id(program) not in self._kinds:
             self._kinds[id(program)] = Kinds(program, self.templates, self._kind_numbers)
         return self._kinds[id(program)]
@@ -332,7 +336,10 @@ class Lowering:
         return found
 
     def _step_template(self, program: Program, step: Step, alike: tuple[int, int]) -> StepTemplate:
-        """The template of a step, given its kind and the number of its Config."""
+        """The template of a step.
+
+        alike   the step's kind and the number of its Config
+        """
         if alike not in self._step_templates:
             config = self._configs[alike[1]]
             _check_micro(step, config)
@@ -372,12 +379,12 @@ class Lowering:
         return self._flow_templates.get(flow, slots, version, procs, made, read, overwritten)
 
     def at_home(self, home: Home, configs: Mapping[str, Config]) -> Placed:
-        """Where a carried region lies: as its update writes it."""
+        """The layout of a carried region: as its update writes it."""
         config = configs[home.node.name]
         return self.versions.placed(self._boxes(home.node, config.split, Port("y", home.result, "")).by_part, config)
 
     def placed(self, step: StepInstance, port: int, output: bool) -> Placed:
-        """Where the boxes of a port lie."""
+        """The layout of a step's port."""
         owners = step.template.known(port, output), step.config
         key = id(owners[0]), port, output, id(owners[1])
         found = self._ports.get(key)

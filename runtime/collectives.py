@@ -1,10 +1,11 @@
-"""Collectives: the cheapest way from where a version's pieces are to where they are needed.
+"""Collectives: the cheapest transfer tasks that bring a version's pieces to where they are read.
 
-Sources and readers are boxes on processors; out come the tasks that pack, move, unpack and sum. The general form
-(point-to-point pieces plus sums) is always right; the special forms are ONE task over a group and equal it bit for bit,
-because the fold of a sum is fixed: sources that always lie together are summed first, then these sums in their order.
+Sources and reads are boxes on processors; the result is the tasks that pack, move, unpack and sum. The general form
+(point-to-point pieces plus sums) is always possible. A special form is ONE task over a group, equal to the general form
+bit for bit, because the order of a sum is fixed: sources that always lie together are summed first, then these sums in
+their order.
 
-It does not know what the regions hold or who produced them. Processors are slots 0..n-1 of a template.
+It does not know what regions hold, nor who produced them. Processors are slots 0..n-1 of a template.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ from castile.runtime.region import Box, all_overlap, bounding, overlap
 from castile.runtime.task import Kind, View
 from castile.runtime.transfer import Delivery, Links, Source, Term, Transfer
 
-# Copies are made wider, and terms of a sum, where all that take part then have at most so many times what is wanted.
-MOST_MORE = 2
+# Copies and terms may be widened, so that a special form applies, to at most this many times the elements that are
+# wanted.
+MOST_WIDENING = 2
 
 Placed = TypeVar("Placed", Term, Delivery)
 
@@ -51,13 +53,14 @@ def plan(
     twins: Sequence[Hashable] = (),
     most: float = inf,
 ) -> Transfer:
-    """Bring the version in `sources` to `reads`, (processor, box) each; of the special forms only `forms` are used.
+    """Plan the transfer of a version from `sources` to `reads`.
 
-    Raises TooManyTransfers where that takes more tasks than `most`, as soon as it is seen.
-
-    Sources that overlap are partial sums.
-    twins[j], where given: reads of one number are of replicas, which compute the same bits, so their boxes lie alike:
-    kernels may add in another order where strides differ.
+    sources   boxes on processors; sources that overlap are partial sums
+    reads     (processor, box) each
+    forms     the special forms that may be used
+    twins     by read a number: reads of one number are of replicas, which compute the same bits, so their boxes must
+              have the same strides, as kernels may sum in another order where strides differ
+    Raises TooManyTransfers where it takes more than `most` tasks.
     """
     t = Transfer(sources, dtype, links, forms, most)
     for i, source in enumerate(sources):
@@ -84,10 +87,12 @@ def plan(
 
 
 def _from_all(sources: Sequence[Source], reads: Sequence[Read]) -> list[Delivery]:
-    """The copies to be made where each of several processors has one source, and all of these reads need some of each;
-    else none. Gradients are summed so, and parameters gathered: `components` take long to find that out.
+    """The copies to be made where several processors have one source each, and every read needs a part of each of
+    them; empty otherwise.
+
+    This is the case of gradients that are summed and parameters that are gathered: a shortcut for `components`.
     """
-    # most others are told by two of them
+    # most other cases are excluded by one pair
     if len(sources) < 2 or not reads or not overlap(sources[0].box, reads[-1][1]):
         return []
     wanted = sorted(set(reads))
@@ -106,29 +111,29 @@ def _transfer(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -
     if special and special.form in t.forms and is_cheaper(t, special, component):
         _collective_for(t, special, copies)
         return
-    ways = _passed_on, _gathered_there, _some_by_some, _gathered_whole, _summed_whole
+    ways = _make_once_and_forward, _gather_among_readers, _split_into_groups, _gather_widened, _sum_widened
     if not any(way(t, component, copies) for way in ways):
         transfer.general(t, component, copies)
 
 
-def _passed_on(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -> bool:
-    """Make each copy once, among all who contribute to it, and pass it on to the others from the nearest who have it.
+def _make_once_and_forward(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -> bool:
+    """Make each copy once, among its contributors, and forward it to the others from the nearest holder.
 
-    Returns whether that was cheaper, and so was done. The others get the bits that they would have had by adding
-    themselves, since all add in the same order.
+    Returns whether that was cheaper, and so was done. The bits are those that the others would have computed, since all
+    sum in the same order.
     """
     members = component[0].members
     if len(members) < 2 or any(c.members is not members for c in component):
         return False
     boxes = {c.box for c in component}
-    first, others = _made_first(component, {m.proc for m in members}, len(boxes) > 1)
+    first, others = _makers_first(component, {m.proc for m in members}, len(boxes) > 1)
     if not others or (len(boxes) > 1 and {c.box for c in first} != boxes):
         return False
     special = special_of(t, first) if len(boxes) > 1 or len(first) == len(members) else sum_of_all(t, component[0])
     if special is None or special.form not in t.forms:
         return False
     everything = tuple(source for m in members for source in m.sources)
-    holders, onward = _makers(t, special), []
+    holders, onward = _holders(t, special), []
     for index, copy in enumerate(others):
         near = holders[copy.box].nearest(copy.proc).procs
         onward.append(Delivery(copy.proc, copy.box, (Term(everything, near[index % len(near)], copy.box),)))
@@ -143,8 +148,8 @@ def _passed_on(t: Transfer, component: list[Delivery], copies: dict[Read, int]) 
     return True
 
 
-def _makers(t: Transfer, special: Special) -> dict[Box, Holders]:
-    """By whom each box is made."""
+def _holders(t: Transfer, special: Special) -> dict[Box, Holders]:
+    """The holders of each box that a special form makes."""
     procs: dict[Box, list[int]] = {}
     for copy in filter(None, special.copies):
         procs.setdefault(copy.box, []).append(copy.proc)
@@ -152,10 +157,10 @@ def _makers(t: Transfer, special: Special) -> dict[Box, Holders]:
     return {box: nearness.holders(tuple(each)) for box, each in procs.items()}
 
 
-def _made_first(
+def _makers_first(
     component: Sequence[Delivery], holders: AbstractSet[int], several: bool
 ) -> tuple[list[Delivery], list[Delivery]]:
-    """The copies that are made by those who contribute, and the others: of several boxes one copy of each is made."""
+    """The copies to be made by contributors, and the others; of several boxes one copy of each is made."""
     made, first, others = set[Box](), list[Delivery](), list[Delivery]()
     for copy in component:
         if copy.proc not in holders or (several and copy.box in made):
@@ -166,11 +171,11 @@ def _made_first(
     return first, others
 
 
-def _gathered_there(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -> bool:
-    """Bring what several want all of, and none of them has, to one of them each, and gather it among them.
+def _gather_among_readers(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -> bool:
+    """Send a part each to several readers that want the same box and hold none of it, and all-gather among them.
 
-    Returns whether that was cheaper, and so was done: where they are near each other and far from those who have it,
-    each byte comes the long way once.
+    Returns whether that was cheaper, and so was done: where readers are near each other and far from the holders, each
+    byte crosses the slow link once.
     """
     first, terms = component[0], t.terms(component[0])
     wanting = sorted(component, key=lambda copy: copy.proc)
@@ -194,9 +199,9 @@ def _gathered_there(t: Transfer, component: list[Delivery], copies: dict[Read, i
     return True
 
 
-def _some_by_some(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -> bool:
-    """Make apart the copies of each box, or the first of each processor, then the second and so on, where a form makes
-    all of some.
+def _split_into_groups(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -> bool:
+    """Split the copies into groups, by box or into the first of each processor, the second and so on, and use special
+    forms for the groups that have one.
 
     Returns whether that was cheaper, and so was done.
     """
@@ -218,11 +223,11 @@ def _some_by_some(t: Transfer, component: list[Delivery], copies: dict[Read, int
     return False
 
 
-def _gathered_whole(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -> bool:
-    """Make all copies as wide as the box around them, and gather what each has, its first source, then its second and
-    so on: of keys each position of a causal attention wants those before it, and the last wants all.
+def _gather_widened(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -> bool:
+    """Widen all copies to their bounding box, and all-gather the first source of each processor, then the second and so
+    on: in causal attention each position reads the keys before it, and the last reads all.
 
-    Returns whether that was cheaper, and so was done. What nobody asked for is there then too.
+    Returns whether that was cheaper, and so was done. Copies then hold elements that nobody reads.
     """
     boxes, wanting = {copy.box for copy in component}, {copy.proc for copy in component}
     if "all_gather" not in t.forms or len(boxes) < 2 or len(wanting) < len(component):
@@ -230,7 +235,7 @@ def _gathered_whole(t: Transfer, component: list[Delivery], copies: dict[Read, i
     frame = bounding(boxes)
     members = sorted({m for copy in component for m in copy.members}, key=lambda m: (m.box, m.proc))
     rounds, having = _each_once(members), {m.proc for m in members}
-    if frame.volume * len(having) > MOST_MORE * sum(copy.box.volume for copy in component):
+    if frame.volume * len(having) > MOST_WIDENING * sum(copy.box.volume for copy in component):
         return False
     around = [bounding({m.box for m in some}) for some in rounds]
     each = [len(some) == len(having) and tile([m.box for m in some], box) for some, box in zip(rounds, around)]
@@ -254,11 +259,12 @@ def _gathered_whole(t: Transfer, component: list[Delivery], copies: dict[Read, i
     return True
 
 
-def _summed_whole(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -> bool:
-    """Have each contribute to all copies, zeros where it has nothing, and sum the first of each processor, then the
-    second and so on: gradients of keys, of which each position of a causal attention has those before it.
+def _sum_widened(t: Transfer, component: list[Delivery], copies: dict[Read, int]) -> bool:
+    """Widen all contributions to all copies, with zeros, and reduce-scatter the first copy of each processor, then the
+    second and so on: in causal attention each position has gradients of the keys before it.
 
-    Returns whether that was cheaper, and so was done: of as few messages as members hardly any waits for another.
+    Returns whether that was cheaper, and so was done. It is not tried where there are no more messages than members:
+    then hardly any waits for another.
     """
     if "reduce_scatter" not in t.forms:
         return False
@@ -267,7 +273,7 @@ def _summed_whole(t: Transfer, component: list[Delivery], copies: dict[Read, int
     if len({m.proc for m in members}) < len(members) or len(given) - len(component) <= len(members):
         return False
     frames = [bounding({copy.box for copy in some}) for some in rounds]
-    if (volume := sum([box.volume for box in frames])) * len(members) > MOST_MORE * sum(given):
+    if (volume := sum([box.volume for box in frames])) * len(members) > MOST_WIDENING * sum(given):
         return False
     givers = [tuple([m._replace(box=box) for m in members]) for box in frames]
     found = [
@@ -283,7 +289,7 @@ def _summed_whole(t: Transfer, component: list[Delivery], copies: dict[Read, int
 
 
 def _each_once(several: Sequence[Placed]) -> list[list[Placed]]:
-    """The first of each processor, the second and so on."""
+    """Groups of the first item of each processor, the second and so on."""
     found: list[list[Placed]] = []
     places = Counter[int]()
     for one in several:
@@ -302,12 +308,12 @@ def _by_box(component: list[Delivery]) -> list[list[Delivery]]:
 
 
 def _by_place(component: list[Delivery]) -> list[list[Delivery]]:
-    """The first copy of each processor, the second and so on, by their boxes."""
+    """Groups of the first copy of each processor, the second and so on, in the order of their boxes."""
     return _each_once(sorted(component, key=lambda copy: (copy.box, copy.proc)))
 
 
 def _sum_for_some(t: Transfer, component: list[Delivery]) -> Special | None:
-    """An all-reduce for the sake of some of its members, which all want the same."""
+    """An all-reduce of which only some members read the result, all of them the same box; None otherwise."""
     first = component[0]
     procs = {member.proc for member in first.members}
     if any(c.proc not in procs or c.box != first.box or c.members is not first.members for c in component):
@@ -316,9 +322,9 @@ def _sum_for_some(t: Transfer, component: list[Delivery]) -> Special | None:
 
 
 def _collective_for(t: Transfer, special: Special, copies: dict[Read, int]) -> dict[Read, int]:
-    """The form, of which some members' results may be wanted by nobody; where all of them are then."""
-    others = {(c.proc, c.box) for c in special.copies if c is not None}.difference(copies)
-    more = {read: t.add("staging", read[1], read[0]) for read in sorted(others)}
-    made = copies | more if more else copies
+    """Emit a special form; results that nobody reads go to staging pieces. Returns the piece of each result."""
+    unread = {(c.proc, c.box) for c in special.copies if c is not None}.difference(copies)
+    staging = {read: t.add("staging", read[1], read[0]) for read in sorted(unread)}
+    made = copies | staging if staging else copies
     emission.collective(t, special, made)
     return made

@@ -1,8 +1,8 @@
-"""Dependence: from what tasks touch, in program order, to what waits for what, and which bytes move.
+"""Dependence analysis: from the boxes that tasks touch, in program order, to the edges between tasks and the bytes that
+move (as in Legion: Bauer et al., SC 2012).
 
 `version` analyses one version of one region between its producers and its readers; `scan` orders tasks that touch the
-same buffers; `build` is the whole-program analysis of any tasks, as Legion does it (Bauer et al., SC 2012).
-It does not know operators, strategies or clocks.
+same buffers. It does not know operators, strategies or clocks.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from castile.runtime.transfer import Links, Pattern, Piece, Source
 
 NO_KINDS = np.zeros(0, dtype=np.int8)
 Touch = tuple[Sequence[int], Sequence[int]]  # the buffers that a task reads, and those that it writes
-# Of large plans there are many pieces.
+# attrgetter is fast: large plans have many pieces
 _PROC, _BOX = attrgetter("proc"), attrgetter("box")
 
 
 def scan(touches: Iterable[Touch], made: Sequence[int] = ()) -> np.ndarray:
     """Edges (before, after), unique and sorted, between tasks in program order that touch the same buffers.
 
-    A reader waits for the last writer, a writer for the readers since, or for the last writer where there are none.
+    A reader waits for the last writer; a writer waits for the readers since, or for the last writer if there are none.
     A task that adds to a buffer reads and writes it.
 
-    made   the buffer of each task that comes before those of `touches` and does nothing but write or add to one
+    touches   the buffers that each task reads and writes
+    made      the buffer of each task before those of `touches`, which only write or add to one
     """
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
@@ -52,7 +53,7 @@ def scan(touches: Iterable[Touch], made: Sequence[int] = ()) -> np.ndarray:
             before += readers.get(buffer) or ([writer[buffer]] if buffer in writer else [])
             writer[buffer], readers[buffer] = task, []
         for buffer in reads:
-            # a sum of many reads and writes many
+            # a task that also writes the buffer is its writer
             if writer.get(buffer) != task:
                 readers.setdefault(buffer, []).append(task)
         counts.append(len(before) - known)
@@ -65,15 +66,16 @@ def scan(touches: Iterable[Touch], made: Sequence[int] = ()) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Version:
-    """The analysis of one version; ports are numbered producers, patterns, readers, overwriters in one row.
+    """The analysis of one version. Ports are numbered in the order producers, patterns, readers, overwriters.
 
-    num_sources    how many instances are sources, which come first
-    frames[j]      the shape of what reader j reads where it sees it in strides, None where that is an unbroken run
-    made[k]        the instance that producer port k writes; adds[k]: it adds to what earlier ports wrote there
-    located[j]     the instance that reader j reads
-    edges          (before, after) between ports
-    touched        (port, instance) pairs
-    first[i]       the port that begins instance i's life, -1 where it was there before
+    num_sources   the number of instances that are sources; these come first
+    frames[j]     the shape of the array of which reader j reads a strided part, None where it reads contiguously
+    made[k]       the instance that producer port k writes
+    adds[k]       whether it adds to what earlier ports wrote there
+    located[j]    the instance that reader j reads
+    edges         (before, after) between ports
+    touched       (port, instance) pairs
+    first[i]      the port that begins instance i's life, -1 if it was there before
     """
 
     num_sources: int
@@ -89,9 +91,9 @@ class Version:
 
     @cached_property
     def keys(self) -> tuple[tuple[CostKey, ...], np.ndarray]:
-        """The distinct cost keys of the patterns and the number of each pattern's."""
+        """The distinct cost keys of the patterns, and int64: the number of each pattern's key."""
         distinct: dict[CostKey, int] = {}
-        # most patterns share their key with others, as one object
+        # most patterns share their key with others as one object, so few keys are hashed
         keys = {id(p.key): p.key for p in self.patterns}
         of_key = {name: distinct.setdefault(key, len(distinct)) for name, key in keys.items()}
         numbers = [of_key[id(p.key)] for p in self.patterns]
@@ -99,36 +101,36 @@ class Version:
 
     @cached_property
     def is_sum(self) -> bool:
-        """Whether some producer adds to what others wrote."""
+        """Whether some producer adds to an instance that others wrote."""
         return bool(self.adds.any())
 
     @cached_property
     def is_strided(self) -> bool:
-        """Whether some reader reads in strides."""
+        """Whether some reader reads a strided part."""
         return self.frames.count(None) < len(self.frames)
 
     @cached_property
     def kinds(self) -> np.ndarray:
-        """int8: what each pattern is."""
+        """int8: the kind of each pattern."""
         if not self.patterns:
             return NO_KINDS
         return np.array([p.kind for p in self.patterns], dtype=np.int8)
 
     @cached_property
     def lanes(self) -> tuple[np.ndarray, np.ndarray]:
-        """How many lanes each pattern occupies, and which, by slot."""
+        """int64: the number of lanes that each pattern occupies, and the lanes, by slot."""
         each = [transfer.lanes(p.kind, p.procs) for p in self.patterns]
         return np.array([len(x) for x in each], dtype=np.int64), np.array([n for x in each for n in x], dtype=np.int64)
 
     @cached_property
     def slots(self) -> np.ndarray:
-        """The slot of each instance."""
+        """int64: the slot of each instance."""
         return np.fromiter(map(_PROC, self.instances), np.int64, len(self.instances))
 
     @cached_property
     def volumes(self) -> np.ndarray:
-        """The elements of each instance."""
-        # Many share their box, as one object.
+        """int64: the number of elements of each instance."""
+        # many instances share their box as one object, so few volumes are computed
         boxes = list(map(_BOX, self.instances))
         names = list(map(id, boxes))
         volume = {name: box.volume for name, box in dict(zip(names, boxes)).items()}
@@ -151,15 +153,15 @@ def version(
     twins: Sequence[Hashable] = (),
     most: float = inf,
 ) -> Version:
-    """Analyse one version of a region. Raises TooManyTransfers where it takes more than `most`.
+    """Analyse one version of a region. Raises TooManyTransfers where it takes more than `most` transfer tasks.
 
-    contributions   what parts of launches produce, in program order, one port for each of their processors; boxes that
-                    coincide on the same processors are summed into one instance, those that overlap are summed on the
-                    way to their readers
+    contributions   the boxes that producers write, in program order, with a port for each of their processors. Equal
+                    boxes on the same processors are summed into one instance; boxes that overlap are summed on the way
+                    to their readers
     readers         (processor, box) in program order
-    carried         the contributions are instances that are there already: no producer ports
-    overwritten     after the readers, each contribution is written anew, in place: overwriter ports
-    twins           readers of one number are replicas, whose boxes must lie alike
+    carried         whether the contributions are there already: then there are no producer ports
+    overwritten     whether each contribution is written again, in place, after the readers, by overwriter ports
+    twins           readers of one number are replicas, whose boxes must have the same strides
     """
     sources: dict[Source, int] = {}
     ports, adds = list[tuple[int, int]](), list[bool]()
@@ -170,7 +172,7 @@ def version(
         adds += [number < known] * len(source.procs)
     t = collectives.plan(list(sources), readers, dtype, links, forms, twins, most)
     num_sources = sum(len(source.procs) for source in t.sources)
-    # what was there before begins with no port
+    # carried instances begin their life with no port
     there = num_sources if carried else 0
     order = _ordered(
         tuple(map(t.instances.__getitem__, ports)), tuple(adds), tuple([(p.reads, p.writes) for p in t.patterns]),
@@ -181,9 +183,9 @@ def version(
 
 
 def in_place(held: Sequence[tuple[int, Box]], num_readers: int, carried: bool, overwritten: bool) -> Version:
-    """The version of which each part is made by one producer, and read where it lies by so many readers of each.
+    """The version whose parts are each written by one producer and read in place by `num_readers` readers.
 
-    held   processor (slot) and box of each, of which no two have an element in common
+    held   processor (slot) and box of each part; boxes are disjoint
     """
     every = tuple(range(len(held)))
     order = _ordered(
@@ -194,9 +196,9 @@ def in_place(held: Sequence[tuple[int, Box]], num_readers: int, carried: bool, o
 
 
 def filled(readers: Sequence[tuple[int, Box]], twins: Sequence[Hashable] = ()) -> Version:
-    """The version that the host puts where it is read: each read lies in one of its boxes, and those of twins alike.
+    """The version that the host writes wherever it is read: every read lies in one of its boxes.
 
-    readers, twins   as `version` takes them
+    readers, twins   as for `version`
     """
     lies = placement.lying(readers, twins)
     places = sorted({(slot, box) for (slot, _), box in lies.items()})
@@ -208,9 +210,9 @@ def filled(readers: Sequence[tuple[int, Box]], twins: Sequence[Hashable] = ()) -
 
 
 def everywhere(box: Box, num_procs: int, located: np.ndarray) -> Version:
-    """The version of which the host has put the same box on each of so many processors, where readers find it.
+    """The version of which the host writes the same box on each of `num_procs` processors.
 
-    located   int64[readers]: on which
+    located   int64[readers]: the processor of each
     """
     pieces = tuple([Piece("source", box, slot) for slot in range(num_procs)])
     every, ports = np.arange(num_procs), np.arange(len(located))
@@ -220,7 +222,7 @@ def everywhere(box: Box, num_procs: int, located: np.ndarray) -> Version:
     )  # fmt: skip
 
 
-# Versions of other shapes have the same order: so many orders are remembered.
+# Versions of different shapes often have the same edges.
 @lru_cache(maxsize=1024)
 def _ordered(
     made: tuple[int, ...],
@@ -232,7 +234,7 @@ def _ordered(
     carried: bool,
     overwritten: bool,
 ) -> tuple[np.ndarray, ...]:
-    """made, adds, located, edges, touched and first of a version: what follows from who touches which piece."""
+    """(made, adds, located, edges, touched, first) of a version, from the pieces that each port touches."""
     begun = () if carried else made
     touches: list[Touch] = [*patterns, *[((place,), ()) for place in located]]
     if overwritten:
@@ -263,7 +265,7 @@ def _frame(box: Box, held: Box) -> tuple[int, ...] | None:
 def links(machine: Machine, procs: Sequence[int]) -> Links:
     """The machine as a template sees it: slot i is processor procs[i].
 
-    Transfers of one version come at one time, so all of its processors may use the links that they share at once.
+    The transfers of one version run at the same time, so all of its processors may contend for shared links.
     """
     users = machine.users(procs)
     among = users if any(users) else None
@@ -284,7 +286,7 @@ def links(machine: Machine, procs: Sequence[int]) -> Links:
 
 
 def complete(box_shape: tuple[int, ...], boxes: Iterable[Box], who: str) -> None:
-    """Raise ValueError where the boxes that are written leave part of a region unwritten."""
+    """Raise ValueError where the written boxes do not cover the region."""
     rest = uncovered(whole(box_shape), boxes)
     if rest:
         raise ValueError(f"{who}: nobody writes {rest[0]}")

@@ -1,6 +1,7 @@
-"""The brain of a processor's step: told what has finished, it says what to start and what to wait for.
+"""The executor: a state machine for a processor's step that is told which tasks have finished, and says which to start
+and which to wait for.
 
-It does not know clocks, arrays, kernels or messages: whoever obeys it does.
+It does not know clocks, arrays, kernels or messages: its caller does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from castile.runtime.task import Kind, TaskGraph
 
 
 class Start(NamedTuple):
-    """Start the task that stands at `position` of the program; an asynchronous one is reported when it has finished."""
+    """Start the task at `position` of the program; of an asynchronous one `finished` is called when it has finished."""
 
     position: int
     task: int
@@ -23,19 +24,21 @@ class Start(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Nothing can start before one of these tasks has finished."""
+    """No task can start before one of these has finished."""
 
     tasks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Program:
-    """A processor's step: its tasks in issue order, which are asynchronous, and what each waits for.
+    """A processor's step: its tasks in issue order, which of them are asynchronous, and what each waits for.
 
-    There are two queues, each in issue order: tasks that finish when they are made, and asynchronous ones, which start
-    as early as what they need allows, so that whoever waits for them elsewhere need not wait for our next task.
-    waits[i] names asynchronous tasks only, each once in a queue: whoever comes later in it comes after it.
-    after[i]: so many tasks of the other queue must have finished before the asynchronous task i starts; 0 for others.
+    There are two queues, each in issue order: synchronous tasks, which finish when their call returns, and asynchronous
+    ones, which start as soon as their needs allow, so that other processors wait for them as little as possible.
+
+    waits   by task the asynchronous tasks that it waits for; each is named once a queue, as later tasks of the queue
+            come after it
+    after   by asynchronous task the number of synchronous tasks that must have finished before it; 0 for others
     """
 
     tasks: tuple[int, ...]
@@ -45,17 +48,19 @@ class Program:
 
 
 def is_transfer(kind: int) -> bool:
-    """True of tasks in which several processors take part: asynchronous on a CPU, where kernels are not."""
+    """Whether several processors take part in a task: such tasks are asynchronous on a CPU, where kernels are not."""
     return kind >= Kind.MOVE
 
 
 def program(
     graph: TaskGraph, order: Sequence[int], edges: np.ndarray, asynchronous: Callable[[int], bool] = is_transfer
 ) -> Program:
-    """The program of a processor whose tasks are issued in that order.
+    """The program of a processor.
 
-    edges[E, 2]: (a, b) where b takes over memory of a. Every wait must point to an earlier task of the order, and
-    transfers stand in one order on all processors: then the first transfer that is not done can always be done.
+    order          its tasks in issue order. Every task waits for earlier ones only, and transfers are in the same order
+                   on all processors, so the first transfer that is not done can always be done: no deadlock
+    edges          int64[E, 2]: (a, b) where b reuses memory of a
+    asynchronous   whether tasks of a kind are asynchronous
     """
     position = {int(task): at for at, task in enumerate(order)}
     before = _reuses(edges, position)
@@ -76,7 +81,7 @@ def program(
 
 
 def _reuses(edges: np.ndarray, position: dict[int, int]) -> dict[int, list[int]]:
-    """For each task of the program, those of the program whose memory it takes over."""
+    """By task of the program: the tasks of the program whose memory it reuses."""
     before: dict[int, list[int]] = {}
     mine = np.fromiter(position, np.int64, len(position))
     for a, b in edges[np.isin(edges[:, 1], mine)].tolist():
@@ -86,7 +91,7 @@ def _reuses(edges: np.ndarray, position: dict[int, int]) -> dict[int, list[int]]
 
 
 class Executor:
-    """Runs a program step by step: `begin`, then `next` until it gives None, with `finished` whenever a task has."""
+    """Runs a program: `begin`, then `next` until it returns None; `finished` for each asynchronous task that ends."""
 
     __slots__ = ("_after", "_at", "_end", "_finished", "_next", "_num", "_outstanding", "_queues", "_waits")
 
@@ -103,21 +108,18 @@ class Executor:
 
     @property
     def furthest(self) -> int:
-        """The position of the last task in the program that has been started, 0 before any."""
+        """The largest position of a task that was started, 0 before any."""
         last = (queue[at - 1].position for queue, at in zip(self._queues, (self._at, self._next)) if at)
         return max(last, default=0)
 
     def begin(self) -> None:
-        """Begins a step; the one before must have ended."""
+        """Begin a step; the one before must have ended."""
         assert self._at == self._num and self._next == self._end and not self._outstanding, "a step is still under way"
         self._at = self._next = 0
         self._finished.clear()
 
     def next(self) -> Start | Wait | None:
-        """What to do now; None when the step has ended.
-
-        A task that is not asynchronous has finished when this is called again.
-        """
+        """What to do now; None once the step has ended. A synchronous task has finished when this is called again."""
         at, following = self._at, self._next
         blocking: tuple[int, ...] = ()
         if following < self._end and self._after[following] <= at:
@@ -141,6 +143,6 @@ class Executor:
         return Wait(tuple(task for task in dict.fromkeys(tasks) if task not in self._finished))
 
     def finished(self, task: int) -> None:
-        """An asynchronous task has finished."""
+        """Note that an asynchronous task has finished."""
         self._outstanding.remove(task)
         self._finished.add(task)

@@ -1,6 +1,6 @@
-"""Moving pieces: the tasks that pack, send, land and sum boxes of one version, and the general form made of them.
+"""Transfers: the tasks that pack, send, receive and sum boxes of one version, and the general form made of them.
 
-It does not know which special forms exist, what the regions hold, or who produced them. Processors are slots.
+It does not know which special forms exist, what regions hold, nor who produced them. Processors are slots.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from castile.runtime.nearness import Groups
 from castile.runtime.region import Box, Overlaps, bounding, contains, contiguous, disjoint, intersect
 from castile.runtime.task import NOTHING, NUM_LANES, Arg, Body, Call, Comm, CostKey, Kind, Lane, Task, View
 
-# Sums with members of an enumeration are slow.
+# Arithmetic with members of an enumeration is slow.
 COMPUTE, SEND, RECEIVE, COLLECTIVE = map(int, (Lane.COMPUTE, Lane.SEND, Lane.RECEIVE, Lane.COLLECTIVE))
-# Collectives have as many views as members.
+# attrgetter is fast: collectives have as many views as members
 _BUFFER = attrgetter("buffer")
 
 TOO_MANY = (
@@ -33,14 +33,14 @@ TOO_MANY = (
 
 
 class TooManyTransfers(ValueError):
-    """A version, or all of a plan, takes more tasks of transfers than were to be written out."""
+    """A version, or a whole plan, takes more transfer tasks than the limit."""
 
     def __init__(self, text: str = TOO_MANY) -> None:
         super().__init__(text)
 
 
 class Source(NamedTuple):
-    """An instance, alike on each of `procs`; instances that overlap are partial sums of what readers want."""
+    """A box with the same elements on each of `procs`; sources that overlap are partial sums."""
 
     box: Box
     procs: tuple[int, ...]
@@ -59,20 +59,20 @@ Shape = tuple[int, ...]
 
 
 class Recipe(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """What all local tasks do that copy and add boxes alike; buffer 0 of the views is written, the others are read.
+    """What local tasks do that copy and add boxes in the same way: buffer 0 is written, the others are read.
 
-    cleared   what is set to zero first, if anything
-    tell      says the copies, of which there may be many: who only asks what they cost does without
+    cleared        the box that is set to zero first, None for none
+    make_copies    computes `copies`, of which there may be many: not needed for the cost
     """
 
     key: CostKey
     cleared: Box | None
-    tell: Callable[[], Sequence[Copy]]
+    make_copies: Callable[[], Sequence[Copy]]
 
     @cached_property
     def copies(self) -> Sequence[Copy]:
-        """What is read, where it is written, and whether it is added there; one after the other."""
-        return self.tell()
+        """(view read, view written, whether it is added), in order."""
+        return self.make_copies()
 
     @cached_property
     def views(self) -> tuple[View, ...]:
@@ -93,7 +93,7 @@ class Recipe(msgspec.Struct, frozen=True, eq=False, dict=True):
 class Pattern(msgspec.Struct, frozen=True, eq=False):
     """A transfer task; processors are slots, buffers are numbers of the plan's pieces.
 
-    how   of a local task its recipe, of a move what is sent and where it lands, of a collective all that it is
+    how   the recipe of a local task, the view sent and the view received of a move, or a collective
     """
 
     kind: Kind
@@ -130,8 +130,9 @@ class Pattern(msgspec.Struct, frozen=True, eq=False):
 class Links:
     """What the choice of a form needs to know of the machine, by slot.
 
-    groups      of a slot its group at each level, the nearest first, of which the last holds all
-    has_trees   collectives can be carried out along trees, in few steps where there is little to send
+    groups      of a slot its group at each level, the nearest first; the last holds all slots
+    level       the level that a set of slots spans
+    has_trees   whether collectives can use trees, which take few steps for small messages
     """
 
     groups: Groups
@@ -143,10 +144,13 @@ class Links:
 
 @dataclass
 class Transfer:
-    """The plan of one version: its pieces (sources first), its tasks in an order that respects what they need, and the
-    piece that each read reads.
+    """The plan of one version: its pieces (sources first), its tasks in an order that respects their needs, and the
+    piece of each read.
 
-    most   how many tasks there may be
+    most         the most tasks
+    located      by read the piece that it reads
+    instances    by (source, processor) its piece
+    packs        terms that were packed, by sources, processor and box
     """
 
     sources: Sequence[Source]
@@ -178,12 +182,12 @@ class Transfer:
         return len(self.pieces) - 1
 
     def terms(self, copy: Delivery) -> list[Term]:
-        """What each member contributes to a copy."""
+        """The terms that members contribute to a copy."""
         return self.given(copy.members, copy.box)
 
     def given(self, members: tuple[Term, ...], box: Box) -> list[Term]:
-        """What each of some members contributes to a box, of those that do."""
-        # many copies have the same members and box; members are kept, so that no others take their number
+        """The terms that members contribute to a box, without empty ones."""
+        # Many copies have the same members and box. Members are kept in the cache, so that their id is not reused.
         key = id(members), box
         if key not in self.contributed:
             common = {of: intersect(of, box) for of in {m.box for m in members}}
@@ -193,7 +197,7 @@ class Transfer:
         return self.contributed[key][1]
 
     def around(self, copy: Delivery) -> Box:
-        """The box around what members contribute to a copy, of which there is something."""
+        """The bounding box of the terms of a copy, of which there is at least one."""
         terms = self.terms(copy)
         # copies of one box with the same members have one list of terms, which is kept
         if id(terms) not in self.frames:
@@ -201,14 +205,14 @@ class Transfer:
         return self.frames[id(terms)]
 
     def put(self, pattern: Pattern) -> None:
-        """One task more. Raises TooManyTransfers where that is more than `most`."""
+        """Append a task. Raises TooManyTransfers where there are more than `most`."""
         if len(self.patterns) >= self.most:
             raise TooManyTransfers
         self.patterns.append(pattern)
 
 
 class Term(NamedTuple):
-    """What one processor contributes to a copy: sources that always lie together, summed over `box`."""
+    """What one processor contributes to a copy: the sum over `box` of sources that always lie together."""
 
     sources: tuple[int, ...]
     proc: int
@@ -216,9 +220,10 @@ class Term(NamedTuple):
 
 
 class Delivery(msgspec.Struct, frozen=True, eq=False):
-    """A copy to be made; members, in the order of their sum: what takes part, each over the box around its sources.
+    """A copy to be made.
 
-    Copies with the same members have them as one object.
+    members   the contributions, in the order of their sum, each over the bounding box of its sources; copies with equal
+              members share them as one object
     """
 
     proc: int
@@ -230,7 +235,7 @@ class Delivery(msgspec.Struct, frozen=True, eq=False):
 
 
 class _Sent(NamedTuple):
-    """What goes from one processor to a copy on another: a term that is added up there, or all of it."""
+    """A message from one processor for a copy on another: a term that is summed there, or the whole copy (None)."""
 
     src: int
     copy: Delivery
@@ -238,7 +243,10 @@ class _Sent(NamedTuple):
 
 
 def general(t: Transfer, component: Sequence[Delivery], targets: Mapping[tuple[int, Box], int]) -> None:
-    """Make copies, each in the piece that `targets` has for its processor and box."""
+    """Emit the general form: point-to-point messages, and one fold a copy.
+
+    targets   the piece of each copy, by processor and box
+    """
     folds, sent = list[Delivery](), list[_Sent]()
     for copy in component:
         procs = {term.proc for term in t.terms(copy)}
@@ -262,7 +270,7 @@ def general(t: Transfer, component: Sequence[Delivery], targets: Mapping[tuple[i
 
 
 def _in_rounds(sent: Sequence[_Sent]) -> list[_Sent]:
-    """The same so that, where many send to many, each sends to another one at a time, and not all first to one."""
+    """The messages in rounds, so that where many send to many, senders have different receivers at a time."""
     senders = {proc: n for n, proc in enumerate(sorted({one.src for one in sent}))}
     receivers = {proc: n for n, proc in enumerate(sorted({one.copy.proc for one in sent}))}
     most = max(len(senders), len(receivers))
@@ -270,7 +278,7 @@ def _in_rounds(sent: Sequence[_Sent]) -> list[_Sent]:
 
 
 def assembled(t: Transfer, copy: Delivery, terms: Sequence[Term]) -> View:
-    """A copy put together on the one processor that has all its terms, so that it goes in one message."""
+    """A copy packed on the one processor that has all its terms, so that it is sent in one message."""
     if len(terms) == 1 and terms[0].box == copy.box:
         return packed(t, terms[0], unbroken=True)
     proc = terms[0].proc
@@ -284,8 +292,8 @@ def assembled(t: Transfer, copy: Delivery, terms: Sequence[Term]) -> View:
 
 
 def packed(t: Transfer, term: Term, unbroken: bool) -> View:
-    """A term as one array on its processor: the source itself, or a packed copy where it is a sum or in strides, or has
-    zeros around it.
+    """A term as one array on its processor: the source itself, or a packed copy where the term is a sum, is wider than
+    its source, or, with `unbroken`, is not contiguous.
     """
     sources, proc, box = term
     if len(sources) == 1 and (there := t.instances.get((sources[0], proc))) is not None:
@@ -302,10 +310,7 @@ def packed(t: Transfer, term: Term, unbroken: bool) -> View:
 
 
 def add_up(t: Transfer, kind: Kind, name: str, proc: int, target: View, sources: Sequence[tuple[View, Box]]) -> None:
-    """A task that writes to `target` the sum of arrays, each over its box inside it, in their order.
-
-    What none covers is zero.
-    """
+    """Emit a task that writes to `target` the sum of arrays, each over its box, in their order; zero elsewhere."""
     numbers: dict[int, int] = {}
     operands = [
         (View(numbers.setdefault(view.buffer, len(numbers) + 1), view.box, view.shape), box) for view, box in sources
@@ -314,7 +319,7 @@ def add_up(t: Transfer, kind: Kind, name: str, proc: int, target: View, sources:
     recipe = t.recipes.get(key)
     if recipe is None:
         recipe = t.recipes[key] = _sum(t, name, target.box, operands)
-    # what is empty is written by nobody
+    # an empty target is written by no task
     written = (target.buffer,) if recipe.copies or recipe.cleared is not None else ()
     t.put(Pattern(kind, name, (proc,), recipe.key, tuple(numbers), written, recipe))
 
@@ -322,7 +327,7 @@ def add_up(t: Transfer, kind: Kind, name: str, proc: int, target: View, sources:
 def _sum(t: Transfer, name: str, target: Box, operands: Sequence[tuple[View, Box]]) -> Recipe:
     boxes = [box for _, box in operands]
     leads = bool(boxes) and boxes[0] == target
-    # all lie inside the target
+    # all boxes lie inside the target
     overlapping = len(boxes) > 1 and (leads or not disjoint(boxes))
     cleared = not leads and (overlapping or sum(box.volume for box in boxes) < target.volume)
     copies = [(view, View(0, box), cleared or (overlapping and n > 0)) for n, (view, box) in enumerate(operands)]
@@ -334,7 +339,10 @@ def _sum(t: Transfer, name: str, target: Box, operands: Sequence[tuple[View, Box
 def cost_of(
     t: Transfer, name: str, shapes: Sequence[Shape], adds: Sequence[bool], cleared: Box | None = None
 ) -> CostKey:
-    """What it costs to write arrays of these shapes, or to add to them, on one processor."""
+    """The cost key of writing arrays of these shapes, or adding to them, on one processor.
+
+    cleared   the box that is set to zero first, if any
+    """
     known = (name, cleared, tuple(shapes), tuple(adds))
     if known not in t.keys:
         copied = list(map(prod, shapes))
