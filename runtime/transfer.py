@@ -61,8 +61,8 @@ Shape = tuple[int, ...]
 class Recipe(msgspec.Struct, frozen=True, eq=False, dict=True):
     """What local tasks do that copy and add boxes in the same way: buffer 0 is written, the others are read.
 
-    cleared        the box that is set to zero first, None for none
-    make_copies    computes `copies`, of which there may be many: not needed for the cost
+    cleared       the box that is set to zero first, None for none
+    make_copies   computes `copies`, which are many, and not needed for the cost
     """
 
     key: CostKey
@@ -144,13 +144,8 @@ class Links:
 
 @dataclass
 class Transfer:
-    """The plan of one version: its pieces (sources first), its tasks in an order that respects their needs, and the
-    piece of each read.
-
-    most         the most tasks
-    located      by read the piece that it reads
-    instances    by (source, processor) its piece
-    packs        terms that were packed, by sources, processor and box
+    """The plan of one version: its pieces (sources first), its tasks in an order that respects their needs, at most
+    `most`, and in `located` the piece of each read.
     """
 
     sources: Sequence[Source]
@@ -339,10 +334,7 @@ def _sum(t: Transfer, name: str, target: Box, operands: Sequence[tuple[View, Box
 def cost_of(
     t: Transfer, name: str, shapes: Sequence[Shape], adds: Sequence[bool], cleared: Box | None = None
 ) -> CostKey:
-    """The cost key of writing arrays of these shapes, or adding to them, on one processor.
-
-    cleared   the box that is set to zero first, if any
-    """
+    """The cost key of writing arrays of these shapes, or adding to them, after setting the box `cleared` to zero."""
     known = (name, cleared, tuple(shapes), tuple(adds))
     if known not in t.keys:
         copied = list(map(prod, shapes))
