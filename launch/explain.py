@@ -133,7 +133,7 @@ def desk_of(
     desk = offline.desk(named, machine, batch or plan.batch, profile, plan=plan, mode=mode, path=of_file)
     if mode == "train" and (plan.microbatches > 1 or plan.recompute):
         lowering = desk.evaluator.lowering.remade(microbatches=plan.microbatches, recompute=plan.recompute)
-        desk = replace(desk, evaluator=desk.evaluator.turned("time", lowering=lowering))
+        desk = replace(desk, evaluator=desk.evaluator.remade("time", lowering=lowering))
     # What is seen of it then is not seen again.
     offline.check_plan(plan, path, desk.model.text, desk)
     return desk

@@ -164,7 +164,7 @@ class Lowering:
         return found | dict.fromkeys(self._everywhere, *users) if len(users) == 1 else found
 
     def _home(self, update: Node, user: Node, tensor: str, config: Config) -> Config:
-        """The default Config of an update: a tensor cut as its user cuts it, with replicas on all holders of a piece."""
+        """The default Config of an update: a tensor cut as its user cuts it, with replicas on all its holders."""
         mine, theirs = update.inputs.index(tensor), user.inputs.index(tensor)
         dims = zip(update.alignment.operands[mine].dims, user.alignment.operands[theirs].dims, strict=True)
         free = set(update.alignment.results[0].axes) - update.alignment.frozen

@@ -282,7 +282,7 @@ def test_where_no_known_plan_of_many_parts_fits_pipelines_come_before_what_gathe
 
     def piped(chosen: Batching, *_: object) -> tuple[Batching, SearchResult]:
         looked.append("pipelines")
-        roomy = chosen.evaluator.turned("time")
+        roomy = chosen.evaluator.remade("time")
         roomy.capacity = 100 * roomy.capacity
         found = search("data_parallel", roomy, "1")
         cut = replace(chosen, num_microbatches=2, evaluator=roomy, seconds=found.evaluated.seconds)
@@ -315,7 +315,7 @@ def test_where_what_gathers_is_little_faster_than_what_would_be_searched_pipelin
         return Batching(number, *self.request.at(self.request.dropped(way), number), seconds)
 
     def gathered(self: object, chosen: Batching, look: object) -> tuple[Batching, SearchResult]:
-        roomy = chosen.evaluator.turned("time", lowering=chosen.evaluator.lowering.remade(microbatches=4))
+        roomy = chosen.evaluator.remade("time", lowering=chosen.evaluator.lowering.remade(microbatches=4))
         roomy.capacity = 100 * roomy.capacity
         found = replace(search("data_parallel", roomy, "1"), is_insisted=False)
         return replace(chosen, num_microbatches=4, evaluator=roomy, seconds=seconds), found
@@ -557,7 +557,7 @@ def test_what_lets_samples_meet_is_not_cut() -> None:
     whole = evaluator(graph, two)
 
     def at(count: int) -> tuple[Evaluator, Pins | None]:
-        return whole.turned("time", lowering=Lowering(graph, two, microbatches=count)), None
+        return whole.remade("time", lowering=Lowering(graph, two, microbatches=count)), None
 
     assert accumulation.fitting_batching(Forecaster(at), (2, 4)) is None
 

@@ -136,7 +136,7 @@ def test_processes_keep_to_pins_too():
 def test_a_front_of_any_objective_keeps_to_pins_and_seeds(model, objective):
     graph, mode = models.parse(model).graph(8), "forward" if objective == "latency" else "train"
     lowering = Lowering(graph, machine(4, memory=2**31), mode=mode)
-    same = evaluator(graph, lowering.machine).turned(objective, lowering=lowering)
+    same = evaluator(graph, lowering.machine).remade(objective, lowering=lowering)
     loss = graph.outputs[0]
     pinned = pins(lowering, f"{loss}: {{b: 2}}", frozen="3")
     found, points = search_front("mcmc", same, "35", seeds=["data_parallel", "fsdp"], pins=pinned)

@@ -320,9 +320,9 @@ def test_a_plan_is_packed_once(monkeypatch):
     plan = seeds(same.lowering)["data_parallel"]
     assert same.pack(plan) == same.pack(plan) and len(packed) == 1
     # less memory is asked for anew; where there is less than what lives at one time nothing needs to be packed
-    assert same.turned("time", max(same.pack(plan))).pack(plan) == same.pack(plan) and len(packed) == 2
+    assert same.remade("time", max(same.pack(plan))).pack(plan) == same.pack(plan) and len(packed) == 2
     with pytest.raises(ValueError, match="needs"):
-        same.turned("time", max(same.evaluate(plan).peak_bytes) - 1).pack(plan)
+        same.remade("time", max(same.evaluate(plan).peak_bytes) - 1).pack(plan)
     assert len(packed) == 2
 
 
@@ -332,7 +332,7 @@ def test_where_an_arena_has_no_room_more_is_tried_whoever_asks():
     usual = Evaluator(Lowering(graph, on), CostModel(on))
     plan = usual.lowering.plan(seeds(usual.lowering, ["fsdp"])["fsdp"].configs)
     alive, longest = max(usual.evaluate(plan).peak_bytes), max(usual.pack(plan))
-    tight, too_tight = (usual.turned("time", room) for room in ((alive + longest) // 2, alive - 1))
+    tight, too_tight = (usual.remade("time", room) for room in ((alive + longest) // 2, alive - 1))
     packed = tight.pack(plan)
     assert alive <= max(packed) <= (alive + longest) // 2 and tight.arenas(plan) == packed
     small = [msgspec.structs.replace(p, memory_bytes=p.reserved_bytes + max(packed)) for p in on.processors]

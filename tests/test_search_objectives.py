@@ -94,23 +94,23 @@ def test_an_evaluator_turns_without_forgetting():
     same = evaluator(machine())
     plan = seeds(same.lowering)["megatron"]
     first = same.evaluate(plan)
-    other = same.turned("memory", most_bytes=max(first.peak_bytes) // 2)
+    other = same.remade("memory", most_bytes=max(first.peak_bytes) // 2)
     other.simulate = None  # type: ignore[method-assign,assignment]
     again = other.evaluate(plan)
     assert (again.seconds, again.peak_bytes) == (first.seconds, first.peak_bytes)
     assert first.fits and again.overflow == pytest.approx(1.0, abs=0.01) and same.evaluate(plan) == first
-    assert again.rank > first.rank and same.turned("time").evaluate(plan) == first
+    assert again.rank > first.rank and same.remade("time").evaluate(plan) == first
     assert other.bound(plan.configs) == 0.0 < same.bound(plan.configs)
 
 
 def test_an_objective_that_there_is_not_is_refused():
     same = evaluator(machine())
     with pytest.raises(ValueError, match=r"no objective 'memry' \(did you mean 'memory'"):
-        same.turned("memry")
+        same.remade("memry")
     with pytest.raises(ValueError, match="takes a lowering of mode 'forward'"):
-        same.turned("latency")
+        same.remade("latency")
     forward = Lowering(network(), machine(), mode="forward")
-    assert same.turned("latency", lowering=forward).lowering is forward
+    assert same.remade("latency", lowering=forward).lowering is forward
     assert set(OBJECTIVES) == {"time", "latency", "memory"}
 
 

@@ -86,9 +86,9 @@ def test_what_does_not_fit_is_left_as_it_is() -> None:
     strategy = Strategy(seed("data_parallel", same.lowering))
     assert with_best_buckets(same, strategy).bucket_bytes
     most = max(same.pack(strategy))
-    found = with_best_buckets(same.turned("time", most_bytes=most), strategy)
+    found = with_best_buckets(same.remade("time", most_bytes=most), strategy)
     assert max(same.pack(found)) <= most
-    assert with_best_buckets(same.turned("time", most_bytes=1), strategy) == strategy
+    assert with_best_buckets(same.remade("time", most_bytes=1), strategy) == strategy
 
 
 def test_buckets_are_tried_unless_memory_is_far_exceeded_without() -> None:
@@ -97,10 +97,10 @@ def test_buckets_are_tried_unless_memory_is_far_exceeded_without() -> None:
     plan = seeds(same.lowering)["data_parallel_4"]
     alone, found = (max(same.evaluate(with_size(plan, size)).peak_bytes) for size in (0, 2**20))
     assert alone > 1.1 * found
-    tried = variants(same.turned("time", most_bytes=found), plan, SIZES)
+    tried = variants(same.remade("time", most_bytes=found), plan, SIZES)
     assert not tried[0].fits and any(one.fits for one in tried)
     for most, is_tried in ((alone / (1 + HOPELESS) + 1, True), (alone / (1 + HOPELESS) - 1, False)):
-        assert (len(variants(same.turned("time", most_bytes=int(most)), plan, SIZES)) > 1) == is_tried
+        assert (len(variants(same.remade("time", most_bytes=int(most)), plan, SIZES)) > 1) == is_tried
 
 
 @settings(max_examples=examples(15), deadline=None)
@@ -108,7 +108,7 @@ def test_buckets_are_tried_unless_memory_is_far_exceeded_without() -> None:
 def test_what_is_settled_is_behind_no_known_plan(data: st.DataObject, objective: str, name: str) -> None:
     problem, on = data.draw(problems(most_layers=3)), data.draw(drawn_machines())
     lowering = Lowering(problem.graph, on, mode="forward" if objective == "latency" else "train")
-    same = Evaluator(lowering, CostModel(on)).turned(objective)
+    same = Evaluator(lowering, CostModel(on)).remade(objective)
     given = {"given": data.draw(drawn(problem.graph, on.num_procs))}
     before = search(name, same, "5", start=given)
     found = refine(same, before, (*SIZES, 300))
@@ -425,7 +425,7 @@ def test_as_many_microbatches_are_begun_ahead_as_pay_and_fit() -> None:
     size = min((size for size, ahead in ready if not ahead), key=lambda size: ready[size, 0])
     assert size and min(ready.values()) == ready[size, max(ahead for _, ahead in ready)]
     assert all(not one.strategy.ahead for one in variants(cut, plan, SIZES, orders=ORDERS, most=best.seconds))
-    tight = cut.turned("time", most_bytes=max(max(one.peak_bytes) for one in plain))
+    tight = cut.remade("time", most_bytes=max(max(one.peak_bytes) for one in plain))
     few = variants(tight, plan, (), orders=ORDERS)
     assert max(one.strategy.ahead for one in few if one.fits) < best.strategy.ahead
     whole = evaluator(LATENT, "p3.16xlarge:nodes=2", 64)
@@ -438,7 +438,7 @@ def test_what_is_too_large_to_look_at_is_left_out(monkeypatch: pytest.MonkeyPatc
     cut = Evaluator(Lowering(graph, on, Updates(find("sgd")()), microbatches=16), CostModel(on))
     known = seeds(cut.lowering)
     alike, piped = known["data_parallel"], known["pipeline_4"]
-    every = variants(cut.turned("time"), alike, (), orders=ORDERS)
+    every = variants(cut.remade("time"), alike, (), orders=ORDERS)
     monkeypatch.setattr(evaluators, "MOST_TASKS", 1)
     few = Evaluator(cut.lowering, cut.cost)
     with pytest.raises(TooManyTransfers, match=r"of its [0-9]+ tasks no few say what all take"):
@@ -457,7 +457,7 @@ def test_what_lacks_memory_as_it_gets_ready_is_not_tried_by_path(lacks: float, m
     by_path = cut.evaluate(msgspec.structs.replace(plan, order=PATH))
     room = int(max(more.peak_bytes) / (1 + lacks))
     assert by_path.energy <= began.energy and max(*began.peak_bytes, *by_path.peak_bytes) <= room
-    tight, evaluate = cut.turned("time", most_bytes=room), Evaluator.evaluate_within
+    tight, evaluate = cut.remade("time", most_bytes=room), Evaluator.evaluate_within
 
     def watched(self: Evaluator, strategy: Strategy, most: float) -> Evaluated | None:
         tried.append((strategy.order, strategy.ahead))

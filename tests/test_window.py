@@ -153,7 +153,7 @@ def test_any_pipeline_is_told_of_through_a_window_as_where_all_of_it_is_written_
         monkeypatch.setattr(evaluators, "FILLING", filling)
         monkeypatch.setattr(evaluators, "MOST_TASKS", most)
         try:
-            return known.turned("time", lowering=known.lowering).step_of(plan)
+            return known.remade("time", lowering=known.lowering).step_of(plan)
         except TooManyTransfers:
             reject()
 

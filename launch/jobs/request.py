@@ -132,9 +132,9 @@ class Request:
         """The evaluator for a number of microbatches and nodes to recompute, with the objective that is asked for."""
         known = self.desk.evaluator.lowering
         if (known.mode, known.microbatches, known.recompute) == (self.mode, microbatches, recompute):
-            return self.desk.evaluator.turned(self.command.objective)
+            return self.desk.evaluator.remade(self.command.objective)
         lowering = known.remade(mode=self.mode, microbatches=microbatches, recompute=recompute)
-        return self.desk.evaluator.turned(self.command.objective, lowering=lowering)
+        return self.desk.evaluator.remade(self.command.objective, lowering=lowering)
 
     def pins(self, lowering: Lowering) -> Pins | None:
         """The user's pins, None for none. Raises ValueError for an unknown node."""
@@ -218,7 +218,7 @@ class Request:
 
         def at(way: Dropped, number: int) -> tuple[Evaluator, Pins | None]:
             evaluator, pinned = self.at(way, number)
-            return evaluator.turned("memory"), pinned
+            return evaluator.remade("memory"), pinned
 
         ways = dict.fromkeys((self.recompute, *map(self.dropped, self.said_by_none(gathering=True, steps=1))))
         numbers = self.numbers if self.is_free else (self.microbatches,)

@@ -39,18 +39,16 @@ from castile.runtime.task import Kind, TaskGraph
 from castile.runtime.timeline import PICOSECONDS
 from castile.runtime.transfer import TooManyTransfers
 
-# From FOLDED_FROM processors on a plan is evaluated through one processor of each role. Machines of LARGE and more are
-# large: there buckets are not tried with which alike processors would differ, and only a few of many microbatches
-# packed.
+# On FOLDED_FROM processors and more a plan is evaluated through one processor of each role. On LARGE and more, buckets
+# are not tried that would make processors of one role differ, and only a few of many microbatches are packed.
 FOLDED_FROM, LARGE = 16, 64
 
-# Pipelines were seen to become periodic once all stages are busy and about so many further microbatches have come.
+# Pipelines were seen to become periodic once all stages are busy and about this many further microbatches have come.
 FILLING = 16
-# In order PATH, or with microbatches begun ahead, they seldom were by then: so many times as many are written out.
+# In order PATH, or with microbatches begun ahead, it takes longer: this many times as many are written out.
 IRREGULAR = 4
 
-# Plans of more than MOST_SMALL tasks take ten seconds each; copies of microbatches are made up to MOST_TASKS in all,
-# which take three gigabytes.
+# Simulating more than MOST_SMALL tasks takes ten seconds; MOST_TASKS take three gigabytes.
 MOST_SMALL, MOST_TASKS = 2**21, 5 * 2**20
 MANY = "of its {} tasks no few say what all take: lay processors out alike, or use fewer microbatches"
 
@@ -65,7 +63,7 @@ Key = tuple[int, int, str, int, frozenset[str], frozenset[tuple[str, Config]]]
 
 
 class _Known(NamedTuple):
-    """The results that are kept of every plan that was simulated, whatever the objective."""
+    """The cached results of a simulated plan, for any objective."""
 
     seconds: float
     peak_bytes: np.ndarray
@@ -77,8 +75,8 @@ class _Known(NamedTuple):
 class Evaluator:
     """Lowers and simulates plans of one graph on one machine, each once.
 
-    snapshot    what the cost model was made with, so that plans can say so
-    objective   what plans are ranked by; "latency" takes a lowering of forward passes
+    snapshot    the measurements of the cost model, which plans name
+    objective   what plans are ranked by, one of OBJECTIVES; "latency" needs a lowering of forward passes
     """
 
     def __init__(
@@ -99,11 +97,12 @@ class Evaluator:
         self._best: tuple[float, Key, SimulatedStep] | None = None
         self._unrolled: tuple[Strategy, int, Unrolled | None] | None = None
 
-    def turned(self, objective: str, most_bytes: int | None = None, lowering: Lowering | None = None) -> Evaluator:
-        """An evaluator with the same cost model for another objective, less memory on each processor, or another
-        lowering (of forward passes, or other microbatches).
+    def remade(self, objective: str, most_bytes: int | None = None, lowering: Lowering | None = None) -> Evaluator:
+        """An evaluator with the same cost model and another objective, less memory or another lowering.
 
-        Raises ValueError for an objective that there is not, or that takes another lowering.
+        most_bytes   a limit of memory on each processor
+        lowering     of forward passes, or with other microbatches
+        Raises ValueError for an unknown objective, and for one that needs another lowering.
         """
         if objective not in OBJECTIVES:
             hint = suggestion(objective, list(OBJECTIVES))
@@ -120,12 +119,12 @@ class Evaluator:
         return other
 
     def simulate(self, strategy: Strategy) -> tuple[TaskGraph, Simulated]:
-        """All tasks of a plan and when they would run, each kernel on its own kind of processor."""
+        """The task graph of a plan, with all tasks of all processors, and its simulation."""
         step = self._simulated_whole(strategy)
         return step.tasks, step.simulated
 
     def _count(self, strategy: Strategy) -> int:
-        """The number of microbatches in which a plan is evaluated: 1 for a forward pass."""
+        """The number of microbatches of a plan: 1 for a forward pass."""
         return strategy.microbatches if self.lowering.mode == "train" else 1
 
     def _key(self, strategy: Strategy) -> Key:
@@ -133,7 +132,7 @@ class Evaluator:
         return self._count(strategy), strategy.bucket_bytes, strategy.order, strategy.ahead, again, configs
 
     def is_small(self, strategy: Strategy) -> bool:
-        """Whether a plan is small enough to evaluate: on few processors, or with few tasks for one of each role."""
+        """Whether a plan is small enough to evaluate: on few processors, or with few tasks when folded by role."""
         if self.lowering.machine.num_procs < LARGE:
             return True
         plain = _unordered(strategy)
@@ -141,12 +140,12 @@ class Evaluator:
         if key not in self._small:
             folding = self._shortened(strategy, next(repeats.shown(self._count(strategy))))[1]
             is_few = folding.num_tasks(plain) <= MOST_SMALL
-            # Without buckets processors of one role are always alike.
+            # Without buckets, processors of one role always have the same tasks.
             self._small[key] = is_few and (not strategy.bucket_bytes or folding.by_roles(plain) is not None)
         return self._small[key]
 
     def _shortened(self, strategy: Strategy, shown: int) -> tuple[Lowering, Folding]:
-        """The lowering, and its folding, with so many microbatches written out."""
+        """The lowering, and its folding, with `shown` microbatches written out."""
         few = shown if shown < self._count(strategy) else 0
         if few not in self._short:
             lowering = self.lowering.shortened(few) if few else self.lowering
@@ -154,31 +153,31 @@ class Evaluator:
         return self._short[few]
 
     def tasks(self, strategy: Strategy) -> tuple[TaskGraph, np.ndarray]:
-        """The tasks that are simulated for a plan, and int64[T], how many of the whole graph each one stands for."""
+        """The tasks that are simulated for a plan, and int64[T], the number of tasks that each one stands for."""
         step = self._simulated(strategy, self._key(strategy))
         return step.tasks, step.count
 
     def step_of(self, strategy: Strategy) -> SimulatedStep:
-        """A plan's step to be shown: all of it; on a large machine, or in too many microbatches, the part of it that is
-        simulated for the plan. Raises as `evaluate` does.
+        """A plan's step for reports: all of it; on a large machine, or with too many microbatches, the part that is
+        simulated. Raises as `evaluate` does.
         """
         step = self._written_out(strategy)
         return step if step.is_all or step.is_long or len(step.role) >= LARGE else self._simulated_whole(strategy)
 
     def evaluate(self, strategy: Strategy) -> Evaluated:
-        """Simulate a plan. Raises ValueError where it is none for this graph and machine, or too large to simulate."""
+        """Simulate a plan. Raises ValueError where it does not fit graph and machine, or is too large to simulate."""
         found = self.evaluate_within(strategy, inf)
         assert found is not None
         return found
 
     def evaluate_within(self, strategy: Strategy, most: float) -> Evaluated | None:
-        """The same; None where the simulation ends early, as a step takes more than `most` seconds."""
+        """The same; None where the simulation was ended early because a step takes more than `most` seconds."""
         key = self._key(strategy)
         if key in self._known:
             return self._evaluated(strategy, key)
         if self._slower.get(key, -inf) >= most:
             return None
-        # A plan that is too large is asked for again, in another order or when it is settled.
+        # A plan that is too large is evaluated again in other orders and when results are refined.
         if key in self._refused:
             raise self._refused[key]
         try:
@@ -205,14 +204,13 @@ class Evaluator:
         )  # fmt: skip
 
     def _simulated(self, strategy: Strategy, key: Key, most: float = inf) -> SimulatedStep:
-        """Simulate a plan. The best one so far is kept, or one that was asked for a second time, as it will be again.
-
-        Raises Slower as `ordering.simulate_in_order` does.
+        """Simulate a plan; the step of the best plan so far is cached, or of one that was simulated before, as it will
+        be wanted again. Raises Slower as `ordering.simulate_in_order` does.
         """
         if self._best is not None and self._best[1] == key:
             return self._best[2]
-        # How many microbatches show the period depends on the plan and its order, seldom on its buckets; hardly ever
-        # are they fewer than the stages, or than with nothing begun ahead.
+        # The number of microbatches that shows the period depends on the plan and its order, seldom on buckets. It is
+        # hardly ever smaller than the number of stages, or than with nothing begun ahead.
         count, _, order, ahead, again, configs = key
         alike, *plainer = ((count, 0, o, n, again, configs) for o, n in ((order, ahead), (READY, ahead), (READY, 0)))
         least = self._enough.get(alike) or max(self._least(strategy), *(self._enough.get(one, 0) for one in plainer))
@@ -223,34 +221,34 @@ class Evaluator:
                 step, _ = self._simulated_through(shown, strategy, most)
             if step is not None:
                 break
-        assert step is not None, "all microbatches say what all take"
+        assert step is not None, "a step with all microbatches needs no period"
         self._enough[alike] = shown
         if self._best is not None and key in self._known:
             self._best = self._best[0], key, step
         return step
 
     def _num_tasks(self, shown: int, strategy: Strategy) -> int:
-        """About how many tasks there are with so many microbatches."""
+        """About how many tasks there are with `shown` microbatches written out."""
         return self._folded(self._shortened(strategy, FEW)[1], strategy).graph.num_tasks // FEW * shown
 
     def _can_be(self, shown: int, strategy: Strategy) -> bool:
-        """Whether so many microbatches can be written out."""
+        """Whether `shown` microbatches can be written out."""
         return self._num_tasks(shown, strategy) <= MOST_TASKS
 
     def _least(self, strategy: Strategy) -> int:
-        """The number of microbatches with which a plan is simulated first."""
+        """The number of microbatches to write out first."""
         stages = num_stages(strategy, self.lowering.graph.nodes)
         if stages == 1:
             return repeats.LEAST
         if strategy.order != PATH and not strategy.ahead:
             return stages + FILLING
         least, count = IRREGULAR * (stages + FILLING), self._count(strategy)
-        # More than half of all microbatches were not seen to be enough either.
+        # Where half of all microbatches are too few, more than half were never seen to be enough.
         return least if 2 * least <= count else count
 
     def _simulated_through(self, shown: int, strategy: Strategy, most: float) -> tuple[SimulatedStep | None, int]:
-        """The plan simulated with so many microbatches written out, None if these do not show what all take; and with
-        how many more they would, 0 if that is not known.
+        """The plan simulated with `shown` microbatches written out, None if these show no period that leads to all; and
+        how many more would, 0 if that is not known.
         """
         count = self._count(strategy)
         if shown == count:
@@ -266,12 +264,12 @@ class Evaluator:
         return replace(step, count=each, cycle=cycle, times=times).with_lasting, 0
 
     def _window(self, strategy: Strategy) -> int:
-        """How many microbatches are written out where all are simulated: all, or a window of at most half of them."""
+        """How many microbatches are written out where all are simulated: a window of at most half of them, or all."""
         window = 2 * (num_stages(strategy, self.lowering.graph.nodes) + strategy.ahead) + FILLING
         return window if 2 * window <= self._count(strategy) else self._count(strategy)
 
     def _in_window(self, strategy: Strategy, most: float) -> SimulatedStep | None:
-        """The plan with all its microbatches simulated through a window of them; None where that is not possible."""
+        """The plan with all its microbatches simulated through a window; None where that is not possible."""
         left = self._count(strategy) - self._window(strategy)
         written = self._written(self._window(strategy), strategy) if left else None
         step = written and simulate_step_in_window(written, strategy, self.cost, left, most)
@@ -282,7 +280,7 @@ class Evaluator:
         return simulate_step(self._written(self._count(strategy), strategy), strategy, self.cost, most)
 
     def _written(self, shown: int, strategy: Strategy) -> Written:
-        """The tasks of so many microbatches; those of the plan that is kept if this one differs in its order alone."""
+        """The tasks of `shown` microbatches; those of the cached step where the plan differs in its order only."""
         best, plain = self._best and self._best[2], _unordered(strategy)
         if best is not None and best.num_microbatches == shown and _unordered(best.strategy) == plain:
             return best.written
@@ -303,22 +301,22 @@ class Evaluator:
         return Written(lowering, folded, repeats.numbers(lowering.program(strategy), folded.graph))
 
     def _folded(self, folding: Folding, strategy: Strategy) -> Folded:
-        """The graph that is simulated for a plan: of one processor of each role where there are many processors."""
+        """The graph that is simulated for a plan: folded to one processor of each role where there are many."""
         plain = _unordered(strategy)
         folded = folding.fold(plain) if folding.lowering.machine.num_procs >= FOLDED_FROM else folding.whole(plain)
         if not plain.bucket_bytes:
-            # The first graph that is folded is that of the fewest microbatches, which is what `is_small` asks about.
+            # The first graph that is folded has the fewest microbatches, with which `is_small` is defined.
             self._small.setdefault(self._key(plain), folded.graph.num_tasks <= MOST_SMALL)
         return folded
 
     def _written_out(self, strategy: Strategy) -> SimulatedStep:
-        """The plan simulated; if through a window, with all its microbatches written out where they are few enough."""
+        """The plan simulated with all its microbatches written out where these are few enough."""
         step = self._simulated(strategy, self._key(strategy))
         is_few = step.left and self._can_be(self._count(strategy), strategy)
         return self._with_all_microbatches(strategy) if is_few else step
 
     def _simulated_whole(self, strategy: Strategy) -> SimulatedStep:
-        """The plan with all tasks of all processors written out."""
+        """The plan simulated with all tasks of all processors written out."""
         folded = Folding(self.lowering).whole(_unordered(strategy))
         number = repeats.numbers(self.lowering.program(strategy), folded.graph)
         return simulate_step(Written(self.lowering, folded, number), strategy, self.cost)

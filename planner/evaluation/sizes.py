@@ -1,7 +1,6 @@
-"""Sizes: how large the buckets of a plan may be, and what the plan is worth with each, in each order and with how many
-microbatches begun ahead, by simulation.
+"""Sizes: variants of a plan in bucket size, kernel order and microbatches begun ahead, evaluated by simulation.
 
-It does not know how buckets are made, nor what an order is, nor how plans are found.
+It does not know how buckets are made, what an order is, nor how plans are found.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from castile.planner.evaluation.evaluator import WORTH, Evaluator
 from castile.planner.strategy import ORDERS, PATH, READY, Strategy
 from castile.runtime.transfer import TooManyTransfers
 
-# The most bytes of one sum: what PyTorch's DDP takes (Li et al., VLDB 2020); more, where a sum takes long to begin; and
-# less, where the last one to be made would keep all waiting.
+# The most bytes of a bucket: that of PyTorch's DDP (Li et al., VLDB 2020); a larger one, for collectives of high
+# latency; smaller ones, where a step waits for the last bucket.
 SIZES = (25 * 2**20, 100 * 2**20, 5 * 2**20, 2**20)
-# A plan that exceeds memory by this share without buckets is taken not to fit with any. Of small models in 16 bits on 8
-# processors the peak with buckets was 0.86 to 1.69 of that without: less, where updates come sooner.
+# A plan that exceeds memory by this share without buckets is not tried with any. The peak with buckets was 0.86 to 1.69
+# of that without (small models in 16 bits on 8 processors): less where updates come sooner.
 HOPELESS = 1.0
-# With as many microbatches begun ahead PATH needs as much memory as READY: where it made pipelines
-# faster (1,177 of 2,813) it needed less by this share 9 times.
+# With equal microbatches begun ahead PATH needs about as much memory as READY: of 1,177 pipelines that it made faster
+# (of 2,813) 9 needed less by more than this share.
 SPARED = 0.02
 
 
@@ -38,21 +37,20 @@ def variants(
     is_base: bool = False,
     most: float = inf,
 ) -> list[Evaluated]:
-    """The plan evaluated with each bucket size and without, in several orders, and with microbatches begun ahead.
+    """Evaluate variants of a plan: with each bucket size and none, in several orders, with microbatches begun ahead.
 
-    All sizes are tried in READY. In the other orders those are tried that differ there by more than a thousandth; of
-    their results those are kept that are better by as much than the same size in READY. The best of each order is tried
-    with more and more microbatches begun ahead, as long as each time it is better by a thousandth. Raises ValueError
-    for what is no plan for this graph and machine.
+    All sizes are tried in READY. In the other orders only sizes are tried whose results in READY differ by more than a
+    thousandth, and a result is kept if it is better by a thousandth than the same size in READY. The best of each order
+    is tried with more and more microbatches begun ahead, as long as each time it is better by a thousandth.
 
-    is_over   asked before each variant: once it is true no further one is tried
+    Sizes are left out that would make processors of one role differ on a large machine, since all tasks of a step would
+    have to be written out; and all sizes if the plan without buckets is far from fitting, as they save little memory.
+
+    is_over   called before each variant: once true, no further one is tried
     orders    READY, and those to try after it
-    is_base   whether in READY every size is tried even then
-    most      nothing is begun ahead where the best plan without takes more seconds, or bytes
-
-    Left out are sizes with which processors of a large machine would differ that are alike without: all tasks of a step
-    would have to be written out; there all but the first if a plan has many tasks; and all sizes if the plan without
-    buckets is far from fitting, as they save little memory.
+    is_base   whether every size is tried in READY even once `is_over`
+    most      seconds, or bytes: nothing is begun ahead where the best plan without exceeds this
+    Raises ValueError where the plan does not fit graph and machine.
     """
     plain = evaluator.evaluate(msgspec.structs.replace(plan, bucket_bytes=0, order=READY))
     if plain.overflow > HOPELESS:
@@ -64,7 +62,7 @@ def variants(
         return evaluated(evaluator, filter(evaluator.is_small, left), longest)
 
     def longest(one: Strategy) -> float:
-        """Seconds beyond which a plan is not evaluated: in PATH none is of use that is worse than in READY."""
+        """Seconds beyond which a plan is not evaluated: PATH is of no use where it is worse than READY."""
         return ready[one.bucket_bytes] if one.order == PATH else inf
 
     found = [plain, *tried(dict.fromkeys(size for size in sizes if size), (READY,))]
@@ -87,8 +85,8 @@ def variants(
 
 
 def _are_alike(one: Evaluated, other: Evaluated, least: float) -> bool:
-    """Whether two variants are so near each other, within `least`, that one of them is enough to try in other orders. A
-    plan with buckets and one without must be worth the same, as they are where there is nothing to join.
+    """Whether the energies of two variants differ by at most `least`, so that only one is tried in other orders. A plan
+    with buckets and one without must be equal, as they are where there is nothing to join.
     """
     are_both = bool(one.strategy.bucket_bytes) == bool(other.strategy.bucket_bytes)
     return abs(one.energy - other.energy) <= (least if are_both else 0.0)
@@ -99,8 +97,9 @@ def _begun_ahead(
 ) -> list[Evaluated]:
     """The best of each order with as many microbatches begun ahead as pay; each trial more than doubles their number.
 
-    Trials have no buckets, which take longest to make. In PATH kernels of the later microbatches go first: that never
-    paid where PATH was worse than READY without it, nor did it fit where READY lacked much memory.
+    Trials have no buckets, which take longest to simulate. PATH, which begins kernels of later microbatches first, is
+    left out where it is worse than READY with nothing begun ahead, which never paid, and where READY lacks much memory,
+    which never fitted.
     """
     ahead, count = found[0].strategy.ahead, found[0].strategy.microbatches
     if count == 1:
@@ -131,15 +130,16 @@ def _begun_ahead(
 
 
 def _further(evaluator: Evaluator, one: Evaluated, ahead: int) -> Evaluated:
-    """The plan with so many microbatches begun ahead; `one` itself if that is not better by a thousandth."""
+    """The plan with `ahead` microbatches begun ahead; `one` itself if that is not better by a thousandth."""
     return next(evaluated(evaluator, [_with(one.strategy, 0, ahead)], lambda plan: (1 - WORTH) * one.energy), one)
 
 
 def evaluated(
     evaluator: Evaluator, plans: Iterable[Strategy], longest: Callable[[Strategy], float] = lambda plan: inf
 ) -> Iterator[Evaluated]:
-    """These plans, evaluated; without those that are too large to simulate, and without some of those that take longer
-    than `longest` says, unless plans are ranked by memory.
+    """Evaluate plans; those that are too large to simulate are left out.
+
+    longest   seconds by plan: slower plans may be left out too, unless plans are ranked by memory
     """
     for plan in plans:
         with suppress(TooManyTransfers):

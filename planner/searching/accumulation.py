@@ -46,7 +46,7 @@ class Batching:
     def without_cache(self) -> Batching:
         """The same with empty caches, so that the memory of the old ones can be freed."""
         evaluator = self.evaluator
-        return replace(self, evaluator=evaluator.turned(evaluator.objective, lowering=evaluator.lowering.remade()))
+        return replace(self, evaluator=evaluator.remade(evaluator.objective, lowering=evaluator.lowering.remade()))
 
 
 def could_fit(evaluator: Evaluator) -> bool:

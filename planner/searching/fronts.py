@@ -74,11 +74,11 @@ def search_front(
     fastest = "time" if evaluator.lowering.mode == "train" else "latency"
     others = [objective for objective in ("memory", fastest) if objective != evaluator.objective]
     for objective in others:
-        series.search(evaluator.turned(objective))
+        series.search(evaluator.remade(objective))
     for limit in takewhile(lambda _: not is_over(), _limits(frontier)):
         # Within a limit there may be no plan.
         with contextlib.suppress(ValueError):
-            series.search(evaluator.turned(fastest, most_bytes=limit))
+            series.search(evaluator.remade(fastest, most_bytes=limit))
     result = series.search(evaluator)
     result = replace(result, num_proposals=series.num_proposals, elapsed_seconds=series.elapsed_seconds)
     known = (*frontier.points, result.evaluated, *result.seeds.values(), *result.finalists)
