@@ -1,4 +1,4 @@
-"""Components: who takes part in which copy, and which copies must be made together because they share members.
+"""Components: the members that contribute to each copy, and groups of copies that share members.
 
 It does not know by which tasks copies are made. Processors are slots 0..n-1 of a template.
 """
@@ -16,24 +16,25 @@ from castile.runtime.transfer import Delivery, Source, Term, Transfer
 
 @dataclass(eq=False)
 class _Touched:
-    """Of a family what overlaps a box, whoever reads that.
+    """The clusters of a family that overlap a box, for any reader of it.
 
-    clusters   the numbers of the clusters, ascending
-    first      of each its first holder
-    choices    those that have several: which of `clusters`, and who they are
-    at         of each processor, where there are any, where it is among those who hold the first of `clusters` it holds
-    made       the members that were made so far, by who of these was chosen
+    clusters   their numbers, ascending
+    first      the first holder of each
+    choices    (cluster, holders) where there are several holders
+    at         by processor its position among the holders of the first cluster that it holds; empty without choices
+    cache      the members by the holders chosen
     """
 
     clusters: tuple[int, ...]
     first: tuple[int, ...]
     choices: list[tuple[int, Holders]]
     at: dict[int, int]
-    made: dict[tuple[int, ...], tuple[Term, ...]] = field(default_factory=dict)
+    cache: dict[tuple[int, ...], tuple[Term, ...]] = field(default_factory=dict)
 
 
 class Members:
-    """Who takes part in a copy: sources on the same processors that overlap are summed where they lie, as one.
+    """The members of copies: a member is one source, or a cluster of overlapping sources on the same processors, which
+    are summed where they lie.
 
     family   the numbers of the sources of which copies are made
     """
@@ -48,16 +49,16 @@ class Members:
         self._of_sources: dict[int, _Touched] = {}
 
     def wanted(self, places: Sequence[Read]) -> list[Delivery]:
-        """The copies to be made there."""
+        """The copies to be made for these reads."""
         return [Delivery(proc, box, self._members(proc, box)) for proc, box in places]
 
     def _members(self, proc: int, box: Box) -> tuple[Term, ...]:
         touched = self._touching(box)
         at = touched.at.get(proc)
         chosen = tuple([holders.asked(proc, at) for _, holders in touched.choices])
-        if chosen not in touched.made:
-            touched.made[chosen] = self._terms(touched, chosen)
-        return touched.made[chosen]
+        if chosen not in touched.cache:
+            touched.cache[chosen] = self._terms(touched, chosen)
+        return touched.cache[chosen]
 
     def _touching(self, box: Box) -> _Touched:
         found = self.t.overlaps.of(box)
@@ -88,7 +89,7 @@ class Members:
 
 
 def clusters(sources: Sequence[Source], among: Sequence[int]) -> list[tuple[int, ...]]:
-    """Of some sources those on the same processors whose boxes overlap, in order; these are summed where they lie."""
+    """Clusters of sources on the same processors whose boxes overlap, in order: these are summed where they lie."""
     together: dict[tuple[int, ...], list[int]] = {}
     for i in among:
         together.setdefault(sources[i].procs, []).append(i)
@@ -97,7 +98,7 @@ def clusters(sources: Sequence[Source], among: Sequence[int]) -> list[tuple[int,
 
 
 def _overlapping(sources: Sequence[Source], each: list[int]) -> list[tuple[int, ...]]:
-    """Some sources in groups of those that overlap, also by way of others."""
+    """Connected components of sources by overlap."""
     if len(each) == 1 or disjoint([sources[i].box for i in each]):
         return [(i,) for i in each]
     overlaps = Overlaps(sources[i].box for i in each)
@@ -114,26 +115,26 @@ def _overlapping(sources: Sequence[Source], each: list[int]) -> list[tuple[int, 
 
 @dataclass(eq=False)
 class _Group:
-    """Copies that share members.
+    """Copies that share members: a node of a union-find forest.
 
-    last   the number of the last copy
-    into   the group that this one has become a part of
+    last     the number of the last copy
+    parent   the group that this one was merged into
     """
 
     last: int = 0
     copies: list[Delivery] = field(default_factory=list)
-    into: _Group | None = None
+    parent: _Group | None = None
 
     def root(self) -> _Group:
-        """The group that this one is a part of now: itself, or the one that it went into at last."""
+        """The group that this one is a part of now."""
         group = self
-        while group.into is not None:
-            group = group.into
+        while group.parent is not None:
+            group = group.parent
         return group
 
 
 def components(wanted: Sequence[Delivery]) -> list[list[Delivery]]:
-    """The copies to be made, in groups that share no member."""
+    """The copies in groups such that copies of different groups share no member."""
     of_members: dict[int, _Group] = {}
     of_member: dict[tuple[tuple[int, ...], int], _Group] = {}
     groups: list[_Group] = []
@@ -141,22 +142,22 @@ def components(wanted: Sequence[Delivery]) -> list[list[Delivery]]:
         group = of_members.get(id(copy.members)) if copy.members else None
         if group is None:
             keys = [(m.sources, m.proc) for m in copy.members]
-            joined = {id(g): g for key in keys if key in of_member for g in [of_member[key].root()]}
-            group = _joined(sorted(joined.values(), key=lambda g: g.last), groups)
+            sharing = {id(g): g for key in keys if key in of_member for g in [of_member[key].root()]}
+            group = _merged(sorted(sharing.values(), key=lambda g: g.last), groups)
             of_member.update(dict.fromkeys(keys, group))
             of_members[id(copy.members)] = group
         group = group.root()
         group.last = number
         group.copies.append(copy)
-    return [g.copies for g in sorted(groups, key=lambda g: g.last) if g.into is None]
+    return [g.copies for g in sorted(groups, key=lambda g: g.last) if g.parent is None]
 
 
-def _joined(joined: Sequence[_Group], groups: list[_Group]) -> _Group:
-    """These groups as one: the one that there is, or a new one into which all of them go."""
-    if len(joined) == 1:
-        return joined[0]
-    group = _Group(copies=[copy for g in joined for copy in g.copies])
-    for other in joined:
-        other.into = group
+def _merged(sharing: Sequence[_Group], groups: list[_Group]) -> _Group:
+    """The only one of some groups, or else a new group into which all of them are merged."""
+    if len(sharing) == 1:
+        return sharing[0]
+    group = _Group(copies=[copy for g in sharing for copy in g.copies])
+    for other in sharing:
+        other.parent = group
     groups.append(group)
     return group

@@ -1,6 +1,6 @@
-"""Special forms written out: one task over a group, what is packed before it and what is unpacked behind it.
+"""Emission of special forms: one collective task over a group, with the tasks that pack before and unpack after it.
 
-It does not know whether a form is worth it. Processors are slots.
+It does not know whether a form is cheaper. Processors are slots.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from castile.runtime.runs import Run
 from castile.runtime.task import View
 from castile.runtime.transfer import Delivery, Term, Transfer
 
-# For each member of a group an array, or nothing.
+# For each member of a group an array, or None.
 Views = tuple[View | None, ...]
 
 
 class _Exchange(NamedTuple):
-    """What each of a group sends, what it takes, and the room that it needs to add up.
+    """What each member of a group sends and receives, and its scratch memory for sums.
 
-    counts   [member][member]: the elements that go from the one to the other
-    runs     for each member what it takes end to end and has to put where it belongs; nothing where none has to
+    counts   [member][member]: the elements sent from the one to the other
+    runs     for each member the contiguous pieces that it receives and has to unpack, None where it has not; empty
+             where no member has
     """
 
     group: tuple[int, ...]
@@ -36,7 +37,10 @@ class _Exchange(NamedTuple):
 
 
 def collective(t: Transfer, special: Special, targets: Mapping[Read, int]) -> None:
-    """Make the copies of a form, each in the piece that `targets` has for its processor and box."""
+    """Emit the tasks of a special form.
+
+    targets   the piece of each copy, by processor and box
+    """
     ends = tuple([None if c is None else View(targets[c.proc, c.box], c.box) for c in special.copies])
     exchange = _EXCHANGES[special.form](t, special, ends)
     transfer.emit(t, special.form, *exchange[:5], special.elements)
@@ -58,7 +62,7 @@ def _all_reduce(t: Transfer, special: Special, ends: Views) -> _Exchange:
     each, left = divmod(special.elements, n)
     counts = (tuple([each + (j < left) for j in range(n)]),) * n
     send = tuple([transfer.packed(t, m, unbroken=True) for m in special.members])
-    # As much room for all, so that where it does not divide evenly none differs by an element.
+    # Equal scratch memory for all, so that members do not differ by an element where the division is uneven.
     return _Exchange(group, send, ends, _room(t, group, [max(counts[0])] * n), counts)
 
 
@@ -106,7 +110,7 @@ def _copies_of(special: Special) -> list[Delivery]:
 
 
 def _sent(t: Transfer, members: Sequence[Term], pieces: Sequence[list[Box]]) -> tuple[View, ...]:
-    """Each member's contribution as one flat array, in the order of the pieces that the others take."""
+    """Each member's contribution as one flat array, in the order of the pieces that the others receive."""
     sent = []
     for member, run in zip(members, runs.of(pieces, [m.box for m in members]), strict=True):
         view = transfer.packed(t, member, unbroken=run is None)
@@ -117,14 +121,14 @@ def _sent(t: Transfer, members: Sequence[Term], pieces: Sequence[list[Box]]) -> 
 def _landed(
     t: Transfer, copies: Sequence[Delivery], pieces: Sequence[list[Box]], ends: Views
 ) -> tuple[Views, list[Run | None]]:
-    """Where each member's result lands, and what is then to be unpacked where that is not the copy itself."""
+    """The view into which each member receives, and its run to unpack where that is not the copy itself."""
     taken = runs.of(pieces, [copy.box for copy in copies])
     rows = zip(copies, taken, ends, strict=True)
     return tuple([end if run is None else runs.landing(t, copy.proc, run) for copy, run, end in rows]), taken
 
 
 def _room(t: Transfer, group: Sequence[int], elements: Sequence[int]) -> Views:
-    """Room for what all the others send each member, so many elements each."""
+    """Scratch memory for what all others send to each member, `elements` from each."""
     boxes = {count: whole(((len(group) - 1) * count,)) for count in set(elements)}
     rooms = {count: box if box.volume else None for count, box in boxes.items()}
     each = zip(map(rooms.__getitem__, elements), group, strict=True)

@@ -1,6 +1,6 @@
-"""Epochs: the versions of a region that launches in program order make, read, and leave at home.
+"""Epochs: the versions of each region, in program order: who writes, adds to and reads each.
 
-It does not know processors' links, nor how bytes come from a version's makers to its readers.
+It does not know the links between processors, nor how bytes get from a version's writers to its readers.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from castile.runtime.dependence import complete
 from castile.runtime.region import Box, Region, intersect, uncovered, whole
 from castile.runtime.task import Body, CostKey, Use
 
-Home = tuple[int, Box]  # a processor, and the box of a region that it keeps between periods
+Home = tuple[int, Box]  # a processor, and the box of a region that it keeps from period to period
 
 
 @dataclass(frozen=True)
 class Access:
-    """A box of a region, and how a launch touches it; what it adds by REDUCE, its body writes."""
+    """A box of a region and how a launch touches it. A body writes what REDUCE then adds."""
 
     region: str
     box: Box
@@ -26,11 +26,11 @@ class Access:
 
 @dataclass(frozen=True)
 class Launch:
-    """Work to be done on each of `procs` alike (several are replicas: a sum counts one of them).
+    """Work for each of `procs`: several are replicas, of which a sum counts one.
 
-    body   the kernel calls, whose views are the accesses in their order; where launches add to one box on the same
-           processors, a function that gives the calls for `adds`: adds[j] where access j is added to what is there
-    key    what it costs
+    body   the kernel calls, whose views are the accesses in order; where launches add to one box on the same
+           processors, a function from `adds`, adds[j] saying whether access j is added to what is there
+    key    its cost key
     """
 
     name: str
@@ -40,12 +40,12 @@ class Launch:
     key: CostKey
 
 
-Port = tuple[int, int]  # a launch and which of its accesses
+Port = tuple[int, int]  # the numbers of a launch and of one of its accesses
 
 
 @dataclass
 class Epoch:
-    """One version of a region: who writes it or adds to it, then who reads it; `held` is there before the period."""
+    """One version of a region: who writes it or adds to it, then who reads it; `held` if it is there beforehand."""
 
     region: Region
     held: bool = False
@@ -59,24 +59,24 @@ class Epoch:
         return sorted([*self.writes, *self.sums], key=lambda made: made[0])
 
     def holds(self, box: Box) -> bool:
-        """Whether all of a box has been made; a sum to which nobody adds is zero."""
+        """Whether all of a box has a value: a sum to which nobody adds is zero."""
         return self.held or bool(self.sums) or not uncovered(box, [b for _, b in self.writes])
 
     def begun(self, box: Box) -> bool:
-        """Whether part of a box has been made."""
+        """Whether part of a box was written or added to."""
         return self.held or any(intersect(b, box) for _, b in self.made)
 
 
 def epochs(launches: Sequence[Launch], regions: Mapping[str, Region], held: set[str]) -> dict[str, list[Epoch]]:
-    """The versions of every region in their order. `held` regions hold values before the first launch.
+    """The versions of every region in order. Regions in `held` have a value before the first launch.
 
-    Raises ValueError, naming launch and box, where a launch reads what nobody wrote, adds to what has been read, writes
-    what has been written but not read, or where what is written leaves a hole.
+    Raises ValueError, naming launch and box, where a launch reads what nobody wrote, adds to a version that was read,
+    or writes a box twice that was not read between, and where the writes of a version do not cover the region.
     """
     found = {name: [Epoch(region, True)] if name in held else [] for name, region in regions.items()}
     for number, launch in enumerate(launches):
         _check(launch, regions)
-        # what a launch reads it reads before it writes
+        # a launch reads before it writes
         for wanted in (Use.READ, Use.REDUCE, Use.WRITE):
             for place, access in enumerate(launch.accesses):
                 if access.use == wanted:

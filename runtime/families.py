@@ -1,9 +1,10 @@
-"""Families: sources that are summed where they lie, and others of which copies are made apart and then added.
+"""Families of sources: sources of one family may be summed where they lie; copies of different families are made apart
+and then added.
 
-Where a parameter is used twice, cut along one axis here and along another there, its gradients are rows and columns.
-Summed where they lie these would fill the box around both, and mostly zeros would be sent. Where one of two gradients
-is needed only where it was made, it is added at the end, or the other would wait for it before it is sent. It does not
-know by which tasks copies are made. Processors are slots 0..n-1 of a template.
+Where a parameter is used twice, cut along different axes, its gradients are rows and columns. Summed where they lie
+they would fill their bounding box, and mostly zeros would be sent. And where one of two gradients is read only where it
+was made, it is added last, so that sending the other need not wait for it. It does not know by which tasks copies are
+made. Processors are slots 0..n-1 of a template.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from castile.runtime.transfer import Delivery, Source, Transfer
 
 
 def families(sources: Sequence[Source], wanted: Sequence[Read]) -> list[list[int]]:
-    """The numbers of the sources of each family, in order, given the copies that are wanted.
+    """The numbers of the sources of each family, in order, for the reads that copies are wanted for.
 
-    Two that overlap on the same processors go apart if the box around them holds as much as both or more, or if one
-    stays, that is, all copies with some of it are on its own processors, and the other does not. Those that stay are of
-    the last families: what travels waits for none of them.
+    Two sources that overlap on the same processors are of different families if their bounding box has at least as many
+    elements as both, or if only one of them stays: a source stays if all reads of it are on its own processors. Sources
+    that stay are of the last families, so that no message waits for them.
     """
     if _are_sums(sources, wanted):
         return _as_often(sources)
@@ -32,7 +33,7 @@ def families(sources: Sequence[Source], wanted: Sequence[Read]) -> list[list[int
     stay: set[int] = set()
     for cluster in clusters(sources, range(len(sources))):
         mine = {i for i in cluster if _stays(sources[i], wanted)} if len(cluster) > 1 else set()
-        # Those of one box that all stay, or all travel, as of microbatches, need no comparing with each other.
+        # Sources of one box that all stay, or none of which does, as of microbatches, need not be compared.
         if len({(sources[i].box, i in mine) for i in cluster}) > 1:
             apart = {i: [j for j in cluster if _are_apart(sources, mine, i, j)] for i in cluster}
             stay |= {i for i in mine if not mine.issuperset(apart[i])}
@@ -52,13 +53,13 @@ def families(sources: Sequence[Source], wanted: Sequence[Read]) -> list[list[int
 
 
 def _are_sums(sources: Sequence[Source], wanted: Sequence[Read]) -> bool:
-    """Whether each source is a share of all of each copy."""
+    """Whether each source is a partial sum of all of each copy."""
     return len({*[source.box for source in sources], *[box for _, box in wanted]}) == 1
 
 
 def _as_often(sources: Sequence[Source]) -> list[list[int]]:
-    """The numbers of the sources that lie on as many processors, from few to many: a sum among all who have one each of
-    those is one task, and what lies everywhere stays.
+    """Families of sources by their number of processors, ascending: a sum among processors that have one source each is
+    one task, and sources that lie everywhere need not be sent.
     """
     found: dict[int, list[int]] = {}
     for i, source in enumerate(sources):
@@ -80,8 +81,8 @@ def _are_apart(sources: Sequence[Source], stay: AbstractSet[int], i: int, j: int
 def shares(
     t: Transfer, wanted: Sequence[Read], copies: dict[Read, int]
 ) -> Iterator[tuple[list[Delivery], dict[Read, int]]]:
-    """What is to be made of each family for the copies that are wanted, and into which pieces: the copies themselves
-    where there is one family. At the end of the others their shares are added up.
+    """By family: the deliveries to be made, and their pieces. With one family these are the copies themselves. With
+    several each makes its share of a copy, and at last tasks that add up shares are emitted.
     """
     every = families(t.sources, wanted)
     if len(every) == 1:
@@ -97,7 +98,7 @@ def shares(
                 if copy.members:
                     arrived[read].append(_share(t, copy, wants, pieces))
             elif copy.members or (n == 0 and number == 0):
-                # All of it is of this family, or of none.
+                # the whole copy is of this family, or empty
                 wants.append(copy)
                 pieces[read] = copies[read]
         yield wants, pieces
@@ -106,7 +107,7 @@ def shares(
 
 
 def _share(t: Transfer, copy: Delivery, wants: list[Delivery], pieces: dict[Read, int]) -> tuple[View, Box]:
-    """Where the share of a copy lies that one family has: in place, or in a piece that is wanted for it."""
+    """The view of one family's share of a copy, and its box: in place, or in a new piece that is delivered to."""
     terms, box = t.terms(copy), t.around(copy)
     if len(terms) == 1 and terms[0].proc == copy.proc:
         return transfer.packed(t, terms[0], unbroken=False), box

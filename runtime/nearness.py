@@ -1,7 +1,7 @@
-"""Nearness: who of those that hold something are nearest to a processor, and whose turn it is among them.
+"""Nearness: which holders of a box are nearest to a processor, and which of these serves it, in round robin.
 
-Holders are sorted once by the groups of links that they are in, so that who asks looks at as many groups as there are
-levels, and not at all holders. It does not know what they hold. Processors are slots 0..n-1 of a template.
+Holders are sorted once into the groups of links that they are in, so that a query looks at one group a level, not at
+all holders. It does not know what they hold. Processors are slots 0..n-1 of a template.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
 
-# Of a processor its group at each level, the nearest level first; at the last level all are in one.
+# The group of a processor at each level, the nearest level first; at the last level all are in one.
 Groups = Callable[[int], Sequence[int]]
 
 
 @dataclass(eq=False)
 class Near:
-    """Some who are nearest, in the order of the holders; one object for the same ones.
+    """A set of nearest holders, in the order of the holders; equal sets are one object.
 
-    turns   who is asked next, one after the other
+    among   the same processors as a set
+    turns   the round robin over them
     """
 
     procs: tuple[int, ...]
@@ -28,23 +29,23 @@ class Near:
 
 
 class Nearness:
-    """Who is near whom, of processors in these groups."""
+    """Finds nearest holders among processors in these groups."""
 
     def __init__(self, groups: Groups) -> None:
         self._turns = Turns(groups)
         self._holders: dict[tuple[int, ...], Holders] = {}
 
     def holders(self, procs: tuple[int, ...]) -> Holders:
-        """Those who hold the same, in order."""
+        """The holders of a box, in order."""
         if procs not in self._holders:
             self._holders[procs] = Holders(procs, self._turns)
         return self._holders[procs]
 
 
 class Turns:
-    """Whose turn it is among those who are nearest to somebody, of processors in these groups.
+    """The round robins over sets of nearest holders, shared by all boxes.
 
-    places   of a processor each level and its group there, the nearest first
+    places   of a processor (level, group), the nearest level first
     """
 
     def __init__(self, groups: Groups) -> None:
@@ -52,14 +53,14 @@ class Turns:
         self._near: dict[tuple[int, ...], Near] = {}
 
     def near(self, procs: tuple[int, ...]) -> Near:
-        """These as they are nearest to somebody, whatever they hold: all who have them near take them in turn."""
+        """The set of these processors, with its one round robin for all boxes."""
         if procs not in self._near:
             self._near[procs] = Near(procs, frozenset(procs), cycle(procs))
         return self._near[procs]
 
 
 class Holders:
-    """Who hold the same, in order."""
+    """The holders of a box, in order."""
 
     def __init__(self, procs: tuple[int, ...], turns: Turns) -> None:
         self.procs, self._turns = procs, turns
@@ -72,7 +73,7 @@ class Holders:
         self._asked: dict[int, int] = {}
 
     def nearest(self, proc: int) -> Near:
-        """Those of them who are nearest to a processor: itself, if it is one."""
+        """The holders nearest to a processor: the processor itself if it is one."""
         if proc in self._among:
             return self._turns.near((proc,))
         for place in self._turns.places(proc):
@@ -81,10 +82,10 @@ class Holders:
         raise AssertionError(f"no level joins {proc} with any of {self.procs}")
 
     def asked(self, proc: int, at: int | None) -> int:
-        """One of the nearest, the same whenever a processor asks; those that have the same ones near take them in turn.
+        """The holder that serves a processor: always the same one; processors with the same nearest ones take turns.
 
-        at   where the processor is among those who hold something else of what it reads: of those near it takes who is
-             there among these, so that such readers and holders make a group
+        at   the processor's position among the holders of another part of what it reads: the holder at that position
+             here is preferred, if it is near, so that readers and holders form a group
         """
         if proc not in self._asked:
             self._asked[proc] = self._chosen(self.nearest(proc), at)

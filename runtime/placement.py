@@ -1,6 +1,6 @@
-"""Placement: in which box each read of a version lies, in a source that is there already or in a copy to be made.
+"""Placement: the box in which each read of a version lies: that of a source that is there, or of a copy to be made.
 
-It does not know how copies are made, nor what the regions hold. Processors are slots 0..n-1 of a template.
+It does not know how copies are made, nor what regions hold. Processors are slots 0..n-1 of a template.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Set as AbstractSet
 from castile.runtime.region import Box, bounding, contains, disjoint
 from castile.runtime.transfer import Transfer
 
-Read = tuple[int, Box]  # a processor, and what it reads
+Read = tuple[int, Box]  # a processor, and the box that it reads
 
 
 def placed(
     t: Transfer, reads: Sequence[Read], twins: Sequence[Hashable]
 ) -> tuple[dict[Read, int | None], dict[Read, Box]]:
-    """For each read the number of the source's piece in which it lies, None where a copy has to be made for it; and for
-    each the box of that piece or copy."""
+    """By read: the piece of the source in which it lies, None where a copy has to be made; and the box of that piece or
+    copy.
+    """
     exact: set[Read] = set()
     while True:
         place = {read: _in_place(t, *read, read in exact) for read in dict.fromkeys(reads)}
@@ -32,7 +33,9 @@ def placed(
 
 
 def standing(t: Transfer, reads: Sequence[Read]) -> dict[Read, int]:
-    """The source of each read that is exactly one that lies on its processor; none where some are partial sums."""
+    """The piece of each read whose box is exactly that of a source on its processor; empty where sources are partial
+    sums.
+    """
     held: dict[Read, int] = {}
     for (number, proc), piece in t.instances.items():
         held.setdefault((proc, t.sources[number].box), piece)
@@ -44,7 +47,7 @@ def standing(t: Transfer, reads: Sequence[Read]) -> dict[Read, int]:
 
 
 def lying(reads: Sequence[Read], twins: Sequence[Hashable]) -> dict[Read, Box]:
-    """The box of the copy in which each read lies, those of twins in one."""
+    """The box of the copy in which each read lies; the reads of twins lie in equal boxes."""
     exact: set[Read] = set()
     while True:
         around = _around(reads, exact)
@@ -55,7 +58,7 @@ def lying(reads: Sequence[Read], twins: Sequence[Hashable]) -> dict[Read, Box]:
 
 
 def _apart(reads: Sequence[Read], twins: Sequence[Hashable], around: Mapping[Read, Box]) -> set[Read]:
-    """The reads of twins that lie in different boxes."""
+    """The reads of twins whose boxes differ."""
     if len(set(around.values())) == 1:
         return set()
     lies: dict[Hashable, set[Box]] = {}
@@ -65,10 +68,9 @@ def _apart(reads: Sequence[Read], twins: Sequence[Hashable], around: Mapping[Rea
 
 
 def _in_place(t: Transfer, proc: int, box: Box, exact: bool) -> int | None:
-    """The number of the piece on this processor that holds all of a box already, None where there is none, or where
-    another source is to be added to it.
+    """The piece on this processor that holds a box already; None where there is none, or another source adds to it.
 
-    exact   whether the piece has to be that box and no more
+    exact   whether the piece must be exactly that box
     """
     sources = t.overlaps.of(box)
     if len(sources) != 1:
@@ -80,8 +82,8 @@ def _in_place(t: Transfer, proc: int, box: Box, exact: bool) -> int | None:
 def _around(reads: Sequence[Read], exact: AbstractSet[Read]) -> dict[Read, Box]:
     """The box of the copy in which each read lies.
 
-    Reads on a processor that overlap share one where the box around them holds no more than they do; those that are
-    `exact` have one to themselves.
+    Overlapping reads on a processor share a copy where their bounding box has no more elements than they have together;
+    those in `exact` have a copy of their own.
     """
     distinct = set(reads)
     if len({proc for proc, _ in distinct}) == len(distinct):
@@ -91,17 +93,17 @@ def _around(reads: Sequence[Read], exact: AbstractSet[Read]) -> dict[Read, Box]:
         on.setdefault(proc, set()).add(box)
     around = {}
     for proc, mine in on.items():
-        boxes = joined(sorted(b for b in mine if (proc, b) not in exact))
+        boxes = merged(sorted(b for b in mine if (proc, b) not in exact))
         alone = exact | {(proc, box) for box in boxes}
         for box in mine:
             around[proc, box] = box if (proc, box) in alone else next(b for b in boxes if contains(b, box))
     return around
 
 
-def joined(boxes: list[Box]) -> list[Box]:
-    """What boxes, ascending, become where two go into the box around them, as long as one holds no more than its two.
+def merged(boxes: list[Box]) -> list[Box]:
+    """Merge ascending boxes: two are replaced by their bounding box if that has no more elements than both together.
 
-    The first such two go first.
+    The first such pair is merged first, until there is none.
     """
     volumes, n = [box.volume for box in boxes], 1
     while n < len(boxes):
@@ -115,7 +117,7 @@ def joined(boxes: list[Box]) -> list[Box]:
                 if boxes[at : at + 1] != [around]:
                     boxes.insert(at, around)
                     volumes.insert(at, around.volume)
-                # those that come before were looked at
+                # pairs before this one were tried
                 n = max(1, min(at, n - 1))
                 break
         else:

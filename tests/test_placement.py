@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from castile.runtime.dependence import filled
-from castile.runtime.placement import joined
+from castile.runtime.placement import merged
 from castile.runtime.region import Box, bounding, contains, contiguous
 from tests.effort import examples
 
@@ -32,7 +32,7 @@ def test_boxes_go_together_as_if_all_pairs_were_looked_at_each_time(drawn: set[B
     found = sorted(drawn)
     while (two := pair(found)) is not None:
         found = sorted({bounding(two), *(box for box in found if box not in two)})
-    assert joined(sorted(drawn)) == found
+    assert merged(sorted(drawn)) == found
 
 
 def parts_of(rows: int, cols: int, procs: str) -> list[tuple[Box, set[int]]]:
