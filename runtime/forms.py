@@ -1,6 +1,6 @@
-"""Forms: the one task over a group that makes some copies, where one does, and what ways to make them take.
+"""Special forms: the collective over a group that makes some copies, if there is one, and the times of forms.
 
-It does not know how a form's task is written out, nor what regions hold. Processors are slots.
+It does not know how a form's task is emitted, nor what regions hold. Processors are slots.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from castile.runtime.region import Box, Overlaps, bounding, disjoint
 from castile.runtime.transfer import Delivery, Term, Transfer
 
 SPECIAL_FORMS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
-# A sum is made among all who contribute to it where at most so many times as many contribute as want a piece of it.
-MOST_GIVING = 2
-# So many members of a copy are looked at first to see that a form is cheaper.
+# A reduce-scatter may have at most this many times as many members as readers.
+MOST_MEMBERS = 2
+# The time of the general form is computed for this many members of a copy first: that mostly decides.
 DECISIVE = 8
-# Groups have many members.
+# attrgetter is fast: groups have many members
 _PROC = attrgetter("proc")
 
 
 class Special(NamedTuple):
-    """A special form that fits: what each member contributes and gets, in group order, and the box around all.
+    """A special form: what each member contributes and receives, in group order, and the bounding box of all.
 
-    copies   None for members that get nothing, as there may be of a reduce-scatter
+    copies   None for members that receive nothing, as in some reduce-scatters
     """
 
     form: str
@@ -37,12 +37,12 @@ class Special(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """What its cost key counts: all that there is, but of an all-to-all what the member with most sends."""
+        """The elements of its cost key: those of the bounding box; of an all-to-all the most that a member sends."""
         return max(m.box.volume for m in self.members) if self.form == "all_to_all" else self.around.volume
 
 
 def special_of(t: Transfer, component: list[Delivery]) -> Special | None:
-    """The special form that a component has, if it has one."""
+    """The special form that makes all copies of a component; None if there is none."""
     by_proc = {c.proc: c for c in component}
     asking: dict[int, list[Delivery]] = {}
     for copy in component:
@@ -51,7 +51,7 @@ def special_of(t: Transfer, component: list[Delivery]) -> Special | None:
     procs = {proc for _, proc in keys}
     if len(procs) < len(keys) or len(by_proc) < len(component):
         return None
-    if len(keys) != 1 and not (procs.issuperset(by_proc) and len(procs) <= MOST_GIVING * len(by_proc)):
+    if len(keys) != 1 and not (procs.issuperset(by_proc) and len(procs) <= MOST_MEMBERS * len(by_proc)):
         return None
     members = _contributed(t, list(asking.values()))
     around = bounding({c.box for c in component})
@@ -74,11 +74,14 @@ def special_of(t: Transfer, component: list[Delivery]) -> Special | None:
 
 
 def _contributed(t: Transfer, asking: Sequence[Sequence[Delivery]]) -> tuple[Term, ...]:
-    """Each member with the box around all that it contributes; copies that have the same members come together."""
+    """Each member with the bounding box of all that it contributes.
+
+    asking   the copies, those with the same members together
+    """
     boxes: dict[tuple[tuple[int, ...], int], list[Box]] = {}
     for copies in asking:
         around = bounding({copy.box for copy in copies})
-        # each of them overlaps each member, so the box around what they have in common is this one
+        # every copy overlaps every member, so the bounding box of their intersections is that of `around`
         terms = t.given(copies[0].members, around)
         if len(asking) == 1:
             return tuple(sorted(terms))
@@ -88,7 +91,7 @@ def _contributed(t: Transfer, asking: Sequence[Sequence[Delivery]]) -> tuple[Ter
 
 
 def _take_all(component: Sequence[Delivery], members: Sequence[Term]) -> bool:
-    """Whether copies are made of all that the members have of their boxes: of replicas they take one only."""
+    """Whether every copy takes its part of all members that overlap its box: of replicas copies take only one."""
     overlaps = Overlaps(m.box for m in members)
     for copy in component:
         taken = {(m.sources, m.proc) for m in copy.members}
@@ -102,7 +105,7 @@ def tile(boxes: list[Box], frame: Box) -> bool:
 
 
 def sum_of_all(t: Transfer, copy: Delivery) -> Special | None:
-    """An all-reduce among all who contribute to a copy, each to all of it."""
+    """An all-reduce among the members of a copy, where each contributes to all of it; None otherwise."""
     terms = t.terms(copy)
     if len({term.proc for term in terms}) < max(2, len(terms)) or any(term.box != copy.box for term in terms):
         return None
@@ -110,13 +113,13 @@ def sum_of_all(t: Transfer, copy: Delivery) -> Special | None:
     return Special("all_reduce", members, tuple([Delivery(m.proc, copy.box, copy.members) for m in members]), copy.box)
 
 
-# Which is cheaper: alpha-beta, with the bytes that copies and sums touch.
+# Times: alpha-beta, with the bytes that copies and sums touch.
 
 
 def seconds(form: str, nbytes: float, members: int, level: Level) -> float:
-    """Alpha-beta time of a form (Thakur, Rabenseifner, Gropp 2005): `nbytes` as in CostKey, `members` of the group.
+    """The alpha-beta time of a form (Thakur, Rabenseifner, Gropp 2005): `nbytes` as in CostKey, `members` of the group.
 
-    Of a collective both ends of each message are occupied with it besides, and each member with each round.
+    A collective also has the level's overhead of each message, at both ends, and of each round.
     """
     alpha, beta, n = level.latency_seconds, nbytes / level.bytes_per_second, members
     if form == "move":
@@ -137,21 +140,24 @@ def form_seconds(t: Transfer, special: Special) -> float:
     level = t.links.level(procs)
     took = seconds(special.form, nbytes, n, level)
     if t.links.has_trees and special.form == "all_reduce":
-        # up one tree and down again; a broadcast goes down one anyway
+        # up a tree and down again; a broadcast uses a tree anyway
         took = min(took, 2 * seconds("broadcast", nbytes, n, level))
     return took + folded + t.links.task_seconds
 
 
 def is_cheaper(t: Transfer, special: Special, component: list[Delivery]) -> bool:
-    """Whether a form takes no longer than the general one."""
+    """Whether a special form takes no longer than the general one."""
     form, first = form_seconds(t, special), component[0]
-    # what one of the copies takes of a few members decides mostly
+    # a few members of one copy mostly decide
     some = [Delivery(first.proc, first.box, first.members[:DECISIVE])]
     return form <= general_seconds(t, some, form) or form <= general_seconds(t, component, form)
 
 
 def general_seconds(t: Transfer, component: list[Delivery], enough: float = inf) -> float:
-    """The busiest processor's sends, or its receives and sums, one after another; at least `enough` where they are."""
+    """The time of the general form: that of the busiest processor's sends, or of its receives and sums, in sequence.
+
+    enough   a time beyond which any result will do
+    """
     sends: dict[int, float] = {}
     receives: dict[int, float] = {}
     sizes: dict[Box, int] = {}

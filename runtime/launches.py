@@ -1,7 +1,7 @@
-"""Whole programs written directly on the runtime: launches in program order become a task graph.
+"""Programs written directly on the runtime: launches in program order become a task graph.
 
-Waits, copies and sums are derived from what the launches touch, as Legion does it (Bauer et al., SC 2012). It does not
-know operators or strategies, and nobody here writes a send by hand.
+Dependences, copies and sums are derived from what launches touch, as in Legion (Bauer et al., SC 2012): no program
+writes a send by hand. It does not know operators or strategies.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def build(
 ) -> TaskGraph:
     """The task graph of one period of a loop: the launches in program order, and the transfers between them.
 
-    homes     where each region that outlives the period lies, whole; boxes that coincide are replicas. At the end of
-              the period it lies there again: written in place where its last writers do so, else copied
+    homes     by region that outlives the period the boxes that hold it, all of it; equal boxes are replicas. At the end
+              of the period its last version is there again: written in place if its writers do so, else copied
     inputs    regions that the host fills, wherever they are read
     outputs   regions whose last version the host reads, whole, on processor 0
-    Raises ValueError in one sentence where a launch reads what nobody wrote, a write leaves a hole or comes twice, or
-    homes do not hold their region once.
+    Raises ValueError in one sentence where a launch reads what nobody wrote, writes do not cover a region or write a
+    box twice, or homes do not hold their region exactly once.
     """
     for name, places in homes.items():
         _check_homes(name, regions[name], places)
@@ -66,7 +66,7 @@ def _check_homes(name: str, region: Region, places: Sequence[Home]) -> None:
 
 
 def _in_place(program: Sequence[Launch], last: Epoch, places: Sequence[Home]) -> bool:
-    """Whether a region's last version is written just where it lies, and read by nobody."""
+    """Whether a region's last version is written exactly in its home, and never read."""
     written = [(proc, box) for (launch, _), box in last.writes for proc in program[launch].procs]
     return not last.reads and not last.sums and sorted(written) == sorted(places)
 
@@ -90,10 +90,12 @@ def _by_box(places: Sequence[Home]) -> dict[Box, tuple[int, ...]]:
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """A version among the others.
+    """A version in the graph.
 
-    rows    (task, access) of each port of the version: producers, transfers, readers, overwriters; HOST for the host
-    after   the launch that its transfers follow, -1 for none
+    rows                 (task, access) of each port of the version: producers, transfers, readers, overwriters; HOST
+                         for the host
+    after                the launch that its transfers follow, -1 for none
+    base, first_buffer   the numbers of its first transfer and its first buffer
     """
 
     epoch: Epoch
@@ -120,7 +122,7 @@ class _Draft:
         self.num_tasks, self.num_buffers = self.begin[-1], 0
 
     def region(self, versions: Sequence[Epoch], places: Sequence[Home], role: str, is_output: bool) -> None:
-        """Analyse all versions of a region; the last one of a region with a home is written over the first."""
+        """Analyse all versions of a region; of a region with a home the last one overwrites the first."""
         over = versions[-1] if places and len(versions) > 1 else None
         versions = versions[:-1] if over else versions
         for number, epoch in enumerate(versions):
@@ -161,18 +163,18 @@ class _Draft:
         self.num_buffers += len(version.instances)
 
     def rows(self, ports: Sequence[tuple[Port, Box]]) -> list[Port]:
-        """The tasks of launches, replica by replica."""
+        """(task, access) of the ports of launches, replica by replica."""
         tasks = [(range(self.begin[launch], self.begin[launch + 1]), place) for (launch, place), _ in ports]
         return [(task, place) for replicas, place in tasks for task in replicas]
 
     def over(self, last: Epoch, kept: Mapping[Box, tuple[int, ...]]) -> list[Port]:
-        """The task that writes each piece of a home anew."""
+        """(task, access) of the writer that overwrites each piece of a home."""
         writers = {box: port for port, box in last.writes}
         rows = [(writers[box], proc) for box, procs in kept.items() for proc in procs]
         return [(self.begin[n] + self.program[n].procs.index(proc), place) for (n, place), proc in rows]
 
     def graph(self) -> TaskGraph:
-        """All of it in flat arrays."""
+        """The graph in flat arrays."""
         tasks = [*self.computing(), *self.transfers()]
         keys: dict[CostKey, int] = {}
         cost_keys = [launch.key for launch in self.program for _ in launch.procs]
@@ -259,7 +261,7 @@ def _array(values: Sequence[int]) -> np.ndarray:
 
 
 def _rows(pairs: Iterable[tuple[int, int]], num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Compressed rows with sorted, unique values."""
+    """Pairs (row, value) in CSR form, with sorted, unique values."""
     ordered = sorted(set(pairs))
     counts = np.bincount(_array([row for row, _ in ordered]), minlength=num_rows)
     return np.concatenate([[0], np.cumsum(counts)]), _array([value for _, value in ordered])

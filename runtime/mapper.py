@@ -1,6 +1,6 @@
-"""Mappers: in which order a processor issues its tasks.
+"""Mappers: the order in which a processor issues its tasks.
 
-They may reorder what one processor computes, never transfers: those stand in one order on all processors.
+They may reorder what a processor computes, never transfers, which are in one order on all processors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from castile.runtime.timeline import Timeline
 
 
 class Mapper(ABC):
-    """Decides the issue order."""
+    """Decides the issue order of a processor's tasks."""
 
     @abstractmethod
     def order(self, graph: TaskGraph, timeline: Timeline, proc: int) -> np.ndarray:
@@ -34,7 +34,7 @@ class Default(Mapper):
 
 
 class Logging(Mapper):
-    """Remembers what another mapper decided: `orders[proc]`."""
+    """Records the orders of another mapper: `orders[proc]`."""
 
     def __init__(self, mapper: Mapper) -> None:
         self._mapper = mapper
@@ -61,9 +61,10 @@ class Replay(Mapper):
 
 
 def check(graph: TaskGraph, timeline: Timeline, proc: int, order: np.ndarray, edges: np.ndarray | None = None) -> None:
-    """Raises ValueError where a mapper's order is not one of the processor's tasks, breaks a need, or moves a transfer.
+    """Raises ValueError where an order does not have each of the processor's tasks once, breaks a need, or moves a
+    transfer.
 
-    edges[E, 2]: (a, b) where b takes over memory of a, so must come after it.
+    edges   int64[E, 2]: (a, b) where b reuses memory of a, so must come after it
     """
     default = Default().order(graph, timeline, proc)
     if not np.array_equal(np.sort(order), np.sort(default)):

@@ -1,4 +1,4 @@
-"""The shell of a rank: binds a task graph to memory, kernels and messages once, then runs it step by step.
+"""The runner of a rank: binds a task graph to memory, kernels and messages once, then runs it step by step.
 
 It does not know what tasks compute, nor what carries their messages.
 """
@@ -26,24 +26,24 @@ from castile.runtime.watchdog import Waits, Watchdog
 from castile.runtime.worker import Action, Worker
 
 PICOSECONDS_PER_NANOSECOND = 1000
-# Of as many turns of a rank that waits one looks at the clock, which takes longer than the others of them.
-TURNS_A_LOOK = 64
+# A waiting rank reads the clock once in this many polls, as that takes longer than a poll.
+POLLS_A_LOOK = 64
 
 
 class Runner:
     """This rank's part of a task graph, ready to run.
 
-    procs    the processors of this rank; ranks[p] is the rank of processor p (default: one each, or runs of neighbours)
-    state    persistent arrays by (region, box, processor): those found are used, others are made and put there, so that
-             graphs given the same `state` share their parameters
-    lent     the `arenas` of another one, none of whose steps runs while one of this does: used as far as they go
-    backend  a name, or a class whose kernels are not those of the product
-    poison   memory that no task has written yet holds NaN
-    mapper   decides the issue order; raises ValueError where its order breaks a need or moves a transfer
+    procs     the processors of this rank
+    backend   a name, or a class, as tests have, with kernels of its own
+    state     persistent arrays by (region, box, processor): those that are there are used, others are allocated and put
+              there, so that graphs with the same `state` share their parameters
+    poison    whether memory that no task has written yet holds NaN
+    mapper    decides the issue order; raises ValueError where its order breaks a need or moves a transfer
+    ranks     by processor its rank; by default one each, or runs of neighbours
+    lent      the `arenas` of another runner, used where they are large enough. Their steps must not overlap
 
-    An exception out of a step carries the step, the task and the rank as a note; where it came as the step began or its
-    times were asked for, or a device tells late that a task has failed, it is that task or one before, or one of
-    another processor of the rank.
+    An exception out of a step has a note with the step, the task and the rank. On devices that report errors late, and
+    where a step begins or its times are read, it may be of an earlier task, or of another processor of the rank.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Runner:
         kind = load(backend) if isinstance(backend, str) else backend
         self._backends = [kind(graph, packing, proc, state, poison, (lent or {}).get(proc)) for proc in procs]
         shares = []
-        # A transfer's tag is its number among the transfers of the graph.
+        # a transfer's tag is its number among the transfers of the graph
         tags = np.cumsum(graph.kind >= Kind.MOVE).tolist()
         for proc, memory in zip(procs, self._backends):
             order = _order(graph, timeline, packing, proc, mapper)
@@ -80,32 +80,32 @@ class Runner:
         self._calls = [dict(zip(worker.program.tasks, worker.actions)) for worker in self._workers]
         self._backend_of = dict(zip(procs, self._backends))
         self._ranks = ranks
-        # of ranks that need not answer
+        # only where ranks may fail to answer
         self._watchdog = Watchdog(comm.aside, timeline.seconds) if comm.aside and comm.size > 1 else None
 
     @property
     def feeds_ahead(self) -> bool:
-        """Whether inputs may be filled for the next step while one is under way."""
+        """Whether inputs of the next step may be filled while a step is under way."""
         return all(memory.feeds_ahead for memory in self._backends)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held by this rank's processors, but for arrays that were found in `state` or lent."""
+        """Bytes of memory that this rank's processors allocated: not of arrays from `state` or lent arenas."""
         return sum(memory.nbytes for memory in self._backends)
 
     @property
     def arenas(self) -> Arenas:
-        """This rank's memory that is no persistent array's."""
+        """The arenas of this rank's processors: memory that is not persistent."""
         return {proc: memory.arena for proc, memory in self._backend_of.items()}
 
     @property
     def workspace_bytes(self) -> int:
-        """What kernels took besides, which no plan knows of."""
+        """Bytes of workspace that kernels allocated, which no plan knows of."""
         return sum(memory.workspace_bytes for memory in self._backends)
 
     @property
     def remarks(self) -> list[str]:
-        """What is worth knowing of how steps are run here."""
+        """Notes for users about how steps are run here."""
         return sorted({worker.remark for worker in self._workers} - {""})
 
     @property
@@ -114,14 +114,13 @@ class Runner:
         return all(worker.done for worker in self._workers)
 
     def calls(self, task: int) -> list[Action]:
-        """The task's calls on this rank, one a processor that takes part; a transfer's begin it and give its request.
-
-        For whoever runs tasks out of their order, in memory that they need not share.
+        """The task's calls on this rank, one for each of its processors that takes part; a transfer's calls begin it
+        and return its request. For running tasks out of order, with memory that is not shared.
         """
         return [calls[task] for calls in self._calls if task in calls]
 
     def persistent(self, role: str) -> State:
-        """This rank's arrays of that role ("input", "carried", "output") by (region, box, processor)."""
+        """This rank's arrays of a role ("input", "carried", "output") by (region, box, processor)."""
         return {key: array for memory in self._backends for key, array in memory.persistent.get(role, {}).items()}
 
     def backend(self, proc: int) -> Backend:
@@ -129,7 +128,7 @@ class Runner:
         return self._backend_of[proc]
 
     def begin(self, timed: bool = True) -> None:
-        """Begins a step, which `advance` then carries on; `timed` where `timeline` will be asked for."""
+        """Begin a step, which `advance` then runs; `timed` if `timeline` will be called."""
         self.num_steps += 1
         if timed:
             self._delayed_ns = cores.delayed_ns()
@@ -141,8 +140,8 @@ class Runner:
                 raise
 
     def begin_ahead(self) -> None:
-        """While a step is under way, and the next one's inputs are there: lets devices go on with that one, where they
-        can, before anybody has looked at what this one made. It is run all the same, then, and not timed.
+        """Let devices that can go on with the next step, untimed, as soon as the one under way has ended. Its inputs
+        must be there; it must be run all the same.
         """
         for worker in self._workers:
             try:
@@ -152,7 +151,7 @@ class Runner:
                 raise
 
     def advance(self) -> bool:
-        """Goes as far as is possible without waiting; False where nothing could go on."""
+        """Go as far as possible without waiting; False if nothing was done."""
         moved = False
         for worker in self._workers:
             if worker.done:
@@ -165,19 +164,20 @@ class Runner:
         return moved
 
     def run(self, timed: bool = False, meanwhile: Callable[[], object] | None = None) -> None:
-        """Runs one step, and does something else as soon as nothing can go on without waiting.
+        """Run one step.
 
-        Raises Unanswered where another rank keeps it waiting for far too long.
+        meanwhile   called once, as soon as nothing can go on without waiting
+        Raises Unanswered where another rank keeps this one waiting for far too long.
         """
         self.begin(timed)
-        watchdog, turns = self._watchdog, 0
+        watchdog, polls = self._watchdog, 0
         empty_polls = 0
         if meanwhile is not None:
             self.advance()
             try:
                 meanwhile()
             except Exception:
-                # Where the device has failed it is a task's fault, and says so here too.
+                # Where the device has failed, a task is to blame: this raises its error.
                 self.advance()
                 raise
         while not self.done:
@@ -186,13 +186,13 @@ class Runner:
             else:
                 empty_polls += 1
                 self.comm.relax(empty_polls)
-            turns += 1
-            if not turns % TURNS_A_LOOK and watchdog is not None and perf_counter() >= watchdog.due:
+            polls += 1
+            if not polls % POLLS_A_LOOK and watchdog is not None and perf_counter() >= watchdog.due:
                 watchdog.look((self.num_steps, *(worker.progress for worker in self._workers)), self._waits)
 
     def prompt(self) -> AbstractContextManager[None]:
-        """A block after a step in which all ranks come to the same collectives, and none keeps others waiting there for
-        long: one that does is treated as in a step.
+        """A context after a step in which all ranks meet in collectives and none may keep others waiting for long: the
+        watchdog watches it as it does a step.
         """
         if self._watchdog is None:
             return nullcontext()
@@ -203,25 +203,25 @@ class Runner:
         return set(range(self.comm.size)) - {self.comm.rank}
 
     def _waits(self) -> Waits:
-        """For whom this rank waits, and where."""
+        """The ranks for which this one waits, and where."""
         tasks = [self.graph.tasks[task] for worker in self._workers if not worker.done for task in worker.awaited]
         procs = {proc for task in tasks for proc in task.procs}
-        # a device tells of none
+        # a device names no tasks
         others = {self._ranks[proc] for proc in procs} - {self.comm.rank} if tasks else self._others
         where = f", task {tasks[0].name}" if tasks else ""
         return Waits(others, f"step {self.num_steps}{where}")
 
     def step(self) -> Timeline:
-        """Runs one step, as `run`, and tells when each of this rank's tasks ran."""
+        """Run one timed step, as `run`; returns when each of this rank's tasks ran."""
         self.run(True)
         return self.timeline()
 
     def timeline(self) -> Timeline:
         """When each of this rank's tasks ran in the last step, in picoseconds since the communicator's epoch.
 
-        All ranks share that epoch: `whole_step` makes one timeline of theirs.
+        All ranks share that epoch: `whole_step` merges their timelines.
         """
-        # Where the host has too few cores, to wait for one is part of what a step takes there.
+        # With more ranks than cores, waiting for a core is part of a step.
         delayed_ns = 0 if self.comm.crowded else cores.delayed_ns() - self._delayed_ns
         spans = []
         for worker in self._workers:
@@ -238,7 +238,7 @@ class Runner:
         return spans[0] if len(spans) == 1 else merge(spans)
 
     def _note(self, error: Exception, worker: Worker, late: bool) -> None:
-        """Says where a worker stood when an error came; `late` where it may come of an earlier task, or of others."""
+        """Add to an error where a worker was; `late` if an earlier task or another processor may be to blame."""
         if not worker.program.tasks:
             where = "a processor without tasks"
         else:
@@ -249,7 +249,7 @@ class Runner:
 
 
 def run_local(runners: Sequence[Runner], timed: bool = True) -> None:
-    """Runs one step of all ranks of one process, in turns. Raises RuntimeError where all would wait for ever."""
+    """Run one step of all ranks of one process, in turns. Raises RuntimeError where all would wait forever."""
     for runner in runners:
         runner.begin(timed)
     empty_polls = 0
@@ -262,7 +262,7 @@ def run_local(runners: Sequence[Runner], timed: bool = True) -> None:
 
 
 def whole_step(timelines: Sequence[Timeline]) -> Timeline:
-    """All ranks' timelines of one step as one, which begins at zero."""
+    """Merge all ranks' timelines of one step into one that begins at zero."""
     merged = merge(list(timelines))
     begin = min((int(t.start.min()) for t in timelines if len(t.start)), default=0)
     return replace(merged, start=merged.start - begin, end=merged.end - begin)

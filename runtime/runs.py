@@ -1,4 +1,4 @@
-"""Runs: pieces of an array laid end to end to be sent as one, and such an array taken apart where it has arrived.
+"""Runs: pieces of an array packed end to end to be sent as one array, and unpacked where that has arrived.
 
 It does not know which form sends them. Processors are slots.
 """
@@ -17,27 +17,30 @@ from castile.runtime.transfer import Pattern, Recipe, Shape, Transfer, cost_of
 
 
 class Run(msgspec.Struct, frozen=True, eq=False):
-    """Pieces end to end, their shapes, and the box of the array of them all."""
+    """Pieces packed end to end: their boxes, their shapes, and the box of the packed array."""
 
     pieces: tuple[Box, ...]
     shapes: tuple[Shape, ...]
     box: Box
 
     @property
-    def taken(self) -> Iterator[tuple[View, View]]:
-        """Each piece where it belongs, and in that array, in its own shape."""
+    def to_pack(self) -> Iterator[tuple[View, View]]:
+        """(view read, view written) of each piece: from the array to the packed one, in the piece's shape."""
         ends = list(accumulate(map(prod, self.shapes), initial=0))
         for piece, shape, begin, end in zip(self.pieces, self.shapes, ends, ends[1:]):
             yield View(1, piece), View(0, Box((begin,), (end,)), shape)
 
     @property
-    def put(self) -> Iterator[tuple[View, View]]:
-        """The other way: each piece in that array, and where it belongs."""
-        return ((there._replace(buffer=1), piece._replace(buffer=0)) for piece, there in self.taken)
+    def to_unpack(self) -> Iterator[tuple[View, View]]:
+        """(view read, view written) of each piece: from the packed array to the array."""
+        return ((there._replace(buffer=1), piece._replace(buffer=0)) for piece, there in self.to_pack)
 
 
 def of(pieces: Sequence[list[Box]], frames: Sequence[Box]) -> list[Run | None]:
-    """Each list of pieces end to end, None where that is the dense array over its frame; one where the list is one."""
+    """The run of each list of pieces, None where the pieces end to end are the dense array over the frame.
+
+    Lists that are one object get one run.
+    """
     known: dict[tuple[int, Box], Run | None] = {}
     found = []
     for each, frame in zip(pieces, frames, strict=True):
@@ -62,37 +65,37 @@ def _end_to_end(pieces: list[Box], frame: Box) -> bool:
 
 
 def _run(pieces: Sequence[Box]) -> Run:
-    """Pieces laid end to end."""
+    """The run of some pieces."""
     shapes = tuple([piece.shape for piece in pieces])
     return Run(tuple(pieces), shapes, whole((sum(map(prod, shapes)),)))
 
 
 def landing(t: Transfer, proc: int, run: Run) -> View:
-    """Staging for pieces end to end."""
+    """A staging piece for a packed array."""
     return View(t.add("staging", run.box, proc), run.box)
 
 
 def laid_out(t: Transfer, proc: int, source: View, run: Run) -> View:
-    """Pieces of an array copied to staging, end to end."""
+    """Emit the packing of an array's pieces into a staging piece, which is returned."""
     key = (source.box, run)
     if key not in t.recipes:
-        t.recipes[key] = _moved(t, "pack", [(prod(shape),) for shape in run.shapes], lambda: run.taken)
+        t.recipes[key] = _moved(t, "pack", [(prod(shape),) for shape in run.shapes], lambda: run.to_pack)
     target, recipe = landing(t, proc, run), t.recipes[key]
     t.put(Pattern(Kind.PACK, "pack", (proc,), recipe.key, (source.buffer,), (target.buffer,), recipe))
     return target
 
 
 def unpack(t: Transfer, proc: int, run: Run, staging: View, target: View) -> None:
-    """Pieces that lie end to end copied to where they belong, which is all of the target."""
+    """Emit the unpacking of a packed array into the target, which its pieces cover."""
     key = (run, target.box)
     if key not in t.recipes:
         assert run.box.volume == target.box.volume, f"{run.box.volume} elements are not all of {target.box}"
-        t.recipes[key] = _moved(t, "unpack", run.shapes, lambda: run.put)
+        t.recipes[key] = _moved(t, "unpack", run.shapes, lambda: run.to_unpack)
     recipe = t.recipes[key]
     t.put(Pattern(Kind.FOLD, "unpack", (proc,), recipe.key, (staging.buffer,), (target.buffer,), recipe))
 
 
 def _moved(t: Transfer, name: str, shapes: Sequence[Shape], pairs: Callable[[], Iterable[tuple[View, View]]]) -> Recipe:
-    """Arrays that become others of these shapes, of which no two meet."""
+    """The recipe of copies of arrays of these shapes, of which no two overlap."""
     cost = cost_of(t, name, shapes, (False,) * len(shapes))
     return Recipe(cost, None, lambda: [(read, written, False) for read, written in pairs()])

@@ -1,4 +1,4 @@
-"""Timelines: when each task ran, or would run. Simulator and executor return the same type.
+"""Timelines: when each task ran, or would run: the simulator and the executor return the same type.
 
 It does not know which of the two made it.
 """
@@ -16,8 +16,8 @@ PICOSECONDS = 10**12
 class Timeline:
     """Spans of tasks in picoseconds since the step began: task[N], start[N], end[N], ordered by task number.
 
-    delayed   for how long a rank at most was ready to run while others had the cores, though there are enough for all
-              ranks: picoseconds
+    delayed   the most picoseconds that a rank was ready to run while other programs had the cores, though there are
+              enough cores for all ranks
     """
 
     task: np.ndarray
@@ -31,15 +31,15 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """From the step's beginning to the last end."""
+        """Seconds from the step's beginning to the last end."""
         return float(self.end.max()) / PICOSECONDS if len(self.end) else 0.0
 
     def durations(self) -> np.ndarray:
-        """int64[N]: what each task took, in picoseconds."""
+        """int64[N]: picoseconds that each task took."""
         return self.end - self.start
 
     def longest_pause(self) -> tuple[int, int]:
-        """From when till when nothing runs for longest, in picoseconds; the first such time."""
+        """(begin, end) in picoseconds of the longest time in which no task runs, the first of equal ones."""
         order = np.argsort(self.start, kind="stable")
         ends = np.maximum.accumulate(np.append(0, self.end[order]))
         begins = np.append(self.start[order], ends[-1])
@@ -48,9 +48,8 @@ class Timeline:
 
 
 def merge(timelines: list[Timeline]) -> Timeline:
-    """One timeline of several ranks' tasks; a task that several took part in spans latest start to latest end.
-
-    A transfer can begin only when its last member has come, so that time before it is waiting, not transfer.
+    """Merge the timelines of several ranks. A task of several ranks spans from the latest start to the latest end: a
+    transfer begins when its last member has arrived; before that, members wait.
     """
     task = np.concatenate([t.task for t in timelines])
     numbers, inverse = np.unique(task, return_inverse=True)

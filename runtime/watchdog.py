@@ -1,8 +1,8 @@
-"""The watchdog: what a rank makes of it when nothing goes on in a step for far longer than a step should take.
+"""The watchdog: finds the rank that keeps others waiting when a step makes no progress for far too long.
 
-Ranks that wait tell each other for whom. Whoever is waited for and tells nothing is stopped, hangs, or works for far
-too long; it is named, and when nothing has gone on for very long, the job ends. It does not know tasks, nor what
-carries the notes.
+Ranks that wait tell each other for which ranks. A rank that is waited for and tells nothing has stopped, hangs, or is
+far too slow: it is named, and after a longer time without progress the job ends. It does not know tasks, nor how notes
+are sent.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from castile.runtime.comm.base import Aside
 
-# After so long without a thing done it is told who is waited for, and after so long the job ends; where a step takes
-# long by itself, after so many times as long as one should take.
+# The time without progress after which the user is told, and after which the job ends; for long steps these multiples
+# of the time that a step should take.
 TELL_SECONDS, LIMIT_SECONDS = 30.0, 600.0
 TELL_STEPS, LIMIT_STEPS = 20.0, 100.0
-# So often a rank looks whether it has gone on, and tells others that it waits; who has not told for so long is silent.
+# How often a rank checks its progress, and how often it tells others that it waits; a rank counts as silent after the
+# third time.
 LOOK_SECONDS, RENEW_SECONDS, SILENT_SECONDS = 0.25, 1.0, 3.0
-# A rank that was itself stopped has not waited meanwhile: between two looks counts so much at most.
+# The most waiting that counts between two looks: a rank that was stopped itself has not waited meanwhile.
 MOST_BETWEEN_SECONDS = 1.0
 
 
 class Unanswered(RuntimeError):
-    """A rank has not gone on for so long that the job ends; the text is one sentence, which names it."""
+    """A rank has made no progress for so long that the job ends; the text is a sentence that names it."""
 
 
 class Waits(NamedTuple):
-    """For which other ranks a rank waits, and where, in words: `step 7, task all_reduce fc1.weight`."""
+    """The ranks for which a rank waits, and where, in words: `step 7, task all_reduce fc1.weight`."""
 
     ranks: Collection[int]
     where: str
@@ -44,13 +45,13 @@ def say(text: str) -> None:
 
 
 class Watchdog:
-    """A rank's look at its own waiting.
+    """Watches a rank's own waiting.
 
-    due               when `look` is to be called next, by perf_counter
-    aside             carries notes between the ranks
-    expected_seconds  what a step should take
+    due                           when `look` is to be called next, by perf_counter
+    aside                         sends notes between ranks
+    expected_seconds              the time that a step should take
     tell_seconds, limit_seconds   as TELL_SECONDS and LIMIT_SECONDS
-    tell              is told once who is waited for, on one of those who wait
+    tell                          called once, on one of the waiting ranks, with the sentence for users
     """
 
     def __init__(
@@ -68,13 +69,13 @@ class Watchdog:
         self._progress: Hashable = None
         self._looked = self._waited = self._posted = 0.0
         self._has_complained = False
-        # of each rank that waits too when it said so, and for whom it waits
+        # by waiting rank: when it said so last, and for which ranks it waits
         self._heard: dict[int, tuple[float, set[int]]] = {}
 
     def look(self, progress: Hashable, waits: Callable[[], Waits]) -> None:
-        """See how long nothing has gone on: `progress` is another whenever something has.
+        """Check how long there was no progress. Raises Unanswered where that is too long.
 
-        Raises Unanswered where that was too long.
+        progress   a value that differs whenever there was progress
         """
         now = perf_counter()
         between, self._looked, self.due = min(now - self._looked, MOST_BETWEEN_SECONDS), now, now + LOOK_SECONDS
@@ -85,7 +86,7 @@ class Watchdog:
         self._waited += between
         if self._waited >= self._tell_seconds:
             if before < self._tell_seconds:
-                # what was told of other waits says nothing of this one
+                # notes about earlier waits do not count
                 self._aside.received()
                 self._heard.clear()
                 self._posted = 0.0
@@ -93,7 +94,7 @@ class Watchdog:
 
     @contextmanager
     def over(self, waits: Waits) -> Iterator[None]:
-        """A block in which all ranks come to the same collectives, and none has a reason to keep others waiting."""
+        """A context in which all ranks meet in collectives, and none has a reason to keep others waiting."""
 
         def attend() -> None:
             if perf_counter() >= self.due:
@@ -118,7 +119,7 @@ class Watchdog:
         silent = sorted(set().union(*waiting.values()) - waiting.keys())
         if not self._has_complained:
             self._has_complained = True
-            # of all who wait one tells
+            # one of the waiting ranks tells the user
             if self._aside.rank == min(waiting):
                 left = self._limit_seconds - self._waited
                 then = f"; the job ends if nothing goes on for another {left:.0f} s" if left > 0 else ""

@@ -1,4 +1,5 @@
-"""A worker obeys the executor of one processor: it makes the calls, polls what is under way, and reads the clock.
+"""Workers: a worker carries out what the executor of one processor says: it makes calls, polls transfers and reads the
+clock.
 
 It does not know what the calls do.
 """
@@ -19,22 +20,22 @@ Action = Callable[[], object]
 
 
 class Worker:
-    """One processor's steps.
+    """Runs one processor's steps.
 
-    done      whether the step has ended
-    position  where in the program the task stands that was touched last
-    late      whether what has failed may be a task before that one, or one of another worker of the same rank, of
-              which nobody is told at once
-    actions   the calls, in the program's order
-    awaited   the transfers for which nothing else could go on when it could not last
+    done       whether the step has ended
+    position   the position in the program of the task that was touched last
+    late       whether an error may be of an earlier task, or of another worker of the rank, as on devices that report
+               errors late
+    actions    the calls, in the program's order
+    awaited    the transfers that the worker waited for when it last could not go on
 
     A transfer's span ends when it is seen to have finished, and is as long as the processor was occupied with it: in
-    calls, and waiting with nothing else to do. Kernels that ran while it was under way do not count.
+    calls, and in waiting with nothing else to do. Kernels that ran meanwhile do not count.
     """
 
     @property
     def remark(self) -> str:
-        """What whoever waits for steps may want to know of how they are run, "" for nothing."""
+        """A note for users about how steps are run, "" for none."""
         return ""
 
     def __init__(self, steps: Program, actions: Sequence[Action]) -> None:
@@ -52,21 +53,21 @@ class Worker:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """How far the step has come: another whenever a task has begun or a transfer has ended."""
+        """The progress of the step: it changes whenever a task has begun or a transfer has ended."""
         return self._executor.furthest, len(self._pending)
 
     def begin(self, timed: bool = True) -> None:
-        """Begins a step; `timed` where its times will be asked for, which this worker always knows."""
+        """Begin a step; `timed` if `times` will be called, which this worker can always answer."""
         self._executor.begin()
         self.done, self.position = False, 0
 
     def begin_ahead(self) -> None:
-        """Puts the next step, which is not timed, behind the one under way, where that can be; `begin` is due all the
-        same when this one has ended. On a host nothing is gained by it.
+        """Queue the next step, untimed, behind the one under way, on devices that can. `begin` must still be called
+        when this one has ended. A host has no such queue.
         """
 
     def advance(self) -> bool:
-        """Goes on until the step has ended or nothing can go on before something finishes; False where nothing went."""
+        """Go on until the step has ended or every task waits; False if nothing was done."""
         next_, finished, actions = self._executor.next, self._executor.finished, self.actions
         begun, ended = self._begun, self._ended
         pending, clock = self._pending, perf_counter_ns
@@ -97,16 +98,16 @@ class Worker:
         return True
 
     def times(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The tasks of the last step in their numbers' order, and when each began and ended by perf_counter_ns."""
+        """The tasks of the last step in ascending order, and when each began and ended, by perf_counter_ns."""
         tasks = np.array(self.program.tasks, np.int64)
         by_number = np.argsort(tasks)
         begun, ended = (np.frombuffer(times, np.int64)[by_number] for times in (self._begun, self._ended))
         return tasks[by_number], begun, ended
 
     def _poll_all(self, awaited: Sequence[int]) -> bool:
-        """Polls all that is under way, since one transfer may need what we owe to another; True where any finished.
+        """Poll all transfers under way, since one may need what we owe to another; True if any finished.
 
-        Nothing else can be done before one of `awaited` finishes, so that the time since then is theirs.
+        Nothing else can be done before one of `awaited` finishes, so the time since then counts as theirs.
         """
         self._idle_since = since = self._idle_since or perf_counter_ns()
         finished = [
@@ -121,7 +122,7 @@ class Worker:
         return bool(finished)
 
     def _poll_one(self) -> None:
-        """Between two tasks one transfer gets its chance, each in turn."""
+        """Poll one transfer between two tasks, in round robin."""
         task = next(iter(self._pending))
         position, request = self._pending.pop(task)
         if self._poll(position, request):
@@ -130,7 +131,10 @@ class Worker:
             self._pending[task] = (position, request)
 
     def _poll(self, position: int, request: Request, since: int = 0) -> bool:
-        """Polls one transfer, on which the processor has been occupied since then (default: since now)."""
+        """Poll one transfer.
+
+        since   when the processor began to be occupied with it, by perf_counter_ns; 0 for now
+        """
         self.position = position
         begun = since or perf_counter_ns()
         done = request.poll()
