@@ -94,7 +94,7 @@ def test_plans_say_what_they_touch_in_an_order_that_works(situation) -> None:
 def test_tasks_cost_what_they_copy_add_clear_and_send(situation, forms) -> None:
     sources, reads, _ = situation
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "taken", property(lambda run: pytest.fail("written out to be priced")))
+        patch.setattr(Run, "to_pack", property(lambda run: pytest.fail("written out to be priced")))
         t = plan(sources, reads, "float64", links(), forms)
     for pattern in t.patterns:
         if isinstance(recipe := pattern.how, Recipe):
