@@ -37,7 +37,7 @@ from castile.planner.ops.unscale import Unscale
 from castile.planner.search import search
 from castile.planner.simulate import simulate
 from castile.planner.simulation.incremental import Incremental
-from castile.planner.step.beside import BEGINNINGS, SCALE, STREAK, TAKEN
+from castile.planner.step.beside import INITIAL_VALUES, SCALE, STREAK, TAKEN
 from castile.planner.step.program import FETCHED, GRADIENT
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine
@@ -88,7 +88,7 @@ def test_scaling_by_powers_of_two_changes_no_bit(plan: Plan, text: str) -> None:
     )
     same(scaled, plain, (SCALE, STREAK, TAKEN))
     found = [float(scaled.carried[name]) for name in (SCALE, STREAK, TAKEN)]
-    assert found == [2 * BEGINNINGS[SCALE], 1, 3]
+    assert found == [2 * INITIAL_VALUES[SCALE], 1, 3]
 
 
 def by_hand(values: dict[str, np.ndarray], data: Any, count: int, rate: float, optimizer: Any) -> dict[str, np.ndarray]:
@@ -241,7 +241,7 @@ def test_a_step_that_overflows_anywhere_is_skipped_everywhere() -> None:
     made = train(g, plan, machine.local(2), data, {}, rate=0.125, size=2, updates=Updates(adam, growth=3))
     # two steps are skipped, and after three good ones the scale grows
     found = [float(made.carried[name]) for name in (SCALE, STREAK, TAKEN)]
-    assert found == [BEGINNINGS[SCALE] / 4 * 2, 0, 3]
+    assert found == [INITIAL_VALUES[SCALE] / 4 * 2, 0, 3]
     alone = train(g, plan, machine.local(2), data[2:], {}, rate=0.125, size=2, updates=Updates(adam, scaled=False))
     for name, value in alone.carried.items():
         assert np.array_equal(made.carried[name], value), name
@@ -313,7 +313,7 @@ def test_what_guards_16_bits_begins_anew_and_is_kept_from_then_on(
         reader = open_checkpoint(f"saved/step-{steps:08}")
         assert not {SCALE, STREAK, TAKEN} & {*reader.parameters}
         carried.append([float(reader.read(name, Box((), ()))) for name in (SCALE, STREAK, TAKEN)])
-    scale = BEGINNINGS[SCALE]
+    scale = INITIAL_VALUES[SCALE]
     # steps in other numbers were all taken, and none of them made the scale grow
     assert carried == [[scale, 0, 3], [scale, 4, 7], [scale, 6, 9], [scale, 0, 10]]
 

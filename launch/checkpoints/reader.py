@@ -17,7 +17,7 @@ import numpy as np
 from castile.launch.checkpoints import manifest
 from castile.launch.checkpoints.manifest import File, Manifest, Piece
 from castile.launch.processes.ranks import UserError
-from castile.planner.step.beside import BEGINNINGS, SCALE, STREAK, TAKEN
+from castile.planner.step.beside import INITIAL_VALUES, SCALE, STREAK, TAKEN
 from castile.runtime.region import Box, Region, contains, intersect, relative, slices, uncovered, whole
 
 # What training in float16 carries besides: whoever goes on in other numbers leaves it, or begins it anew.
@@ -85,7 +85,7 @@ class Reader:
         found = self.regions.get(region)
         if found is None and region in GUARD:
             # Optimizers count the steps that were taken.
-            return np.full(box.shape, self.step if region == TAKEN else BEGINNINGS.get(region, 0))
+            return np.full(box.shape, self.step if region == TAKEN else INITIAL_VALUES.get(region, 0))
         if found is None:
             raise ValueError(f"checkpoint {self.path} has no {region!r}")
         if len(box.lo) != len(found.shape) or not contains(whole(found.shape), box):

@@ -22,7 +22,7 @@ from castile.planner.lower import Lowering
 from castile.planner.op import Tensor
 from castile.planner.simulate import Simulated
 from castile.planner.simulation import ordering, repeats
-from castile.planner.step.beside import BEGINNINGS
+from castile.planner.step.beside import INITIAL_VALUES
 from castile.planner.step.program import GRADIENT, in_whole
 from castile.planner.strategy import Strategy
 from castile.runtime import memory, rng
@@ -178,7 +178,7 @@ class Execution:
         """Fill all that is carried from step to step with its beginning.
 
         Parameters and running statistics get those of `values`, by name, or else their initial numbers; the state of
-        optimizers begins with zeros, or as BEGINNINGS says.
+        optimizers begins with zeros, or as INITIAL_VALUES says.
         """
         for (region, box, proc), array in self.carried.items():
             fill = partial(self.runner.backend(proc).fill, array)
@@ -187,7 +187,7 @@ class Execution:
             elif region in self.graph.tensors:
                 fill(initial(self.graph.tensors[region], seed, box))
             else:
-                fill(BEGINNINGS.get(region, 0))
+                fill(INITIAL_VALUES.get(region, 0))
 
     def restore(self, read: Feed) -> None:
         """Fill parameters and state from a checkpoint: `read` gives the array of a region and a box."""

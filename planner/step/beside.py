@@ -1,6 +1,7 @@
-"""Nodes beside a graph's own: fetches, accumulators, updates, clipping of gradients, and the scale of the loss.
+"""Nodes beside a graph's own, which plans add by themselves: fetches, accumulators, updates, clipping of gradients, and
+the loss scale.
 
-What plans add by themselves, by names that strategies may use. It does not know programs, strategies or processors.
+Strategies may name them. It does not know programs, strategies or processors.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from castile.planner.ops.unscale import Unscale
 from castile.planner.step.program import CLIPPED, GRADIENT, accumulate_name, fetch_name, update_name
 from castile.planner.strategy import Names
 
-# Of all gradients together the sum of squares, by what they are multiplied, and their norm; the number of the step
-# among those that are taken.
+# Of all gradients together: the sum of squares, the factor by which they are multiplied, and their norm; and the number
+# of this step among those that were not skipped.
 SQUARES, FACTOR, NORM, NUMBER = "gradients/squares", "gradients/factor", "gradients/norm", "gradients/number"
-# By what the loss is multiplied; how many steps in a row went well since that changed, and how many have been taken.
+# The loss scale; the number of steps without overflow since it changed, and of all steps that were not skipped.
 SCALE, STREAK, TAKEN = "loss/scale", "loss/streak", "loss/taken"
-# What updates carry begins as zeros, but for these.
-BEGINNINGS = {SCALE: 2.0**16}
+# Initial values of carried regions other than parameters: all others begin as zeros.
+INITIAL_VALUES = {SCALE: 2.0**16}
 
 
 def names(graph: Graph, updates: Updates) -> Names:
@@ -41,17 +42,17 @@ def names(graph: Graph, updates: Updates) -> Names:
 
 
 def cast(graph: Graph, updates: Updates) -> frozenset[str]:
-    """The fetches that every plan has: those of parameters that are kept in another dtype than they are used in."""
+    """The fetches that every plan has: those of parameters whose master copy has another dtype than their use."""
     return frozenset(fetch_name(p.name) for p in graph.params if updates.kept(p.dtype) != p.dtype)
 
 
 def state_updates(graph: Graph) -> dict[str, Node]:
-    """The node in whose layout each state lies: its update, or where nothing updates it one of the same axes."""
+    """By state the node whose Config is its layout: its update, or a placeholder where nothing updates it."""
     return {**graph.updates, **{s: _still(graph.tensors[s]) for s in graph.states if s not in graph.updates}}
 
 
 def _still(tensor: Tensor) -> Node:
-    """What says where a tensor lies that no step changes."""
+    """A placeholder node, whose Config is the layout of a tensor that no step changes."""
     fetch, name = plain("fetch"), tensor.name
     return Node(update_name(name), fetch, (name,), (name,), _fitted(fetch, (_like(tensor),)))
 
@@ -64,9 +65,9 @@ def apart(kind: str, param: Tensor) -> Node:
 
 
 def update(graph: Graph, updates: Updates, param: Tensor) -> Node:
-    """The update of a parameter; where the loss is scaled it may be skipped, and counts the steps that are taken.
+    """The update of a parameter; with a loss scale it may be skipped, and counts the steps that are not.
 
-    Of one that is frozen it stands for where that lies, and is no step.
+    That of a frozen parameter is a placeholder for its layout, and no pass.
     """
     if param.name in graph.frozen:
         return _still(param)
@@ -78,7 +79,7 @@ def update(graph: Graph, updates: Updates, param: Tensor) -> Node:
 
 @lru_cache(maxsize=4096)
 def _updating(optimizer: Optimizer, scaled: bool, like: _Like) -> tuple[Optimizer, tuple[str, ...], Alignment]:
-    """What updates a parameter like this, the numbers that it takes, and its alignment."""
+    """The operator that updates a parameter of this form, the scalars that it reads, and its alignment."""
     scalars = tuple([filled(name) for name in optimizer.scalars])
     if scaled:
         optimizer = Guarded(optimizer)
@@ -93,7 +94,7 @@ def _updating(optimizer: Optimizer, scaled: bool, like: _Like) -> tuple[Optimize
 
 
 class _Like(NamedTuple):
-    """A tensor but for its name."""
+    """The form of a tensor: all but its name."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -116,18 +117,20 @@ def plain(kind: str) -> Op:
 
 @lru_cache(maxsize=4096)
 def _fitted(op: Op, operands: tuple[_Like, ...]) -> Alignment:
-    """The alignment of an operator beside the graph's own: one for all parameters of a shape."""
+    """The alignment of an operator on operands of these forms: one object for all parameters of a form."""
     tensors = tuple(Tensor(f"{op.name}.{n}", *like) for n, like in enumerate(operands))
     return op.bind(tensors, op.name)
 
 
 def is_scaled(graph: Graph, updates: Updates) -> bool:
-    """Whether the loss is scaled, and steps are skipped whose gradients are too large for that."""
+    """Whether the loss is scaled, and steps are skipped whose gradients overflow."""
     return graph.dtype == "float16" if updates.scaled is None else updates.scaled
 
 
 def whole(graph: Graph, updates: Updates) -> dict[str, Node]:
-    """The nodes that see all gradients: two of each parameter, one that finds the factor, one that renews the scale."""
+    """The nodes for clipping and loss scaling: two for each parameter, one that computes the factor, and one that
+    updates the scale. Empty where there is neither.
+    """
     scaled = is_scaled(graph, updates)
     if updates.clip is None and not scaled:
         return {}

@@ -1,6 +1,6 @@
-"""A program under construction: its steps, the regions that they touch, and where what they read lies.
+"""A program under construction: its steps, their ports, and the regions that these touch.
 
-It does not know in which order passes come, strategies, processors or costs.
+It does not know the order of passes, strategies, processors or costs.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ from castile.planner.step.program import (
 from castile.planner.step.samples import Samples
 
 NONE: frozenset[str] = frozenset()
-# A tensor, and where in its gradient a piece of that begins.
+# A tensor, and where in its gradient a piece begins.
 Place = tuple[str, tuple[int, ...]]
 
 
 @dataclass
 class Draft:
-    """A program under construction; specs: what each region holds; renewals: the update of each parameter.
+    """A program under construction.
 
-    dropped  what is not kept for gradient passes
-    summed   the parameters whose gradients are summed where they are accumulated, each microbatch's as it comes
-    shown    of so many microbatches at most the passes are written out
-    source   where parameters are read from that were fetched. slope: where the loss's gradient is, if it has a place
-    same     tensors whose gradient is a piece of that of another, or all of it, and which: the two are one region
-    zero     tensors of which nobody makes a gradient that is read: the host gives one for all microbatches
+    dropped    what is recomputed for gradient passes
+    summed     the parameters with an accumulate node, which sums the gradients microbatch by microbatch
+    shown      the most microbatches that are written out
+    specs      shape and dtype of each region
+    source     by fetched parameter the region that it is read from
+    slope      the region of the loss's gradient, if it has one
+    same       by tensor whose gradient is all or a piece of another tensor's gradient: that one. The two are one region
+    zero       tensors whose gradient no pass makes: the host gives one for all microbatches
+    renewals   the update of each parameter
     """
 
     graph: Graph
@@ -76,7 +79,7 @@ class Draft:
         self.steps.append(Step(slot, node, which, *ports, form or which, axis, micro or WHOLE_BATCH))
 
     def fetch(self, params: Iterable[str], micro: Micro | None, again: bool = False) -> None:
-        """The fetches of parameters that are not kept, each once a microbatch and once again for its gradients."""
+        """Add the fetches of parameters that are not kept, once a microbatch and once again for its gradients."""
         for param in params:
             if (param, micro, again) not in self._there:
                 self._there.add((param, micro, again))
@@ -86,11 +89,11 @@ class Draft:
 
     @cached_property
     def fetched_sizes(self) -> dict[str, int]:
-        """How many elements the parameters have that are not kept."""
+        """The number of elements of each parameter that is not kept."""
         return {name: prod(self.specs[name].shape) for name in self.dropped.fetched}
 
     def sum(self, params: Iterable[str], micro: Micro | None) -> None:
-        """The accumulators of those of these parameters that have some, once a microbatch's gradient is made."""
+        """Add the accumulators of these parameters, where they have any, for a microbatch's gradients."""
         for param in params:
             if param in self.summed:
                 region = param + ACCUMULATED
@@ -100,14 +103,14 @@ class Draft:
                 self.add(node, "F", [Port("x", 0, gradient.region)], [Port("y", 0, region)], micro, ADDED_UP)
 
     def place(self, tensor: str, begin: Sequence[int]) -> Place:
-        """Where a piece of a tensor's gradient lies that begins there."""
+        """The tensor whose gradient region holds a piece of this tensor's gradient, and where that begins in it."""
         of, first = self.same.get(tensor, (tensor, (0,) * len(begin)))
         return of, tuple(map(add, first, begin))
 
     def ports(self, role: str, node: Node, micro: Micro | None, again: frozenset[str] = NONE) -> tuple[Port, ...]:
-        """Those of a node's operands ("x"), results ("y") or the gradients of these ("dy").
+        """The ports of a node's operands ("x"), results ("y") or the gradients of results ("dy").
 
-        again   tensors that lie where they were computed again
+        again   tensors that are read from where they were recomputed
         """
         key = role, node.name, micro, again
         if key not in self._ports:
@@ -119,10 +122,10 @@ class Draft:
     def port(
         self, role: str, index: int, tensor: str, micro: Micro | None, piece: tuple[int, ...] = (), again: bool = False
     ) -> Port:
-        """The port of a tensor of the graph, or of its gradient; a parameter is read from where it was fetched to.
+        """The port of a tensor of the graph, or of its gradient; a fetched parameter is read from its fetch.
 
-        piece   where in the gradient what it touches begins
-        again   whether it lies where it was computed again
+        piece   where in the gradient the port begins
+        again   whether it is read from where it was recomputed
         """
         is_one = False
         begin: tuple[int, ...] = ()
@@ -145,13 +148,13 @@ class Draft:
         return Port(role, index, region, cut, begin if any(begin) else ())
 
     def _spec(self, tensor: str, micro: Micro | None, cut: int | None) -> Spec:
-        """What holds a tensor or its gradient; along `cut` one microbatch of it."""
+        """The shape and dtype of a region that holds a tensor or its gradient, along `cut` one microbatch of it."""
         spec = self.specs[tensor]
         if micro is None or cut is None:
             return spec
         return Spec((*spec.shape[:cut], spec.shape[cut] // micro.count, *spec.shape[cut + 1 :]), spec.dtype)
 
     def micros(self) -> list[Micro]:
-        """Those that are written out; all but the first and the last are alike, so one of them can stand for more."""
+        """The microbatches that are written out; all but the first and the last are alike, so one stands for more."""
         few = min(self.shown, self.count)
         return [Micro(k, self.count, 1 + (self.count - few) * (k == few - 2)) for k in range(few)]

@@ -1,7 +1,7 @@
-"""Results that are dropped after the forward passes, and computed again where gradient passes read them.
+"""Dropped results: those that are not kept after forward passes but recomputed where gradient passes read them.
 
-Any nodes may be such: what a pass reads of theirs, and what that takes in turn, is computed by the same parts on the
-same processors once more. So may fetches of parameters be. It does not know who chose them, nor processors.
+Results of any node may be dropped, and so may fetches of parameters. They are recomputed by the same parts on the same
+processors, with dropped results that these read in turn. It does not know how nodes are chosen, nor processors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from castile.planner.step.program import fetch_name
 
 
 class Reads:
-    """Which operands and results gradient passes of a graph's nodes read, found once for those that record the same."""
+    """The operands and results that gradient passes read, found once for all nodes that record the same calls."""
 
     def __init__(self, graph: Graph) -> None:
         self._tensors = graph.tensors
@@ -31,10 +31,10 @@ class Reads:
 
 
 class Dropped:
-    """What is read for gradients that is not kept, and which nodes are computed for it.
+    """The dropped tensors of a graph, and which nodes recompute them.
 
-    names     the nodes whose results are dropped
-    fetched   of those the fetches of parameters, by these
+    names     the nodes whose results are dropped, and fetches of parameters
+    fetched   by parameter its fetch, if that is among them
     """
 
     def __init__(self, graph: Graph, names: Collection[str]) -> None:
@@ -45,17 +45,17 @@ class Dropped:
         self._tensors = frozenset([*self._maker, *self.fetched])
 
     def taken(self, node: Node) -> frozenset[str]:
-        """Of what a node takes that which is dropped."""
+        """The dropped tensors among a node's operands."""
         return self._tensors.intersection(node.inputs)
 
     def read(self, node: Node, which: str) -> frozenset[str]:
-        """Of what a gradient pass reads that which is dropped."""
+        """The dropped tensors that a gradient pass reads."""
         if self._tensors.isdisjoint((*node.inputs, *node.outputs)):
             return frozenset()
         return self._tensors.intersection(self._reads.of(node, which))
 
     def nodes(self, tensors: Iterable[str]) -> list[Node]:
-        """Those of the graph that are computed for some of these, in its order."""
+        """The nodes that recompute these tensors, in the graph's order."""
         found: dict[str, Node] = {}
         left = [self._maker[t] for t in tensors if t in self._maker]
         while left:
@@ -66,6 +66,6 @@ class Dropped:
         return sorted(found.values(), key=lambda node: self._place[node.name])
 
     def params(self, tensors: Iterable[str]) -> list[str]:
-        """Those that are fetched for some of these."""
+        """The parameters that are fetched to recompute these tensors."""
         read = [*tensors, *(t for node in self.nodes(tensors) for t in node.inputs)]
         return list(dict.fromkeys([t for t in read if t in self.fetched]))

@@ -1,4 +1,4 @@
-"""Flows: who produces and who reads each region of a program, found from the ports of its steps.
+"""Flows: the producers and readers of each region of a program, from the ports of its steps.
 
 It does not know what steps compute, nor strategies.
 """
@@ -15,8 +15,11 @@ from castile.planner.step.program import Flow, Home, Step, bearing
 def flows(
     steps: Sequence[Step], specs: Mapping[str, Spec], homes: Mapping[str, Home], outputs: Collection[str]
 ) -> tuple[Flow, ...]:
-    """In program order; specs: what holds each region, with its dims as operators see them; outputs: what the host
-    reads.
+    """The flows of a program.
+
+    steps     in program order
+    specs     shape and dtype of each region, with dims in the order of operators
+    outputs   the regions that the host reads
     """
     producers, readers = defaultdict[str, list[tuple[int, int]]](list), defaultdict[str, list[tuple[int, int]]](list)
     orders: dict[str, tuple[int, ...]] = {}
@@ -25,7 +28,7 @@ def flows(
             producers[port.region].append((step.slot, n))
         for n, port in enumerate(step.inputs):
             readers[port.region].append((step.slot, n))
-        # few have any, and to look at all ports again takes as long as all else
+        # few steps have memory orders, and looking at all ports takes as long as all else
         if step.node.alignment.is_ordered:
             ports = zip((*step.inputs, *step.outputs), bearing(step), strict=True)
             orders.update({port.region: one.order for port, one in ports if one.order})

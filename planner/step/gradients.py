@@ -1,6 +1,6 @@
-"""Gradients: which operands of which nodes want one, and the passes that make them, in reverse.
+"""Gradients: the operands that need one, and the gradient passes in reverse order.
 
-What they read that was not kept is computed again before. It does not know strategies, processors or costs.
+Results that they read and that were not kept are recomputed before. It does not know strategies, processors or costs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from castile.planner.step.program import COMPUTED_AGAIN, Micro
 
 
 class Gradients:
-    """Gradient passes: which operands of which nodes want one is found once, for all microbatches.
+    """The gradient passes of a program: which there are is found once, for all microbatches.
 
     arriving   the tensors that have a gradient
-    onto       what the gradient that a node gives of an operand, by number, is added to
+    onto       by (node, operand) the gradient to which the node's gradient of that operand is added
     """
 
     def __init__(self, draft: Draft) -> None:
@@ -30,9 +30,10 @@ class Gradients:
         self._again: set[tuple[str, Micro | None]] = set()
 
     def plan(self, nodes: Sequence[Node]) -> dict[tuple[str, str], list[int]]:
-        """(node, pass) -> the operands whose gradients it makes; `nodes` in the order of their gradients.
+        """By (node, pass) the operands whose gradients it computes.
 
-        Raises ValueError in one sentence for an operator that lacks the body of a pass.
+        nodes   in the order of their gradients
+        Raises ValueError in one sentence for an operator without the body of a pass that is needed.
         """
         graph = self.draft.graph
         learned = {t.name for t in graph.trained}
@@ -61,9 +62,9 @@ class Gradients:
         return wanted
 
     def _hand_on(self, wanted: dict[tuple[str, str], list[int]]) -> None:
-        """A gradient that is another one, or a piece of it, is not made.
+        """Leave out gradients that equal another one, or a piece of it.
 
-        Where nobody adds to it, whoever reads it reads that one; else the next who adds gives the sum of both.
+        If it is the only contribution, its readers read the other gradient; else the next contribution adds to that.
         """
         draft, makers = self.draft, dict[str, list[tuple[str, int]]]()
         for (name, _), found in wanted.items():
@@ -86,7 +87,7 @@ class Gradients:
                     del wanted[name, "B"]
 
     def _source(self, x: str, name: str, operand: int) -> Place | None:
-        """What the gradient that a node gives of its operand x is, where it is handed on; with all samples of x."""
+        """The gradient, or its piece, that a node's gradient of its operand x equals, for all samples; None if none."""
         graph, dims, specs = self.draft.graph, self.draft.samples.dims, self.draft.specs
         node = graph.nodes[name]
         if graph.tensors[x].param or (name, operand) in self.onto:
@@ -99,13 +100,13 @@ class Gradients:
         return (y, handed.begin) if is_whole and specs[x].dtype == specs[y].dtype else None
 
     def _adds(self, x: str, name: str, operand: int) -> bool:
-        """Whether the parts of a node give x's gradient in pieces, each of which is added to what is handed on of x."""
+        """Whether the parts of a node compute disjoint pieces of x's gradient, so that each can add to another one."""
         node, samples = self.draft.graph.nodes[name], self.draft.samples
         together = (name in samples.axes) == (x in samples.dims)
         return together and node.op.apart(operand, node.alignment) is not None
 
     def add(self, nodes: Sequence[Node], wanted: dict[tuple[str, str], list[int]], micro: Micro | None) -> None:
-        """The gradient passes of nodes in reverse."""
+        """Add the gradient passes of nodes, in reverse order."""
         draft = self.draft
         passes = [(node, which) for node in reversed(nodes) for which in ("B", "W") if (node.name, which) in wanted]
         dropped = [draft.dropped.read(node, which) for node, which in passes]
@@ -125,7 +126,7 @@ class Gradients:
             draft.sum([t for t in dict.fromkeys(node.inputs) if last.get(t) == (node, which)], micro)
 
     def _recompute(self, tensors: Iterable[str], micro: Micro | None) -> None:
-        """The passes that compute again what was not kept, each once a microbatch."""
+        """Add the passes that recompute these tensors, each once a microbatch."""
         draft = self.draft
         for node in draft.dropped.nodes(tensors):
             if (node.name, micro) not in self._again:

@@ -1,7 +1,7 @@
 """The passes of a program: forward, gradients in reverse, clipping, accumulators and updates, microbatch by microbatch.
 
-Everything is an operator with a Config: between a parameter's home and its use may stand a `fetch`, between its
-gradient and its update an `accumulate`, and the update is a node; so is the renewal of a state. It does not know
+Every pass is of an operator with a Config: there may be a `fetch` between a parameter's home and its use, and an
+`accumulate` between its gradient and its update; updates of parameters and states are nodes too. It does not know
 strategies, processors or costs.
 """
 
@@ -57,13 +57,13 @@ def training(
 ) -> Program:
     """The program of one training step in `count` microbatches.
 
-    chosen   the fetch and accumulate nodes that the strategy asks for; what is accumulated is so as each microbatch's
-             gradients come
-    shown    so many of them are written out, two or more, the last but one standing for the others; 0 for all
-    recompute   the nodes whose results are not kept for gradient passes; of what is cut into microbatches those count
-             whose results each microbatch has for itself. Parameters of whose fetches they are are not kept from one
-             microbatch to the next either: each fetches them for its forward passes, and again for its gradients
-    Raises ValueError where there is nothing to minimise, or the graph cannot be cut into microbatches.
+    chosen      the fetch and accumulate nodes for which the strategy has a Config; gradients with an accumulate node
+                are summed microbatch by microbatch
+    shown       how many microbatches are written out, two or more: the last but one stands for the others; 0 for all
+    recompute   the nodes whose results are recomputed for gradient passes; with microbatches only nodes all of whose
+                results are per sample. A parameter whose fetch is among them is fetched by each microbatch for its
+                forward passes, and again for its gradients
+    Raises ValueError where the graph has no loss, or cannot be cut into microbatches.
     """
     if not graph.loss:
         raise ValueError(f"{graph.name} has no loss to minimise: name it with minimise(loss)")
@@ -95,9 +95,9 @@ def training(
 
 
 def forward(graph: Graph, updates: Updates, chosen: frozenset[str], dropped: frozenset[str] = NONE) -> Program:
-    """The program of a forward pass to the graph's outputs, over parameters that lie where training keeps them.
+    """The program of a forward pass to the graph's outputs, over parameters with the layout of training.
 
-    dropped   of what training does not keep the fetches of parameters are none that this keeps
+    dropped   what training recomputes: of these, fetches of parameters are made when they are used here too
     """
     needed = _needed(graph, graph.outputs)
     params = {i for n in needed for i in n.inputs if graph.tensors[i].param}
@@ -146,7 +146,7 @@ def _needed(graph: Graph, outputs: Iterable[str]) -> list[Node]:
 
 
 def _scale(draft: Draft) -> None:
-    """The gradient of the loss is its scale, which is carried from step to step.
+    """Make the loss scale, which is carried from step to step, the gradient of the loss.
 
     Raises ValueError where parameters are kept in another dtype than the loss.
     """
@@ -171,15 +171,16 @@ def _forward(draft: Draft, nodes: Sequence[Node], micro: Micro | None) -> None:
 
 
 def _follows(node: Node, draft: Draft) -> bool:
-    """Whether a node without samples needs what others compute of samples."""
+    """Whether a node without a sample axis reads, also through other nodes, results computed from samples."""
     made = {n: node for node in draft.graph.nodes.values() for n in node.outputs}
     before = [made[t] for t in node.inputs if t in made]
     return any(b.name in draft.samples.axes or _follows(b, draft) for b in before)
 
 
 def _check_tail(tail: Sequence[Node], wanted: Collection[tuple[str, str]], draft: Draft) -> None:
-    """What follows the sums over samples must have gradients, where any are wanted, that need no values: these come
-    after all microbatches."""
+    """Raises ValueError where gradients of nodes after the sums over samples read values, which are there only after
+    all microbatches.
+    """
     passes = [(node, which) for node in tail for which in ("B", "W") if (node.name, which) in wanted]
     for node, which in passes:
         if any(n >= node.op.flows for n in recorded(node, draft.graph.tensors, which).reads):
@@ -197,7 +198,7 @@ def _renew_states(draft: Draft) -> None:
 
 
 def _updates(draft: Draft, gradients: set[str]) -> None:
-    """Clipping and updates of every parameter that is trained."""
+    """Add clipping and the update of every parameter that is trained."""
     regions = {}
     for param in draft.graph.trained:
         if param.name not in gradients:
@@ -217,10 +218,10 @@ def _updates(draft: Draft, gradients: set[str]) -> None:
 
 
 def _clip(draft: Draft, regions: dict[str, str], together: Mapping[str, Node]) -> dict[str, str]:
-    """Clip all gradients and take the loss's scale out of them; gives where each parameter's is then."""
+    """Add the clipping of all gradients, which also unscales them; returns the region of each parameter's gradient."""
     kept = draft.updates.kept(draft.graph.dtype)
     draft.specs.update({name: Spec((), kept) for name in (SQUARES, FACTOR, NORM, NUMBER)})
-    # As their gradients come, the last layer's first: they are added up one after the other.
+    # In the order in which gradients get ready, the last layer's first: squares are summed one after the other.
     for param, region in reversed(regions.items()):
         draft.add(together[f"{param}/square_sum"], "F", [Port("x", 0, region)], [Port("y", 0, SQUARES)])
     for node in (together[name] for name in (FACTOR, update_name(SCALE)) if name in together):

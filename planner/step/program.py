@@ -1,6 +1,6 @@
-"""Programs: the passes of one training step (or of a forward pass) in order, and the versions of regions between them.
+"""Programs: the passes of a training step or a forward pass in order, and the versions of regions between them.
 
-Data only; `passes` makes them. It does not know strategies, processors or costs.
+Data only; `passes` builds them. It does not know strategies, processors or costs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from castile.planner.graph import Graph, Node
 from castile.runtime.region import Box
 
 GRADIENT, FETCHED, ACCUMULATED, CLIPPED, AGAIN = "/grad", "/fetched", "/accumulated", "/clipped", "/again"
-# What forward passes are called that were done before, fetches for one microbatch, and sums of its gradients.
+# The forms of recomputed forward passes, of fetches for one microbatch, and of sums of its gradients.
 COMPUTED_AGAIN, FETCHED_ANEW, ADDED_UP = "again", "anew", "sum"
 
 
 class Micro(msgspec.Struct, frozen=True):
-    """One of `count` microbatches: an equal piece of the sample axis in time.
+    """One of `count` microbatches: equal pieces of the sample axis, one after the other.
 
-    times   it stands for so many alike, of which the others are not written out
+    times   how many microbatches it stands for: the others are not written out
     """
 
     number: int = 0
@@ -36,11 +36,11 @@ WHOLE_BATCH = Micro()
 
 
 class Port(msgspec.Struct, frozen=True):
-    """What a pass touches: operand ("x"), result ("y"), or the gradient of either ("dy", "dx"), by number.
+    """What a pass touches, by number: an operand ("x"), a result ("y"), the gradient of either ("dx", "dy"), or what an
+    operand's gradient is added to ("onto"), which has the layout of that gradient.
 
-    What an operand's gradient is added to ("onto") lies as that gradient does.
-    cut     the dim along which the region holds one microbatch only; its boxes are counted from there
-    begin   where in the region what it touches begins, () where they are one
+    cut     the dim along which the region holds one microbatch only, from which its boxes are counted
+    begin   where in the region the port begins, () where it is the whole region
     """
 
     role: str
@@ -51,14 +51,16 @@ class Port(msgspec.Struct, frozen=True):
 
     @property
     def of_operand(self) -> bool:
-        """Whether it lies as an operand does; else as a result."""
+        """Whether it has the layout of an operand, not of a result."""
         return self.role in ("x", "dx", "onto")
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One pass of one node, over `axis` (its sample axis) for one microbatch; its place in the program is its slot.
+    """One pass of one node for one microbatch; `slot` is its number in the program.
 
-    form   the pass, or what it is called besides
+    which   the pass: "F", "B" or "W"
+    form    the pass, or a name of its own, such as COMPUTED_AGAIN
+    axis    the node's sample axis
     """
 
     slot: int
@@ -72,13 +74,14 @@ class Step(msgspec.Struct, frozen=True):
 
     @property
     def again(self) -> bool:
-        """Whether it is a forward pass that was done before, whose results were not kept."""
+        """Whether it recomputes results of a forward pass that were not kept."""
         return self.form == COMPUTED_AGAIN
 
     @property
     def is_late(self) -> bool:
-        """Whether it waits until its processor is done with the passes before it, as what it makes is kept from then
-        on."""
+        """Whether it waits until its processor has done the passes before it, so that its results do not take memory
+        too early.
+        """
         return self.form in (COMPUTED_AGAIN, FETCHED_ANEW)
 
     @property
@@ -88,7 +91,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Home(msgspec.Struct, frozen=True):
-    """Where a carried region lies between steps: in the layout of that result of its update."""
+    """The layout of a carried region between steps: that of a result of its update."""
 
     node: Node
     result: int
@@ -97,10 +100,10 @@ class Home(msgspec.Struct, frozen=True):
 class Flow(msgspec.Struct, frozen=True):
     """One version of a region: who produces it, who reads it, by (slot, port number), in program order.
 
-    role          "" (made and used within the step), "input" (the host fills what readers want), "output" (the host
-                  reads it whole on processor 0), or "carried" (there before the step, at `home`)
-    shape         as it lies in memory
-    overwriters   ports that write a carried region anew, in place
+    role          "" (made and used within the step), "input" (the host fills what readers read), "output" (the host
+                  reads all of it on processor 0), or "carried" (there before the step, at `home`)
+    shape         in memory order
+    overwriters   ports that overwrite a carried region in place
     """
 
     region: str
@@ -128,37 +131,37 @@ class Program:
 
     @cached_property
     def again(self) -> frozenset[str]:
-        """The names of the graph's nodes that are computed again for gradients."""
+        """The names of the graph's nodes that are recomputed for gradients."""
         return frozenset(step.node.name for step in self.steps if step.again) & self.graph.nodes.keys()
 
     @cached_property
     def dtypes(self) -> dict[str, str]:
-        """What the elements of each region are."""
+        """The dtype of each region."""
         return {f.region: f.dtype for f in self.flows}
 
     @cached_property
     def slots(self) -> tuple[tuple[int, ...], ...]:
-        """For each flow the steps that it touches."""
+        """By flow the slots of the steps that it touches."""
         return tuple([touched(flow) for flow in self.flows])
 
     @cached_property
     def micro_of_step(self) -> tuple[int, ...]:
-        """For each step its microbatch, -1 where it is of the whole batch."""
+        """By step its microbatch, -1 for steps of the whole batch."""
         return tuple([step.micro.number if step.micro.count > 1 else -1 for step in self.steps])
 
     @cached_property
     def micro_of_flow(self) -> tuple[int, ...]:
-        """For each flow the microbatch of all steps that it touches, -1 where that is none or there are several."""
+        """By flow the microbatch of all steps that it touches, -1 for none or several."""
         return tuple([_only(map(self.micro_of_step.__getitem__, slots)) for slots in self.slots])
 
     @cached_property
     def one_micro_of_flow(self) -> tuple[int, ...]:
-        """The same where a flow is between one and the whole batch: that one."""
+        """The same, but for a flow between one microbatch and the whole batch: that microbatch."""
         return tuple([one_micro(map(self.steps.__getitem__, slots)) for slots in self.slots])
 
     @cached_property
     def users(self) -> tuple[tuple[str, ...], ...]:
-        """For each flow the nodes whose Configs decide its layouts."""
+        """By flow the nodes whose Configs decide its layouts."""
         names = [step.node.name for step in self.steps]
         homes = [[flow.home.node.name] if flow.home else [] for flow in self.flows]
         rows = [[*map(names.__getitem__, slots), *home] for slots, home in zip(self.slots, homes)]
@@ -166,24 +169,24 @@ class Program:
 
 
 def one_micro(steps: Iterable[Step]) -> int:
-    """The microbatch of these steps, beside those of the whole batch; -1 where that is none or there are several."""
+    """The microbatch of these steps, apart from those of the whole batch; -1 for none or several."""
     return _only(step.micro.number for step in steps if step.micro.count > 1)
 
 
 def _only(numbers: Iterable[int]) -> int:
-    """The one that all are, -1 where they are several or none."""
+    """The number that all are, -1 for none or several."""
     found = {*numbers}
     return found.pop() if len(found) == 1 else -1
 
 
 def bearing(step: Step) -> list[Operand]:
-    """What each port of a step is to its node: an operand or a result, or the gradient of one."""
+    """The operand or result, or that of the gradient, of each port of a step."""
     a, ports = step.node.alignment, (*step.inputs, *step.outputs)
     return [(a.operands if port.of_operand else a.results)[port.index] for port in ports]
 
 
 def touched(flow: Flow) -> tuple[int, ...]:
-    """The slots of the steps that a flow touches, each once: as they make it, read it and write it anew."""
+    """The slots of the steps that a flow touches, each once: producers, readers and overwriters."""
     return tuple(dict.fromkeys(map(itemgetter(0), (*flow.producers, *flow.readers, *flow.overwriters))))
 
 
@@ -205,7 +208,7 @@ def of_micro(region: str, micro: Micro) -> str:
 
 
 def in_whole(graph: Graph, region: str, box: Box) -> tuple[str, Box]:
-    """What a region of the program holds, an input wholly or one microbatch of it, and which box of the whole."""
+    """The input that a region of the program holds, all of it or one microbatch, and the box in all of it."""
     name, at, micro = region.rpartition("@")
     if not at or name not in graph.inputs:
         return name or region, box

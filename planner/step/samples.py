@@ -1,6 +1,6 @@
-"""The sample axis through a graph: which dim of each tensor runs over samples, and by which axis each node bears it.
+"""The sample axis through a graph: which dim of each tensor, and which axis of each node, runs over samples.
 
-A microbatch is a split of that axis in time. It does not know programs, strategies or processors.
+Microbatches are a split of that axis in time. It does not know programs, strategies or processors.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from castile.planner.graph import Graph, Node
 
 @dataclass(frozen=True)
 class Samples:
-    """dims: tensor -> the dim over samples; axes: node -> its sample axis. What bears no samples is in neither."""
+    """By tensor the dim over samples (`dims`), and by node its sample axis (`axes`), for those that have one."""
 
     dims: Mapping[str, int]
     axes: Mapping[str, str]
 
 
 def follow(graph: Graph) -> Samples:
-    """Follow the first dim of every input through the graph, and back from where it is met to what is made for each
-    sample alike, as a class token is; where samples meet, those of the first operand that has some."""
+    """Follow the first dim of every input through the graph, and back to tensors that are the same for each sample, as
+    a class token is. Where samples of several operands meet, follow those of the first.
+    """
     dims: dict[str, int] = dict.fromkeys(graph.inputs, 0)
     axes: dict[str, str] = {}
     for node in graph.nodes.values():
@@ -47,8 +48,8 @@ def follow(graph: Graph) -> Samples:
 def trace(graph: Graph, count: int) -> Samples:
     """Follow the first dim of every input through the graph, as `follow` does.
 
-    Raises ValueError, naming the node, where `count` microbatches cannot be: the axis may not be split there or not
-    into as many equal parts, samples meet other samples, or what is computed over all samples is wanted for each.
+    Raises ValueError, naming the node, where the graph cannot be cut into `count` microbatches: the axis may not be
+    split there or not into equal parts, samples meet, or a result over all samples is read for each microbatch.
     """
     dims: dict[str, int] = dict.fromkeys(graph.inputs, 0)
     axes: dict[str, str] = {}
@@ -78,7 +79,7 @@ def trace(graph: Graph, count: int) -> Samples:
 
 
 def piece(graph: Graph, count: int) -> Graph:
-    """The graph as one of `count` microbatches sees it: its nodes' sample axes are that much shorter."""
+    """The graph for one of `count` microbatches, with shorter sample axes."""
     if count == 1:
         return graph
     axes = trace(graph, count).axes
@@ -91,9 +92,10 @@ def piece(graph: Graph, count: int) -> Graph:
 
 
 def _axis(node: Node, dims: Mapping[str, int], alike: str | None) -> str | None:
-    """The axis of a node that runs over samples, the same for all operands that bear samples.
+    """The sample axis of a node, the same for all operands that have samples.
 
-    alike   the one where none does and the node makes the same for each of them; None where it does not
+    alike   the axis where no operand has samples and the node's results are the same for each; None otherwise
+    Raises ValueError where samples meet.
     """
     found = {
         operand.dims[dims[tensor]][0]
