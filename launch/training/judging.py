@@ -50,7 +50,7 @@ class HeldOut:
 
 def truths(graph: Graph, there: Iterable[str]) -> dict[str, str]:
     """The input with which each output is compared, of those inputs that are there: of the first as `labels_of` says,
-    of others where a node reads both. None where the first has none.
+    of others where nodes compare both. None where the first has none.
     """
     first = labels_of(graph) if graph.outputs else None
     found = {graph.outputs[0]: first} if first is not None and first in there else {}
@@ -73,7 +73,7 @@ def before(graph: Graph) -> set[str]:
 def labels_of(graph: Graph) -> str | None:
     """The input that the model's output is compared with; None where there is none.
 
-    It is one that a node reads together with the output, if there are such, and one of which the output does not
+    It is one that nodes compare with the output, if there are such, and one of which the output does not
     depend: so are labels told from weights of samples, and an autoencoder's images are compared with themselves. Its
     shape is that of the output, or without what tells classes apart, and some node reads it: what else there is, or
     what another output is taught, is not what this one says.
@@ -87,10 +87,23 @@ def labels_of(graph: Graph) -> str | None:
 
 
 def _read_with(graph: Graph, output: str) -> list[str]:
-    """The inputs that nodes read together with an output."""
+    """The inputs that nodes compare with an output: those that they read together with it, then those of which alone
+    one thing that a node reads is made, and of the output alone another, as where a loss weighs its classes.
+    """
     judged = _judged(graph, output).name
     readers = [node for node in graph.nodes.values() if judged in node.inputs]
-    return [name for node in readers for name in node.inputs if name in graph.inputs]
+    found = [name for node in readers for name in node.inputs if name in graph.inputs]
+    # What each tensor is made of, beside states: nothing, one thing alone, or more, of which two are kept.
+    sources = {name: {name} for name in (*graph.inputs, *[param.name for param in graph.params], judged)}
+    for node in graph.nodes.values():
+        of = [sources.get(name, set()) for name in node.inputs]
+        made = set().union(*of)
+        if judged in made and len(made) == 2 and max(map(len, of)) == 1:
+            found += made.intersection(graph.inputs)
+        # what classes are told apart by is known of an output as it is: behind moved dims it is another's
+        made = made | {node.name} if judged in made and node.op.name == "transpose" else made
+        sources |= {name: set(sorted(made)[:2]) for name in node.outputs if name != judged}
+    return found
 
 
 def _judged(graph: Graph, output: str) -> Tensor:
