@@ -287,6 +287,31 @@ def test_labels_are_found_through_what_a_loss_makes_of_them(orders: tuple[int, .
     assert truths(g, g.inputs) == {"s0": "y0", "s1": "y1", "one": "n", "s2": "y2"}
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("form", ["mul", "masked", "told apart", "weighed", "twice"])
+def test_a_mask_is_no_label(form: str, is_first: bool) -> None:
+    """Of inputs of one shape the label is what an output is compared with, not what both are masked or weighed by."""
+    g = Graph("masked", "float64")
+    x, mask, more, y = (g.input(n, (4, 3), "b o") for n in ("x", "mask", "more", "y"))
+    said, other = g.linear("said", x, features=3), g.linear("other", x, features=3)
+    if form == "told apart":
+        off = g.mul("masked_off", g.mul("off", g.add("apart", said, g.neg("minus", y)), mask), more)
+        loss = g.mean("loss", g.mul("square", off, off))
+    elif form == "weighed":
+        loss = g.neg("loss", g.mean("mean", g.mul("terms", g.mul("weights", mask, more), g.mul("each", said, y))))
+    else:
+        masks = (mask, more) if form == "twice" else (mask,)
+        ours, theirs = said, y
+        for one in masks:
+            layer = g.masked if form == "masked" else g.mul
+            ours, theirs = layer(f"ours_{one.name}", ours, one), layer(f"theirs_{one.name}", theirs, one)
+        loss = g.mse("loss", ours, theirs)
+    beside = g.mse("beside", other, g.input("z", (4, 3), "b o"))
+    g.minimise(g.add("total", loss, beside))
+    g.outputs = ["said", "other"] if is_first else ["other", "said"]
+    assert truths(g, g.inputs) == {"said": "y", "other": "z"}
+
+
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(0, 9))
 def test_batches_are_judged_as_all_of_their_samples_together(sizes: list[int], seed: int) -> None:
     rng, two, ends = np.random.default_rng(seed), Graph("two", "float64"), np.cumsum(sizes)
