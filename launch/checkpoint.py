@@ -40,7 +40,7 @@ class Checkpoint:
     out: options.File = ""
     """With export: the safetensors file to write, each tensor whole and under the parameter's name."""
     state: bool = False
-    """With export: write the optimizer's state too, under the names `parameter/label`."""
+    """With export: write the optimizer's state too, under the names `parameter/label`, which --weights leaves aside."""
     json: bool = False
     """Print one JSON object."""
 

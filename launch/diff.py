@@ -70,9 +70,11 @@ def run(command: Diff) -> int:
         return 0
     a, b = (strategies.read(path) for path in (command.a, command.b))
     if a.graph != b.graph:
+        changed = "the same, which has changed between, or is of another dtype"
+        apart = changed if a.made_for == b.made_for else b.made_for
         raise UserError(
-            f"plans {command.a} and {command.b} are not of one model and batch ({a.model or a.graph}, "
-            f"{b.model or b.graph}): only such plans can be compared"
+            f"plans {command.a} and {command.b} are not of one model and batch, and only such can be compared: the one "
+            f"was made for {a.made_for}, the other for {apart}"
         )
     facts: dict[str, Any] = {"a": {"file": command.a}, "b": {"file": command.b}}
     facts["simulated_on"] = machine.name if machine else None

@@ -18,8 +18,12 @@ def samples(seed, epoch{start}):
     for n in np.random.default_rng((seed, epoch)).permutation(30)[{skip}:]:
         yield {{"x": np.full((2,), n, np.float32), "id": int(n) + 100 * epoch}}
 """
-PLAIN = SHUFFLED.format(start="", skip="0")
-SEEKING = SHUFFLED.format(start=", start=0", skip="start")
+FORMS = {
+    "plain": SHUFFLED.format(start="", skip="0"),
+    "seeking": SHUFFLED.format(start=", start=0", skip="start"),
+    "of its own": SHUFFLED.format(start=", most=0", skip="most and 30"),
+    "seeking, of its own": SHUFFLED.format(start=", more=0, *, start", skip="start"),
+}
 
 
 def load(folder: Path, text: str, given: str = "") -> data.Dataset:
@@ -27,9 +31,9 @@ def load(folder: Path, text: str, given: str = "") -> data.Dataset:
     return data.load(f"iterator:file={folder / 'mine.py'}{given}", 7)
 
 
-@pytest.fixture(scope="module", params=["plain", "seeking"])
+@pytest.fixture(scope="module", params=FORMS)
 def shuffled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> data.Dataset:
-    return load(tmp_path_factory.mktemp("it"), {"plain": PLAIN, "seeking": SEEKING}[request.param])
+    return load(tmp_path_factory.mktemp("it"), FORMS[request.param])
 
 
 def expected(lo: int, hi: int) -> list[int]:

@@ -143,6 +143,18 @@ def test_plans_of_different_models_are_refused(files, tmp_path, capsys):
     assert "not of one model and batch" in sentence(capsys, "diff", files["data_parallel"], other)
 
 
+@pytest.mark.parametrize(("more", "part"), [(5, "with 21 samples a step"), (0, "another dtype")])
+def test_what_tells_plans_apart_is_told(files, tmp_path, capsys, more, part):
+    """Of one model with other samples a step both numbers are; where all that has a name is alike, what else may be."""
+    plan = msgspec.structs.replace(strategies.read(files["data_parallel"]), batch=16)
+    changed = msgspec.structs.replace(plan, graph="0123456789abcdef", batch=16 + more)
+    paths = [str(tmp_path / name) for name in ("plan.json", "changed.json")]
+    for path, one in zip(paths, (plan, changed), strict=True):
+        Path(path).write_bytes(strategies.encode(one))
+    told = sentence(capsys, "diff", *paths)
+    assert "with 16 samples a step, the other for " in told and part in told
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tracemalloc
 from functools import cache
@@ -19,6 +20,7 @@ from castile.launch.training.judging import HeldOut, Judging, auc, labels_of, lo
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
+from castile.planner.op import Tensor
 from castile.planner.strategy import Strategy
 from castile.runtime import machine
 from castile.runtime.comm.local import LocalWorld
@@ -251,6 +253,63 @@ def test_each_output_is_judged_by_labels_of_its_own() -> None:
     words = telling.judged(facts | {"num_samples": 4})
     assert words.startswith(f"loss {judged.loss:.4f}; k: {100 * right:.2f} % of 4 samples right, loss ")
     assert "; d: " in words and json.loads(json.dumps(facts)) == facts
+
+
+@pytest.mark.parametrize("orders", list(itertools.permutations(range(3)))[1:])
+def test_labels_are_found_through_what_a_loss_makes_of_them(orders: tuple[int, ...]) -> None:
+    """Of labels that fit alike each output has that of its own loss, in whatever order inputs stand: classes that are
+    weighed, labels in a row, differences that are written out. What mixes two outputs, or has parameters of its own,
+    says nothing of either."""
+    g = Graph("weighed", "float64")
+    x, labels = g.input("x", (4, 2, 3), "b s i"), dict[int, Tensor]()
+    for n in orders:
+        labels[n] = g.input(f"y{n}", (4, 2), "b s", "int32")
+    numbers, other = g.input("n", (4, 2), "b s"), g.input("o", (4, 2), "b s", "int32")
+    said = [g.linear(f"s{n}", x, features=5) for n in range(5)]
+    made = [g.weighted_cross_entropy("l0", said[0], labels[0], (1.0, 2.0, 1.0, 3.0, 0.5))]
+    rows = g.reshape("rows", said[1], "b s f -> (b s) f")
+    made.append(g.cross_entropy("l1", rows, g.reshape("row", labels[1], "b s -> (b s)")))
+    made.append(g.weighted_cross_entropy("l2", g.scale("cooler", said[2], 0.5), labels[2], (1.0,) * 5))
+    one = g.reshape("one", g.linear("head", x, features=1), "b s (f k) -> b s (f k)", f=1, k=1)
+    flat = g.reshape("flat", one, "b s k -> b (s k)")
+    off = g.add("off", flat, g.neg("minus", numbers))
+    made.append(g.mean("squares", g.mul("square", off, off)))
+    made.append(g.cross_entropy("mixed", g.add("sum", said[3], said[4]), other))
+    made.append(g.cross_entropy("l5", g.linear("probe", said[3], features=7), other))
+    square = g.linear("square_one", x, features=2)
+    turned = g.scale("turned", g.transpose("across", square, "b s f -> b f s"), 0.5)
+    made.append(g.cross_entropy("l6", turned, g.input("p", (4, 2), "b s", "int32")))
+    total = made[0]
+    for n, loss in enumerate(made[1:]):
+        total = g.add(f"t{n}", total, loss)
+    g.minimise(total)
+    g.outputs = [said[0].name, said[1].name, one.name, said[2].name, said[3].name, square.name]
+    assert truths(g, g.inputs) == {"s0": "y0", "s1": "y1", "one": "n", "s2": "y2"}
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("form", ["mul", "masked", "told apart", "weighed", "twice"])
+def test_a_mask_is_no_label(form: str, is_first: bool) -> None:
+    """Of inputs of one shape the label is what an output is compared with, not what both are masked or weighed by."""
+    g = Graph("masked", "float64")
+    x, mask, more, y = (g.input(n, (4, 3), "b o") for n in ("x", "mask", "more", "y"))
+    said, other = g.linear("said", x, features=3), g.linear("other", x, features=3)
+    if form == "told apart":
+        off = g.mul("masked_off", g.mul("off", g.add("apart", said, g.neg("minus", y)), mask), more)
+        loss = g.mean("loss", g.mul("square", off, off))
+    elif form == "weighed":
+        loss = g.neg("loss", g.mean("mean", g.mul("terms", g.mul("weights", mask, more), g.mul("each", said, y))))
+    else:
+        masks = (mask, more) if form == "twice" else (mask,)
+        ours, theirs = said, y
+        for one in masks:
+            layer = g.masked if form == "masked" else g.mul
+            ours, theirs = layer(f"ours_{one.name}", ours, one), layer(f"theirs_{one.name}", theirs, one)
+        loss = g.mse("loss", ours, theirs)
+    beside = g.mse("beside", other, g.input("z", (4, 3), "b o"))
+    g.minimise(g.add("total", loss, beside))
+    g.outputs = ["said", "other"] if is_first else ["other", "said"]
+    assert truths(g, g.inputs) == {"said": "y", "other": "z"}
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(0, 9))

@@ -39,3 +39,14 @@ def test_numbers_of_numpy_are_those_of_a_recipe(tmp_path) -> None:
     (tmp_path / "net.py").write_text("\n".join(lines))
     found = models.parse(str(tmp_path / "net.py")).recipe
     assert found == models.Recipe("digits", 64, 0.5) and type(found.lr) is float and type(found.batch) is int
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [("1 / step", "share(0, 3) failed: ZeroDivisionError"), ("(1, 0.5)[step]", "share(2, 3) failed: IndexError")],
+)
+def test_a_schedule_that_fails_at_an_end_is_told_of_before_anything_is_measured(share, words, alone, capsys):
+    (alone / "mine.py").write_text(f"def share(step, num_steps): return {share}")
+    assert main(["train", "mlp", "--schedule", "mine.py", "--steps", "3", "--checkpoint", "run"]) == 2
+    out, err = capsys.readouterr()
+    assert words in err and "measuring" not in out + err and not list(alone.glob("run/step-*"))

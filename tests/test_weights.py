@@ -36,6 +36,18 @@ def test_what_was_written_is_read_bit_for_bit(tmp_path, text, standard):
     assert equal(weights.load(tmp_path / "w.safetensors", model), values)
 
 
+def test_an_optimizers_state_is_left_aside_and_that_of_nobody_refused(tmp_path):
+    """As `castile checkpoint export --state` writes it, of any shape, beside parameters under their own names."""
+    model = models.parse(TINY)
+    values = drawn(model)
+    kept = {"tok.weight/mean": values["tok.weight"], "tok.weight/rows": np.ones(11, np.float64)}
+    save_file(values | kept, tmp_path / "w")
+    assert equal(weights.load(tmp_path / "w", model), values)
+    save_file(values | kept | {"other.weight/mean": np.ones(2)}, tmp_path / "w")
+    with pytest.raises(ValueError, match=r"has no use for 'other\.weight/mean'"):
+        weights.load(tmp_path / "w", model)
+
+
 def test_standard_tensors_are_those_of_the_family(tmp_path):
     model = models.parse(TINY)
     values = drawn(model)

@@ -43,8 +43,8 @@ def load(path: str | Path, model: Model, graph: Graph | None = None) -> Mapping[
     """The parameters of a model from a safetensors file, by name; each is read when it is asked for.
 
     The file has all of them and nothing else, under their own names or one family's standard names; running statistics,
-    and PyTorch's counters beside them, may be there or not. Or it is a file that an importer reads, whose network has
-    the same parameters.
+    PyTorch's counters beside them, and what an optimizer keeps of each may be there or not. Or it is a file that an
+    importer reads, whose network has the same parameters.
     graph: the model's, where it has been built. Raises ValueError in one sentence otherwise.
     """
     importer = importers.of(str(path))
@@ -150,7 +150,8 @@ class Weights(Mapping[str, np.ndarray]):
         states = [name for name in self._graph.states if name in self._file.names]
         sources = {name: (name, Piece(name, name)) for name in (*params, *states)}
         strange = [name for name in self._file.names if name not in sources and name.rpartition(".")[2] != COUNTER]
-        return sources, next(iter(strange), None)
+        # an optimizer's state is called PARAMETER/LABEL, and begins anew
+        return sources, next((name for name in strange if name.rpartition("/")[0] not in sources), None)
 
     def _num_found(self, names: StandardNames, found: Sources) -> int:
         """How many parameters have their tensors in the file."""

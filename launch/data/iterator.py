@@ -9,9 +9,9 @@ What the file gives:
     held_out(seed)          yields the samples to judge by in the same form; a file without it holds none out
 
 Training position is a count of samples: position p is sample p modulo `length` of epoch p divided by `length`. To
-resume there, samples(seed, epoch) is begun and what comes before is passed over; a function that takes a third
-parameter, samples(seed, epoch, start), begins at that sample itself. Every rank goes through all samples and keeps its
-own; a function that begins anywhere is begun at these.
+resume there, samples(seed, epoch) is begun and what comes before is passed over; a function with a parameter of this
+name, samples(seed, epoch, start), begins at that sample itself. Other parameters keep their defaults. Every rank goes
+through all samples and keeps its own; a function that begins anywhere is begun at these.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Stream:
 
     def __init__(self, file: str, function: Callable[..., Any], seed: int, length: int) -> None:
         self.file, self._function, self._seed = file, function, seed
-        self._seeks = len(inspect.signature(function).parameters) > 2
+        self._seeks = "start" in inspect.signature(function).parameters
         # one thread reads ahead while another may ask for a sample to look at
         self._lock = threading.Lock()
         self._iterator: Iterator[Any] = iter(())
@@ -110,9 +110,10 @@ class Stream:
     def _begin(self, epoch: int, start: int) -> None:
         # until it has begun no epoch has, so that a question after a failure begins anew
         self._epoch = -1
-        words = (self._seed, epoch, start) if self._seeks else (self._seed, epoch)
-        with theirs.running(self.file, f"{self._who} samples{words}"):
-            self._iterator = iter(self._function(*words))
+        at = {"start": start} if self._seeks else {}
+        words = ", ".join([f"{self._seed}, {epoch}", *[f"start={start}" for _ in at]])
+        with theirs.running(self.file, f"{self._who} samples({words})"):
+            self._iterator = iter(self._function(self._seed, epoch, **at))
         self._epoch, self._within = epoch, start
 
     def _advance(self) -> Any:

@@ -5,7 +5,7 @@ It does not know what happens in a step, nor what is told of the run at its end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,6 +83,11 @@ class Begun:
         return self.saved.step if self.saved is not None else 0
 
     @property
+    def rate(self) -> Callable[[int], float]:
+        """The learning rate of each step 0 <= step < num_steps; ValueError where the user's function fails."""
+        return rates.parse(self.command.schedule).rates(self.command.lr, self.num_steps)
+
+    @property
     def before(self) -> Path | None:
         """The checkpoint that is there whatever becomes of this run."""
         return self.saved.path if self.saved is not None else None
@@ -129,9 +134,8 @@ class Begun:
             if self.saved is not None:
                 self.saved.check_regions(layouts.agree(self.job.comm, execution.carried).regions.values())
                 execution.restore(self.saved.read)
-            steps = rates.parse(self.command.schedule).rates(self.command.lr, self.num_steps)
             return Course(
-                chosen.plan, chosen.prepared, execution, self.dataset, steps, self.first_step, self.num_steps,
+                chosen.plan, chosen.prepared, execution, self.dataset, self.rate, self.first_step, self.num_steps,
                 self.command.evaluate_every, saver, watch, self.judged, self.command.patience,
                 self.command.best and saver is not None,
             )  # fmt: skip
@@ -182,6 +186,10 @@ def begin(command: Any, undecayed: str) -> Begun:
         command, records.as_facts(command), job, say, dataset, values, num_steps, facts, saved,
         _given_plan(command, job, saved),
     )
+    if not begun.is_over:
+        # a function that is wrong is told of before anything is measured, and not when the last step is reached
+        for step in (begun.first_step, num_steps - 1):
+            begun.rate(step)
     job.measure()
     if saved is not None and begun.is_over:
         say.line(telling.nothing_to_train(saved.step, num_steps, begun.judged))

@@ -5,6 +5,7 @@ It does not know where outputs come from, nor what becomes of figures.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -19,6 +20,10 @@ from castile.planner.op import Tensor
 _AT_ONCE = 1 << 17
 # Of so many classes each is counted by itself.
 MOST_CLASSES = 100
+# What is compared is made of at most so many inputs and outputs.
+MOST_SOURCES = 4
+# Operators that give an output weights, or leave some of it out.
+WEIGHING = ("mul", "div", "masked")
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,12 @@ class HeldOut:
 
 def truths(graph: Graph, there: Iterable[str]) -> dict[str, str]:
     """The input with which each output is compared, of those inputs that are there: of the first as `labels_of` says,
-    of others where a node reads both. None where the first has none.
+    of others where nodes compare both. None where the first has none.
     """
     first = labels_of(graph) if graph.outputs else None
     found = {graph.outputs[0]: first} if first is not None and first in there else {}
     for output in graph.outputs[1:] if found else ():
-        apart = [name for name in _read_with(graph, output) if name not in (*before(graph), *found.values())]
+        apart = [name for name in _compared_with(graph, output) if name not in (*before(graph), *found.values())]
         label = next((name for name in apart if _fits(_judged(graph, output), graph.tensors[name])), None)
         found |= {output: label} if label is not None and label in there else {}
     return found
@@ -73,7 +78,7 @@ def before(graph: Graph) -> set[str]:
 def labels_of(graph: Graph) -> str | None:
     """The input that the model's output is compared with; None where there is none.
 
-    It is one that a node reads together with the output, if there are such, and one of which the output does not
+    It is one that nodes compare with the output, if there are such, and one of which the output does not
     depend: so are labels told from weights of samples, and an autoencoder's images are compared with themselves. Its
     shape is that of the output, or without what tells classes apart, and some node reads it: what else there is, or
     what another output is taught, is not what this one says.
@@ -81,16 +86,32 @@ def labels_of(graph: Graph) -> str | None:
     judged, needed = _judged(graph, graph.outputs[0]), before(graph)
     read = {name for node in graph.nodes.values() for name in node.inputs}
     apart = [name for name in graph.inputs if name in read and name not in needed]
-    beside = _read_with(graph, graph.outputs[0])
+    beside = _compared_with(graph, graph.outputs[0])
     found = (*(name for name in beside if name in apart), *beside, *apart)
     return next((name for name in found if _fits(judged, graph.tensors[name])), None)
 
 
-def _read_with(graph: Graph, output: str) -> list[str]:
-    """The inputs that nodes read together with an output."""
+def _compared_with(graph: Graph, output: str) -> list[str]:
+    """The inputs that nodes compare with an output: those that read two things, made alike but for the output in the
+    one and the input in the other, as where a loss weighs classes or masks samples. What an output is only multiplied
+    by comes last: that may be its weight.
+    """
     judged = _judged(graph, output).name
-    readers = [node for node in graph.nodes.values() if judged in node.inputs]
-    return [name for node in readers for name in node.inputs if name in graph.inputs]
+    found: dict[bool, list[str]] = {False: [], True: []}
+    # Of what each tensor is made, beside states; None of what is of too much to be what is compared.
+    sources: dict[str, set[str] | None] = {name: {name} for name in (*graph.inputs, judged)}
+    sources |= {param.name: None for param in graph.params}
+    for node in graph.nodes.values():
+        of = [sources.get(name, set()) for name in node.inputs]
+        known = [one for one in of if one is not None]
+        for one, other in itertools.permutations(known, 2):
+            if one - other == {judged} and len(other - one) == 1 and (one & other).issubset(graph.inputs):
+                found[node.op.name in WEIGHING] += (other - one).intersection(graph.inputs)
+        made = set().union(*known)
+        # classes are told apart by the last dim of the output as it is: behind moved dims by another
+        is_apart = len(known) < len(of) or len(made) > MOST_SOURCES or (judged in made and node.op.name == "transpose")
+        sources |= {name: None if is_apart else made for name in node.outputs if name != judged}
+    return found[False] + found[True]
 
 
 def _judged(graph: Graph, output: str) -> Tensor:
