@@ -1,4 +1,4 @@
-"""Plans that everyone knows, each for a graph and so many processors.
+"""Known plans: well-known strategies, each for any graph and number of processors.
 
 It does not know what they cost, nor which are worth trying.
 """
@@ -22,12 +22,12 @@ from castile.planner.lower import Lowering
 from castile.planner.op import Op
 from castile.planner.strategy import Config, parts
 
-# Keys of earlier positions are passed on one by one: to evaluate a plan that has so many messages a layer takes some
-# seconds, so positions are cut across so few groups of processors that there are no more.
+# The most messages of keys and values a layer: positions are cut across few enough groups of processors, as evaluating
+# a plan with more takes seconds.
 MOST_PASSED = 2048
 
-# Where parts of causal attention that are as long take as many operations as the longest, and that is more than so much
-# more of all operations, each processor has one piece from the beginning and one from the end: twice as many kernels.
+# Later positions of causal attention take more operations. Where equal lengths waste more than this share of all
+# operations, each processor gets a piece from the beginning and one from the end, in twice as many kernels.
 UNEVEN = 0.15
 
 Configs = dict[str, Config]
@@ -39,15 +39,15 @@ def one_processor(graph: Graph) -> Configs:
 
 
 def data_parallel(graph: Graph, num_procs: int) -> Configs:
-    """Every node cut along the samples, as often as that goes; nodes without samples are done by all alike."""
+    """Every node cut along the samples, as far as these go; nodes without samples are replicated."""
     return {name: _along(node.alignment, SAMPLES, num_procs) for name, node in graph.nodes.items()}
 
 
 def balanced(lowering: Lowering, cost: CostModel | None = None) -> Configs:
-    """Data parallelism where fast processors do more parts than slow ones, as many as their speeds say.
+    """Data parallelism in which fast processors compute more parts than slow ones, in proportion to their speeds.
 
-    Jia, Zaharia, Aiken (MLSys 2019) name a processor twice in one Config too. Nodes without samples to cut are done by
-    all alike; on equal processors it is data parallelism.
+    Jia, Zaharia, Aiken (MLSys 2019) name a processor twice in one Config too. Nodes without samples are replicated; on
+    equal processors it is data parallelism.
     """
     num_procs = lowering.machine.num_procs
     configs = data_parallel(lowering.piece, num_procs)
@@ -69,51 +69,51 @@ def one_weird_trick(graph: Graph, num_procs: int) -> Configs:
 
 
 def fsdp(lowering: Lowering) -> Configs:
-    """Data parallelism with every parameter at home in pieces on all who use it, gathered where it is used.
+    """Data parallelism with every parameter sharded over its users, and gathered where it is used.
 
     Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020;
-    Zhao et al., "PyTorch FSDP", VLDB 2023. What was gathered stays until its last use in the step, unless plans do not
-    keep what is fetched.
+    Zhao et al., "PyTorch FSDP", VLDB 2023. Gathered parameters stay until their last use in the step, unless the plan
+    recomputes their fetches.
     """
     return in_pieces(lowering, data_parallel(lowering.piece, lowering.machine.num_procs))
 
 
 def megatron(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
-    """Pairs of matrices cut so that nothing is sent between the two, `width` ways; the samples as often as that leaves.
+    """Pairs of matrices cut `width` ways so that nothing is sent between the two; samples cut across what is left.
 
-    Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019. What
-    lies between the pairs is cut along samples or positions on all processors (Korthikanti et al., "Reducing Activation
-    Recomputation in Large Transformer Models", 2022). Processors of one cut lie side by side. Data parallelism where
-    the processors are not a multiple of the width, or no matrices form a pair.
+    Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019. Nodes
+    between the pairs are cut along samples or positions on all processors (Korthikanti et al., "Reducing Activation
+    Recomputation in Large Transformer Models", 2022). Processors of one cut are neighbours. It is data parallelism
+    where the width does not divide the processors, or no matrices form a pair.
     """
     found = cuts.of(width) if width > 1 and num_procs % width == 0 else {}
     if not found:
         return data_parallel(cuts.graph, num_procs)
-    return _crossed_by(cuts, found, num_procs, width) | apart(cuts, num_procs, num_procs)
+    return _crossed_by(cuts, found, num_procs, width) | with_experts_cut(cuts, num_procs, num_procs)
 
 
 def context_parallel(cuts: TensorCuts, num_procs: int) -> Configs:
     """Every node cut along the samples, and along positions where there are more processors than samples.
 
-    Li et al., "Sequence Parallelism: Long Sequence Training from System Perspective", ACL 2023. Keys and values of
-    earlier positions are gathered where a causal attention asks for them.
+    Li et al., "Sequence Parallelism: Long Sequence Training from System Perspective", ACL 2023. Causal attention
+    gathers the keys and values of earlier positions.
     """
     return _crossed_by(cuts, {}, num_procs, 1)
 
 
 def ulysses(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
-    """As `context_parallel`, but attention cut along heads, `width` ways within groups of neighbours, and along
-    positions across these groups only; experts apart.
+    """As `context_parallel`, but attention is cut by heads, `width` ways within groups of neighbours, and by positions
+    only across these groups; experts are cut too.
 
     Jacobs et al., "DeepSpeed Ulysses: System Optimizations for Enabling Training of Extreme Long Sequence Transformer
-    Models", 2023. Queries, keys, values and what is made of them go from each of a group to each.
+    Models", 2023. Queries, keys, values and results take an all-to-all within each group.
     """
-    return _crossed_by(cuts, cuts.heads, num_procs, width) | apart(cuts, num_procs, num_procs)
+    return _crossed_by(cuts, cuts.heads, num_procs, width) | with_experts_cut(cuts, num_procs, num_procs)
 
 
 def head_widths(cuts: TensorCuts, num_procs: int, near: int) -> list[int]:
-    """Into how many parts attention may be cut along heads by those who share samples, the widest first: as many as
-    divide these processors and have all but as many heads each; and no more of them than are near.
+    """The widths of `ulysses`, the widest first: one that divides the processors that share a sample and cuts heads
+    nearly evenly, and the same among near processors only.
     """
     along = [(cuts.graph.nodes[name].alignment.extents, axis) for name, axis in cuts.heads.items()]
     samples, counts = max((of.get(SAMPLES, 1) for of, _ in along), default=num_procs), {of[axis] for of, axis in along}
@@ -127,15 +127,15 @@ def _fills(num_parts: int, extent: int) -> bool:
 
 
 def expert_parallel(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
-    """Experts on processors of their own, on as many of `width` neighbours as divide them, all else by its context.
+    """Experts cut across as many of `width` neighbours as divide them; all other nodes as in `context_parallel`.
 
     Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", ICLR 2021.
     """
-    return context_parallel(cuts, num_procs) | apart(cuts, num_procs, width)
+    return context_parallel(cuts, num_procs) | with_experts_cut(cuts, num_procs, width)
 
 
 def _crossed_by(cuts: TensorCuts, axes: Mapping[str, str], num_procs: int, width: int) -> Configs:
-    """Each node cut along its axis of these by name, if it has one, within groups of processors."""
+    """Each node cut along its axis in `axes`, if it has one, within groups of `width` processors."""
 
     def crossed(is_folded: bool) -> Configs:
         each = cuts.graph.nodes.items()
@@ -149,12 +149,12 @@ def _crossed_by(cuts: TensorCuts, axes: Mapping[str, str], num_procs: int, width
 
 
 def _num_apart(configs: Configs) -> int:
-    """How many processors have something to do that no other has, at most."""
+    """The most processors with distinct work that a node has."""
     return max(len({*config.procs}) // config.replicas for config in {*configs.values()})
 
 
 def _unevenness(graph: Graph, configs: Configs) -> float:
-    """By which share of all operations more there would be if all parts of each node had as many as its longest."""
+    """The share of operations that is wasted by uneven parts: if all parts of each node took as many as its longest."""
     alike = Counter((node.op, node.alignment, configs[name]) for name, node in graph.nodes.items())
     flops = np.array([times * _flops(*of) for of, times in alike.items()])
     return float(flops[:, 0].sum() / flops[:, 1].sum()) - 1
@@ -162,7 +162,7 @@ def _unevenness(graph: Graph, configs: Configs) -> float:
 
 @lru_cache(maxsize=4096)
 def _flops(op: Op, a: Alignment, config: Config) -> np.ndarray:
-    """float64[2]: operations of a forward pass, if all parts had as many as the longest, and as they are."""
+    """float64[2]: operations of a forward pass, with all parts as long as the longest, and as they are."""
     node = Node("", op, (), (), a)
     if type(op).flops is Op.flops:
         return np.full(2, op.flops("F", node.whole()))
@@ -170,8 +170,8 @@ def _flops(op: Op, a: Alignment, config: Config) -> np.ndarray:
     return np.array([max(found) * len(found), sum(found)])
 
 
-def apart(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
-    """The nodes that have experts, cut by these across so many of `width` neighbours as divide them."""
+def with_experts_cut(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
+    """The nodes with experts, cut by these across as many of `width` neighbours as divide them."""
     found = {}
     for name, axis in cuts.experts.items():
         a = cuts.graph.nodes[name].alignment
@@ -197,18 +197,18 @@ def _along(a: Alignment, axis: str, num_procs: int) -> Config:
 
 @lru_cache(maxsize=1024)
 def _cut(axis: str, degree: int, replicas: int) -> Config:
-    """An axis cut so often, on the first processors: one for all nodes, as plans are compared by their Configs."""
+    """A Config with one cut axis on the first processors; one object for all nodes, as plans compare their Configs."""
     return Config({axis: degree} if axis else {}, replicas, tuple(range(degree * replicas)))
 
 
 @lru_cache(maxsize=4096)
 def _crossed(a: Alignment, axis: str, num_procs: int, width: int, is_folded: bool = False) -> Config:
-    """Samples cut across groups of `width` processors, and the axis within them; where samples are fewer than groups,
-    another axis of the results (positions) across those that are left.
+    """A Config with samples cut across groups of `width` processors, and an axis cut within them. Where there are fewer
+    samples than groups, another axis of the results (positions) is cut across the rest.
 
-    "": samples over all processors, else such another axis within groups too, else all of a group alike.
-    is_folded   whether that other axis is cut twice as often, and each has one piece from its beginning and one from
-                its end
+    axis        "" for samples over all processors, else the other axis within groups too, else replicas in a group
+    is_folded   whether the other axis is cut twice as often, with one piece from its beginning and one from its end on
+                each processor
     """
     ways = num_procs // width
     samples = 1 if SAMPLES in a.frozen else a.extents.get(SAMPLES, 1)
@@ -216,7 +216,7 @@ def _crossed(a: Alignment, axis: str, num_procs: int, width: int, is_folded: boo
         return _along(a, SAMPLES, num_procs)
     groups = min(ways, samples)
     if not axis:
-        # Whole samples, and parts of one, lie together in memory: the same parts of several would have to be packed.
+        # Whole samples, or parts of one, are contiguous in memory; the same parts of several samples would be packed.
         groups *= gcd(width, samples // groups) if samples % groups == 0 else 1
         width = num_procs // max(groups, ways)
     left = max(1, ways // groups) if SAMPLES in a.axes else 1
@@ -224,9 +224,9 @@ def _crossed(a: Alignment, axis: str, num_procs: int, width: int, is_folded: boo
         left //= 2
     within = 1 if axis else width
     second, degree = _second(a, axis, within, left)
-    # Without samples to cut, all groups do the same.
+    # Without samples to cut, groups are replicas.
     copies = ways if groups == 1 and degree <= within else 1
-    # From the farthest processors to neighbours; what cuts nothing are copies.
+    # From the farthest processors to neighbours; "" is for replicas.
     rows = [("", copies), (SAMPLES if groups > 1 else "", groups), (second, degree)]
     rows += [(axis, width)] if axis or not second else []
     if is_folded and second and _is_free(a, second, 2 * degree):
@@ -235,23 +235,23 @@ def _crossed(a: Alignment, axis: str, num_procs: int, width: int, is_folded: boo
 
 
 def _second(a: Alignment, axis: str, within: int, left: int) -> tuple[str, int]:
-    """The other axis of the results that is cut, and how often: across the groups that samples leave, and within each;
-    ("", 1) if none can be.
+    """The other axis of the results to cut, and its degree: across the groups that samples leave, and within each;
+    ("", 1) if there is none.
     """
     others = [x for result in a.results for x in result.axes if x not in (SAMPLES, axis)]
     params = [o.axes for o in a.operands if o.param]
     of_matrices = {x for axes in params if not {*axes} <= {SAMPLES, axis, *others} for x in axes}
-    # What a parameter has for each place may be cut as places are, if nothing else can be.
+    # An axis of a parameter that runs over positions may be cut, if no other axis can be.
     free = sorted((x for x in others if x not in of_matrices), key=lambda x: any(x in axes for axes in params))
     wished = [(x, left * within) for x in free] + [(x, within) for x in others]
     return next(((x, n) for x, n in wished if n > 1 and _is_free(a, x, n)), ("", 1))
 
 
 def _laid_out(a: Alignment, rows: list[tuple[str, int]], turning: int = 0) -> Config:
-    """The processors in order, cut along these axes so often, from the farthest apart to neighbours; "" for copies.
+    """A Config from (axis, degree) rows, from the farthest processors to neighbours; "" is for replicas.
 
-    turning   where not 0, the third axis is cut twice as often, across so many groups there and back; what is within a
-              group lies in its order in both pieces
+    turning   where not 0, the third axis is cut twice as often: across so many groups there and back, in the same order
+              within a group both times
     """
     procs = np.arange(prod(n for _, n in rows)).reshape([n for _, n in rows])
     if turning:

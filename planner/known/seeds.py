@@ -1,4 +1,4 @@
-"""Seeds: the plans that everyone knows. Searches start from them, and must not end behind them.
+"""Seeds: the known plans by name. Searches start from them, and never end with a worse plan.
 
 It does not know what they cost.
 """
@@ -21,7 +21,6 @@ from castile.planner.known.pieces import in_pieces
 from castile.planner.known.pipelines import FEW, Pipelines, divisors, is_shared, shared, stage_counts
 from castile.planner.known.plans import (
     Configs,
-    apart,
     balanced,
     context_parallel,
     data_parallel,
@@ -32,6 +31,7 @@ from castile.planner.known.plans import (
     one_processor,
     one_weird_trick,
     ulysses,
+    with_experts_cut,
 )
 from castile.planner.lower import Lowering
 from castile.planner.step.fetching import AHEAD
@@ -40,32 +40,31 @@ from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Machine
 from castile.runtime.strict import suggestion
 
-# How many known plans there are on fewer processors, each on half as many as the one before.
+# How many known plans use fewer processors, each half as many as the one before.
 MOST_HALVES = 3
 # Parts count as equal if the longest exceeds their mean by at most this share, as those of a vocabulary do.
 UNEVEN = 0.01
-# Where parameters, gradients and states take more than ROOMY of the memory, activations may not fit beside them; in a
-# pipeline, whose first stages keep those of as many microbatches as there are stages behind them, more than
-# ROOMY_STAGE.
+# Where parameters, gradients and states take more than ROOMY of the memory, activations may not fit beside them. In a
+# pipeline more memory is needed, as the first stages keep activations of as many microbatches as there are stages.
 ROOMY, ROOMY_STAGE = 0.5, 0.25
 
-# Where plans have many parts there are pipelines of at most so many stages, and only for who asks for their names: each
-# takes seconds to simulate, as with GPT-3 on 1,024 processors, until it becomes periodic.
+# The most stages where plans have many parts. These pipelines are made only when named: simulating one until it becomes
+# periodic takes seconds (GPT-3 on 1,024 processors).
 MOST_STAGES = 64
-# How the names of pipelines begin.
+# The beginning of the names of pipelines.
 PIPELINE = "pipeline_"
 
 
 def seeds(
     lowering: Lowering, names: Sequence[str] | None = None, cost: CostModel | None = None, pins: Pins | None = None
 ) -> dict[str, Strategy]:
-    """The known plans of a graph on a machine by name, data_parallel first; of equal ones the first.
+    """The known plans of a graph on a machine by name, data_parallel first; of equal plans only the first.
 
-    names   only those; None for all, but for pipelines where there are too many parts to simulate several
-    cost    by which unequal processors get their shares; the machine's figures by default
-    pins    what plans must have: each is changed so. If they leave only processors that form a machine of their own,
-            plans are made for that machine
-    Raises ValueError for a name that no known plan has.
+    names   only these; None for all, without pipelines where plans have too many parts to simulate several
+    cost    decides the shares of unequal processors; by default from the machine's figures
+    pins    each plan is changed to meet them. If they leave only processors that form a machine of their own, plans are
+            made for that machine
+    Raises ValueError for an unknown name.
     """
     own = _makers_within(lowering, cost, pins)
     makers = own if pins is None else _makers(lowering, cost) | own
@@ -76,7 +75,7 @@ def seeds(
     if names is None:
         names = [name for name in own if not (has_many_parts(lowering) and is_pipeline(name))]
     distinct: dict[str, Strategy] = {}
-    # What a plan was made for is a hash of the whole graph: once for all of them.
+    # stamped once for all plans, as the fingerprint is a hash of the whole graph
     stamp = stamped(lowering, {}, "")
     for name, make in makers.items():
         if name not in names:
@@ -88,7 +87,7 @@ def seeds(
 
 
 def known_names(lowering: Lowering, pins: Pins | None = None) -> tuple[str, ...]:
-    """The names of all known plans of the graph on the machine, also of those that are the same as another."""
+    """The names of all known plans of the graph on the machine, also of plans that equal another."""
     return tuple(_makers_within(lowering, None, pins))
 
 
@@ -103,8 +102,8 @@ def is_in_pieces(name: str) -> bool:
 
 
 def microbatch_counts(lowering: Lowering) -> tuple[int, ...]:
-    """The numbers of microbatches into which the batch may be cut, ascending; where plans have many parts also those
-    with which the groups of a pipeline's stage share samples.
+    """The numbers of microbatches to try, ascending; where plans have many parts also those with which the groups of a
+    pipeline's stage share samples.
     """
     return tuple(sorted({*divisors(lowering.graph.batch), *(_shared(lowering) if has_many_parts(lowering) else ())}))
 
@@ -114,12 +113,13 @@ def _shared(lowering: Lowering) -> tuple[int, ...]:
 
 
 def seed(name: str, lowering: Lowering, cost: CostModel | None = None) -> Configs:
-    """The known plan of that name, also where it is the same as another."""
+    """The known plan of a name, also where it equals another."""
     return _makers(lowering, cost)[name]()
 
 
 def _makers_within(lowering: Lowering, cost: CostModel | None, pins: Pins | None) -> dict[str, Callable[[], Configs]]:
-    """How known plans are made: for the processors that pins leave if these form a machine, otherwise for all."""
+    """A function that makes each known plan: for the processors that pins leave if these form a machine, else for all.
+    """
     machine = lowering.machine
     procs = range(machine.num_procs) if pins is None else pins.procs
     part = machine.part(procs) if len(procs) < machine.num_procs else None
@@ -136,9 +136,9 @@ def _made_on(procs: Sequence[int], make: Callable[[], Configs]) -> Configs:
 def _makers(
     lowering: Lowering, cost: CostModel | None, procs: Sequence[int] | None = None
 ) -> dict[str, Callable[[], Configs]]:
-    """How each known plan is made: those of everyone, then those that do with fewer processors or narrower cuts.
+    """A function that makes each known plan: the general ones, then those on fewer processors or with narrower cuts.
 
-    procs   on which those of few lie, as far as these are enough; all by default
+    procs   preferred by plans on fewer processors; all by default
     """
     graph, num_procs = lowering.piece, lowering.machine.num_procs
     on_fastest = partial(_on_fastest, lowering, cost, frozenset(range(num_procs) if procs is None else procs))
@@ -164,15 +164,14 @@ def _makers(
 
 
 def _near(machine: Machine) -> int:
-    """How many processors may cut a layer, which talk all the time: those of a node, by all levels but the farthest."""
+    """How many processors may cut a layer, and so communicate all the time: those below the farthest level."""
     return machine.levels[-2:][0].group if machine.levels else 1
 
 
 def _pipelines(
     lowering: Lowering, cuts: TensorCuts, near: int, cost: CostModel | None
 ) -> dict[str, Callable[[], Configs]]:
-    """Pipelines of at most as many stages as there are microbatches to fill them, with updates in pieces too where
-    parameters leave little room.
+    """Pipelines of at most as many stages as microbatches; with sharded updates too where parameters leave little room.
     """
     num_procs = lowering.machine.num_procs
     if lowering.microbatches == 1:
@@ -182,7 +181,7 @@ def _pipelines(
     made, rows = dict[str, Callable[[], Configs]](), Pipelines(lowering, cost)
     is_large = has_many_parts(lowering)
     most = min(lowering.microbatches, MOST_STAGES if is_large else num_procs)
-    # Of many parts all are simulated through few, which takes groups that do the same.
+    # Plans of many parts are simulated folded, which needs groups with equal work.
     must_share = is_large and bool(_shared(lowering))
     are_cut = not has_many_parts(lowering, VAST)
     for num_stages in stage_counts(num_procs, near, most):
@@ -206,9 +205,10 @@ def _pipelines(
 def _within(
     lowering: Lowering, cuts: TensorCuts, size: int, near: int
 ) -> Iterator[tuple[str, int, Callable[[], Configs]]]:
-    """What each of a stage's processors may do: samples, and positions where these are fewer; matrices cut in pairs as
-    wide as `near` allows, or less, of many parts half as wide, but of vast plans; heads, of many parts of as many as
-    there are; or experts. By the end of a name, with the width.
+    """The plans within a stage of `size` processors, as (suffix of the name, width, function that makes it).
+
+    They cut samples, and positions where there are fewer samples; matrices in pairs, as wide as `near` and narrower
+    (fewer widths where plans have many parts, one where they are vast); attention by heads; or experts.
     """
     yield "", 1, partial(context_parallel, cuts, size)
     widest = min(size, near)
@@ -223,21 +223,21 @@ def _within(
 
 
 def _with_experts(cuts: TensorCuts, num_procs: int, near: int) -> dict[str, Callable[[], Configs]]:
-    """Plans that lay experts apart, across all processors or those that are near; none where there are none."""
-    widths = [width for width in dict.fromkeys((num_procs, min(num_procs, near))) if apart(cuts, num_procs, width)]
+    """Plans that cut experts, across all processors or near ones; none where the graph has no experts."""
+    widths = [n for n in dict.fromkeys((num_procs, min(num_procs, near))) if with_experts_cut(cuts, num_procs, n)]
     names = ["expert_parallel" + f"_{width}" * (width < num_procs) for width in widths]
     return {n: partial(expert_parallel, cuts, num_procs, width) for n, width in zip(names, widths, strict=True)}
 
 
 def _by_heads(cuts: TensorCuts, num_procs: int, near: int) -> dict[str, Callable[[], Configs]]:
-    """Plans that cut attention along heads, across as many processors as these allow, or those that are near."""
+    """Plans that cut attention by heads, across as many processors as heads allow, or near ones."""
     widths = head_widths(cuts, num_procs, near)
     names = ["ulysses" + f"_{width}" * (width < widths[0]) for width in widths]
     return {n: partial(ulysses, cuts, num_procs, width) for n, width in zip(names, widths, strict=True)}
 
 
 def _both(lowering: Lowering, plans: Mapping[str, Callable[[], Configs]]) -> dict[str, Callable[[], Configs]]:
-    """Each, and behind it the same with updates in pieces."""
+    """Each plan, followed by the same with sharded updates."""
     found: dict[str, Callable[[], Configs]] = {}
     for name, make in plans.items():
         found |= {name: make, f"{name}_zero": partial(_in_pieces, lowering, make)}
@@ -253,10 +253,10 @@ def _in_pieces(lowering: Lowering, make: Callable[[], Configs]) -> Configs:
 
 
 def _for_large(lowering: Lowering, cuts: TensorCuts, near: int) -> dict[str, Callable[[], Configs]]:
-    """Known plans for models of which little else fits: cut wider than `near`, and with updates in pieces.
+    """Plans for large models, which communicate more: cut wider than `near`, or with sharded updates.
 
-    Both send more. Wider is offered where cutting half as wide leaves too little room, and only where heads, features
-    and processors all divide; pieces where the cut does, unless what is gathered for a step has no room either.
+    A wider cut is offered where half its width leaves too little room, and only where it divides heads, features and
+    processors; sharded updates where the cut leaves too little room, unless gathered parameters do not fit either.
     """
     num_procs = lowering.machine.num_procs
     room = int(lowering.machine.capacity.min())
@@ -276,8 +276,9 @@ def _for_large(lowering: Lowering, cuts: TensorCuts, near: int) -> dict[str, Cal
 
 
 def _param_bytes(lowering: Lowering) -> tuple[int, int]:
-    """Of all parameters once as they are used, as far as they are gathered at a time, and as they are kept, with their
-    gradients and what updates keep where these are trained."""
+    """Bytes of all parameters as they are used, as far as they are gathered at a time; and as they are kept, with their
+    gradients and optimizer states where these are trained.
+    """
     once, several, anew = 0, 0, {*lowering.recompute}
     for param in lowering.graph.params:
         operands = lowering.names.optional[update_name(param.name)].alignment.operands
@@ -290,7 +291,7 @@ def _param_bytes(lowering: Lowering) -> tuple[int, int]:
 
 
 def _cuts_evenly(cuts: TensorCuts, near: int, width: int) -> bool:
-    """Whether what is cut `near` ways is cut into parts `width` ways too that are equal, or all but."""
+    """Whether the nodes that are cut `near` ways can be cut `width` ways too, into equal parts or nearly."""
     nodes, found = cuts.graph.nodes, cuts.of(near)
     extents = (nodes[name].alignment.extents[axis] for name, axis in found.items())
     return cuts.of(width) == found and all(-(-n // width) * width <= n * (1 + UNEVEN) for n in extents)
@@ -299,7 +300,7 @@ def _cuts_evenly(cuts: TensorCuts, near: int, width: int) -> bool:
 def _on_fastest(
     lowering: Lowering, cost: CostModel | None, procs: frozenset[int], make: Callable[[], Configs]
 ) -> Configs:
-    """What is made, on the fastest of these processors, then on others, instead of the first; equal ones in order."""
+    """A plan moved from the first processors to the fastest of `procs`, then to the fastest others."""
     configs = make()
     speeds = shares.speeds(lowering, cost or CostModel(lowering.machine))
     different = {*configs.values()}
@@ -308,24 +309,24 @@ def _on_fastest(
 
 
 def _moved(configs: Configs, procs: Sequence[int]) -> Configs:
-    """What lies on the first processors, on these instead."""
+    """A plan moved from the first processors to these."""
     moved = {c: Config(c.split, c.replicas, tuple([procs[p] for p in c.procs])) for c in {*configs.values()}}
     return {name: moved[config] for name, config in configs.items()}
 
 
 def _halves(number: int) -> list[int]:
-    """Half of it, half of that and so on, a few times, down to 2."""
+    """Half of a number, half of that and so on, a few times, down to 2."""
     return [number >> shift for shift in range(1, MOST_HALVES + 1) if number >> shift > 1]
 
 
 def _doubles(number: int, most: int) -> list[int]:
-    """Twice it, twice that and so on, below `most`, as long as they divide it."""
+    """Twice a number, twice that and so on, those below `most` that divide it."""
     found = [number << shift for shift in range(1, most.bit_length()) if number << shift < most]
     return [n for n in found if most % n == 0]
 
 
 def stamped(lowering: Lowering, configs: dict[str, Config], search: str, seed: int = 0) -> Strategy:
-    """The plan of these Configs, which says what it was made for and by which search."""
+    """The plan of these Configs, stamped with the graph and machine it was made for and its search."""
     graph, machine = lowering.graph, lowering.machine
     return msgspec.structs.replace(
         lowering.plan(configs),
