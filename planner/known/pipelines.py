@@ -1,8 +1,8 @@
-"""Pipelines: any plan for a few processors becomes one for many, of which each group does one stage of the network.
+"""Pipelines: a plan for a few processors becomes a pipeline on many, with a stage of the network on each group.
 
-Stages are found as in PipeDream (Narayanan et al., SOSP 2019), from the work of nodes in their order and the bytes
-handed over between them, partial sums included. In which order a pipeline computes microbatches is said in `stages`. It
-does not know what the plan for a few processors is.
+Stages are cut as in PipeDream (Narayanan et al., SOSP 2019), by the work of nodes in their order and the bytes sent
+between stages, partial sums included. The order of microbatches is the affair of `lowering/stages`. It does not know
+what the plan for a few processors is.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from castile.planner.strategy import Config
 from castile.runtime.forms import seconds
 from castile.runtime.timeline import PICOSECONDS
 
-# Where groups share a microbatch's samples, those with fewer samples are idle for at most this share of the time.
+# Where groups share a microbatch's samples, the most idle time, as a share, of groups with fewer samples.
 IDLE = 0.1
-# With more microbatches than so many times the stages the time to fill a pipeline, which interleaving saves, is little.
+# With more microbatches than this many times the stages, the bubble, which interleaving shortens, is short.
 FEW = 2
-# How many stretches of the network a group may have in an interleaved pipeline.
+# How many stretches of the network a stage may have in an interleaved pipeline.
 ROUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
-# So many halvings find the shortest longest stretch to a millionth.
+# Bisections: so many find a stage time to a millionth.
 HALVINGS = 20
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """Numbers of equal pieces to cut it into: from 1 on the least divisor that is at least twice the one before, and
-    the number divided by each, so that the pieces have such lengths: processors can share these evenly where not
-    others.
+    """Divisors to try as numbers of equal pieces: 1, then each time the least divisor that is at least twice the one
+    before; and the number divided by each of these, so that the lengths of pieces are such divisors too, which
+    processors may share evenly.
     """
     small, found = [n for n in range(1, isqrt(number) + 1) if number % n == 0], [1]
     for n in [*small, *(number // n for n in reversed(small))]:
@@ -47,16 +47,16 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def stage_counts(num_procs: int, near: int, most: int) -> list[int]:
-    """The numbers of stages, at most `most`, of which each gets whole groups of `near` processors or an equal part of
-    one, so that what stays within a stage stays near.
+    """The numbers of stages, at most `most`, with which a stage has whole groups of `near` processors or an equal part
+    of one, so that communication within a stage stays near.
     """
     sizes = {num_procs // n: n for n in range(2, most + 1) if num_procs % n == 0}
     return [n for size, n in sizes.items() if size % near == 0 or near % size == 0]
 
 
 def is_shared(batch: int, microbatches: int, num_stages: int, groups: int, are_cut: bool) -> bool:
-    """Whether `groups` groups of each stage share a microbatch's samples about equally; or, where single samples are
-    cut further, have one sample for two groups, or for more if there would be few microbatches otherwise.
+    """Whether the `groups` of a stage share a microbatch's samples about equally; or, where samples may be cut too, two
+    groups share a sample, or more if there would be few microbatches otherwise.
     """
     samples = batch // microbatches
     if samples < groups:
@@ -66,8 +66,8 @@ def is_shared(batch: int, microbatches: int, num_stages: int, groups: int, are_c
 
 
 def shared(batch: int, num_procs: int, near: int, most: int) -> tuple[int, ...]:
-    """The numbers of microbatches for pipelines of at most `most` stages with which each group of `near` processors has
-    one sample of a microbatch, or two, four and so on, as long as there are microbatches for all stages.
+    """The numbers of microbatches of pipelines of at most `most` stages with which each group of `near` processors has
+    one sample of a microbatch, or two, four and so on, and there are at least as many microbatches as stages.
     """
     found = set[int]()
     for num_stages in stage_counts(num_procs, near, most):
@@ -79,32 +79,31 @@ def shared(batch: int, num_procs: int, near: int, most: int) -> tuple[int, ...]:
 
 
 class Pipelines:
-    """Pipelines of a graph on a machine.
+    """Makes pipelines of a graph on a machine.
 
-    cost    by which stages take equally long; the machine's figures by default
+    cost    balances the stages; by default from the machine's figures
     """
 
     def __init__(self, lowering: Lowering, cost: CostModel | None = None) -> None:
         self._lowering, self._cost = lowering, cost or CostModel(lowering.machine)
 
     def once(self, num_stages: int, inner: Mapping[str, Config]) -> dict[str, Config]:
-        """A pipeline of `num_stages` equal groups of processors, each of which does its stage as in the plan `inner`.
+        """A pipeline of `num_stages` equal groups of processors, with each stage laid out as in the plan `inner`.
 
         inner   Configs on the first processors, as many as a group has
         """
         size = self._lowering.machine.num_procs // num_stages
         handed, has_sums = _handed(self._lowering, inner)
-        # Without partial sums it is sent beside other microbatches' kernels, wherever the network is cut.
+        # Without partial sums, sending overlaps with kernels of other microbatches, wherever the network is cut.
         sent = self._sent(handed, size) if has_sums else np.zeros(len(handed))
         return staged(inner, size, cut(self._work, self._rates(num_stages), sent, handed))
 
     def interleaved(self, num_stages: int, inner: Mapping[str, Config]) -> dict[str, Config]:
-        """The same with several shorter stretches for each group, which come round to it again: a pipeline fills, and
-        runs out, in as many times less.
+        """An interleaved pipeline: each group has several shorter stretches of the network, which shortens the bubble.
 
         Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
-        section 2.2. Stretches begin where a single tensor is handed over, and are as many as make a step shortest where
-        the longest sets the pace; the last group has the last one. Each group has but one where more are not better.
+        section 2.2. Stretches begin where a single tensor is handed over. Their number makes a step shortest if the
+        longest stretch sets the pace; the last group has the last one. Where several are not better each group has one.
         """
         necks = np.array([0, *_necks(self._lowering.piece.nodes.values())])
         upto, found = np.append(0, np.cumsum(self._work))[necks].tolist(), dict[float, list[int]]()
@@ -120,17 +119,17 @@ class Pipelines:
         return staged(inner, self._lowering.machine.num_procs // num_stages, stages.tolist())
 
     def _sent(self, handed: np.ndarray, size: int) -> np.ndarray:
-        """float64[N + 1]: picoseconds to send what is handed over before each node from one group of `size` processors
-        to the next, without the least of them, which every cut costs.
+        """float64[N + 1]: picoseconds to send the bytes handed over before each node from one group of `size`
+        processors to the next, less the minimum, which every cut costs.
         """
         levels = self._lowering.machine.levels
         level, each = next((level for level in levels if level.group > size), levels[-1]), handed / size
-        # That much is sent wherever the network is cut.
+        # this much is sent wherever the network is cut
         each[1:-1] -= each[1:-1].min(initial=each.max())
         return np.array([PICOSECONDS * seconds("move", nbytes, 2, level) if nbytes > 0 else 0.0 for nbytes in each])
 
     def _rates(self, num_stages: int) -> np.ndarray:
-        """How fast each group works, in processors of the fastest kind."""
+        """The speed of each group, in processors of the fastest kind."""
         return self._speeds.reshape(num_stages, -1).sum(1)
 
     @cached_property
@@ -140,7 +139,7 @@ class Pipelines:
     @cached_property
     def _work(self) -> np.ndarray:
         """int64[N]: picoseconds of all passes of each node for one microbatch, uncut on one processor."""
-        # All microbatches take as long: as few are written out as sketches need.
+        # two microbatches stand for all, which take equally long
         program = self._lowering.shortened(2).program(self._lowering.plan({}))
         found = dict.fromkeys(self._lowering.piece.nodes, 0)
         for step in program.steps:
@@ -151,8 +150,8 @@ class Pipelines:
 
 
 def _necks(nodes: Iterable[Node]) -> list[int]:
-    """The numbers of first nodes behind which only one tensor, or none, is read that they made; the last is all
-    nodes.
+    """The numbers n of first nodes of which at most one result is read after them: cuts that hand over one tensor. The
+    last is all nodes.
     """
     every = list(nodes)
     last = {name: n for n, node in enumerate(every) for name in node.inputs}
@@ -165,14 +164,16 @@ def _necks(nodes: Iterable[Node]) -> list[int]:
 
 
 def stretches(upto: Sequence[int], rates: Sequence[float]) -> tuple[float, list[int]]:
-    """Divide pieces of work in a row into stretches, one for each rate, or for the last few of them, so that the
-    longest is as short as can be: what that takes, and how many pieces come before each stretch.
+    """Divide a sequence of work into stretches, one for each rate, or for the last few of them, so that the longest is
+    shortest.
 
-    upto[N + 1]   the work before each piece, and that of all
+    Returns the time of the longest, and how many pieces come before each stretch.
+
+    upto[N + 1]   the cumulative work before each piece, and of all
     """
 
     def begins(seconds: float) -> list[int]:
-        """Where stretches begin if none takes longer than this, found from the last one on."""
+        """Where stretches begin if none takes longer than `seconds`, from the last one backwards."""
         found = [len(upto) - 1]
         for rate in reversed(rates):
             found.append(bisect_left(upto, upto[found[-1]] - seconds * rate))
@@ -187,7 +188,7 @@ def stretches(upto: Sequence[int], rates: Sequence[float]) -> tuple[float, list[
 
 
 def staged(inner: Mapping[str, Config], size: int, stages: Sequence[int]) -> dict[str, Config]:
-    """The plan `inner` with each node in the group of `size` processors whose number `stages` gives for it."""
+    """The plan `inner` with each node moved to the group of `size` processors of its stage."""
     moved: dict[tuple[Config, int], Config] = {}
     for stage, config in {*zip(stages, inner.values(), strict=True)}:
         procs = tuple([p + stage * size for p in config.procs])
@@ -196,20 +197,19 @@ def staged(inner: Mapping[str, Config], size: int, stages: Sequence[int]) -> dic
 
 
 def cut(work: np.ndarray, rates: np.ndarray, sent: np.ndarray, handed: np.ndarray) -> list[int]:
-    """The stage of each node, so that the slowest stage takes as little time as can be, and then as little as can be is
-    handed over.
+    """The stage of each node: the slowest stage takes least time, and of such cuts the fewest bytes are handed over.
 
-    work[N]         what each node takes at a rate of 1
-    rates[S]        of the stages; the last get as much work as they may, as the first hold the activations of more
+    work[N]         time of each node at a rate of 1
+    rates[S]        speeds of the stages; the last get as much work as possible, as the first hold activations of more
                     microbatches
-    sent[N + 1]     time that both neighbouring stages spend to hand over what crosses a cut before each node
-    handed[N + 1]   how many bytes that is
+    sent[N + 1]     time that both neighbouring stages spend on a cut before each node
+    handed[N + 1]   bytes that are handed over at that cut
     """
     upto = np.append(0.0, np.cumsum(work))
     least, most = 0.0, upto[-1] / rates.min() + 2 * sent.max()
 
     def ends(seconds: float) -> bool:
-        """Whether the stages can do all nodes if none takes longer than this."""
+        """Whether the stages can do all nodes if none takes longer than `seconds`."""
         may_end = np.arange(len(upto)) == 0
         for rate in rates:
             begun = np.maximum.accumulate(np.where(may_end, upto - sent * rate, -np.inf))
@@ -223,8 +223,8 @@ def cut(work: np.ndarray, rates: np.ndarray, sent: np.ndarray, handed: np.ndarra
 
 
 def _thrifty(upto: np.ndarray, rates: np.ndarray, sent: np.ndarray, handed: np.ndarray, most: float) -> list[int]:
-    """How many nodes come before each stage, and their number: no stage takes longer than `most`, to a millionth, and
-    as little as can be is handed over; of equally good cuts that which leaves the last stages most.
+    """How many nodes come before each stage, and the number of all: no stage takes longer than `most`, to a millionth,
+    and the fewest bytes are handed over; of equally good cuts the one that gives the last stages most work.
     """
     windows: dict[float, tuple[np.ndarray, np.ndarray]] = {}
     for rate in {*rates.tolist()}:
@@ -249,14 +249,14 @@ def _thrifty(upto: np.ndarray, rates: np.ndarray, sent: np.ndarray, handed: np.n
 
 
 def _handed(lowering: Lowering, inner: Mapping[str, Config]) -> tuple[np.ndarray, bool]:
-    """float64[N + 1]: bytes of a microbatch's results and their gradients that are made before each node and read from
-    there on, with each partial sum counted; and whether there are partial sums.
+    """float64[N + 1]: bytes of a microbatch's results and gradients that are made before each node and read from there
+    on, counting each partial sum; and whether there are partial sums.
     """
     graph = lowering.piece
     place = {name: n for n, name in enumerate(inner)}
     last: dict[str, int] = {}
     gradients: dict[str, int] = {}
-    # most nodes are like others in shape and Config
+    # most nodes have the shapes and the Config of another
     times_of: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
     kinds = [(lowering.templates.node_kind(node), id(inner[node.name])) for node in graph.nodes.values()]
     for kind, node in zip(kinds, graph.nodes.values(), strict=True):
@@ -281,5 +281,5 @@ def _handed(lowering: Lowering, inner: Mapping[str, Config]) -> tuple[np.ndarray
 
 
 def _times(config: Config, operand: Operand) -> int:
-    """How many parts hold a partial sum of the same elements, or of their gradients."""
+    """The number of parts that hold a partial sum of the same elements, or of their gradients."""
     return prod(degree for axis, degree in config.split.items() if axis not in operand.axes)
