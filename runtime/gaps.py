@@ -1,4 +1,4 @@
-"""Gaps: where each block of an arena lies, in the tightest gap that those leave which live at the same time.
+"""Best fit: places the blocks of an arena, each in the tightest gap between the blocks that live at the same time.
 
 It does not know what blocks hold, nor whose they are.
 """
@@ -14,38 +14,40 @@ import numpy as np
 
 from castile.runtime.compiled import assembled, can_compile
 
-# What came to lie too high has its turn so much sooner the next time.
+# The rank of a block that lay too high is multiplied by this for the next attempt.
 SOONER = 0.8
-# So often blocks are placed until they lie well, and until they have room; of many so many together.
+# The most attempts, and where the arena has no room; the most blocks placed in all attempts together.
 TURNS, TURNS_FOR_ROOM = 4, 64
 PLACED, PLACED_FOR_ROOM = 2**18, 2**19
-# Of so many blocks an arena will do that is longer than what lives at one time by this share: large plans have hundreds
-# of such arenas, which take 20 ms each in each turn.
+# An arena of this many blocks may exceed the bytes alive at one time by this share: large plans have hundreds of such
+# arenas, and an attempt takes 20 ms.
 MANY, NEAR = 4_096, 0.005
 
-# Blocks placed so far lie ascending by offset in lines of at most so many, each at least half full but the first.
+# The placed blocks are in lines of at most this many, ascending by offset, each at least half full but the first.
 LINE = 128
-# Those of a part of all times lie on a shelf apart, as most blocks live shortly: of all times there is one shelf, and
-# as many halves of one as here, each pair of neighbours a shelf, where there are so many blocks to each.
+# As most blocks live shortly, the blocks of a part of all times are also on a shelf of their own. One shelf is for all
+# times; a level with n halves has a shelf for each pair of neighbouring halves, if there are LEAST_EACH blocks a half.
 HALVES, LEAST_EACH = (16, 128, 1024), 512
 
 
 def placed(size: np.ndarray, begin: np.ndarray, end: np.ndarray, live: int, room: float = np.inf) -> np.ndarray:
-    """int64[n]: offsets of n blocks in the shortest arena that is found, each in its turn in the tightest gap.
+    """int64[n]: the offsets of n blocks in the shortest arena that several attempts find.
 
-    size         bytes, of each block
-    begin, end   when each comes and goes: others may take its bytes from its end on
-    live         the most bytes that live at one time, which no arena undercuts
-    room         bytes that there are: where an arena is longer more is tried, unless more than that live at one time
-    Turns go by size, as in Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020, and by
-    how much lives beside a block, as in Maas et al., "TelaMalloc", ASPLOS 2022. What came to lie too high has its turn
-    sooner the next time, as in Joslin and Clements, "Squeaky Wheel Optimization", JAIR 1999.
+    size         bytes of each block
+    begin, end   when each is allocated and freed: others may take its bytes from its end on
+    live         the most bytes alive at one time, a lower bound of the arena
+    room         bytes of memory: where an arena is longer more attempts are made, unless `live` is more
+
+    Each attempt places block after block by best fit. Blocks are ordered by size, as in Pisarchyk and Lee, "Efficient
+    Memory Management for Deep Neural Net Inference", 2020, and by the bytes alive beside them, as in Maas et al.,
+    "TelaMalloc", ASPLOS 2022, in alternation. Blocks that lay too high come sooner in the next attempt, as in Joslin
+    and Clements, "Squeaky Wheel Optimization", JAIR 1999.
     """
     best, shortest = np.zeros(len(size), np.int64), np.inf
     good = live if len(size) < MANY else int(live * (1 + NEAR))
     room = room if room >= live else np.inf
     enough, most = _times(len(size), TURNS, PLACED), _times(len(size), TURNS_FOR_ROOM, PLACED_FOR_ROOM)
-    # What is tried does not depend on the room, so more room is never found to be too little.
+    # The attempts do not depend on the room, so more room is never found to be too little.
     for number, (places, length) in enumerate(islice(_arenas(size, begin, end, live), most), 1):
         if length < shortest:
             best, shortest = places, length
@@ -55,12 +57,12 @@ def placed(size: np.ndarray, begin: np.ndarray, end: np.ndarray, live: int, room
 
 
 def _arenas(size: np.ndarray, begin: np.ndarray, end: np.ndarray, live: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Places of blocks, and the length of their arena, again and again: those that lie in the upper half of what it is
-    longer than `live` have their turn sooner the next time.
+    """Attempts without end: offsets of blocks, and the length of the arena. Blocks in the upper half of its excess over
+    `live` come sooner the next time.
     """
     first, last = _numbered(begin, end)
     area, beside = size.astype(float) * (end - begin), _most_beside(size, first, last)
-    # When a block has its turn, by two orders; of what an order is by the last counts most.
+    # The ranks of blocks in two orders; the last key of `lexsort` is the first criterion.
     turns = [np.argsort(np.lexsort(keys)).astype(float) for keys in ((-area, -beside, -size), (first, -beside))]
     for turn in cycle(turns):
         places, length = best_fit(size, first, last, np.argsort(turn, kind="stable"))
@@ -69,21 +71,22 @@ def _arenas(size: np.ndarray, begin: np.ndarray, end: np.ndarray, live: int) -> 
 
 
 def _times(num_blocks: int, most: int, placed: int) -> int:
-    """So many, but fewer times where that would place more blocks together."""
+    """The number of attempts: `most`, or fewer if they would place more than `placed` blocks in all; at least one."""
     return max(1, min(most, placed // max(1, num_blocks)))
 
 
 def _numbered(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The beginnings and ends by numbers from 0 on that come as the times do: int32[n] each."""
+    """int32[n] each: begin and end times replaced by their ranks among all times."""
     ranks = np.unique(np.concatenate([begin, end]), return_inverse=True)[1].astype(np.int32)
     return ranks[: len(begin)], ranks[len(begin) :]
 
 
 def _most_beside(size: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """int64[n]: the most bytes that live at one time while a block does, its own too; of what lives for no time: as if
-    for a moment.
+    """int64[n]: the most bytes alive at one time during each block's life, its own included. A block that lives for no
+    time counts as living for one moment.
 
-    Of the moments of a life, 2^k and more but no 2^(k + 1), those of the greatest of the first and of the last 2^k.
+    Range maxima by a sparse table: the maximum over a life of 2^k to 2^(k + 1) - 1 moments is that over its first and
+    its last 2^k.
     """
     last = np.maximum(last, first + 1)
     moments = int(last.max(initial=0)) + 1
@@ -97,9 +100,11 @@ def _most_beside(size: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.nd
 
 
 def best_fit(size: np.ndarray, begin: np.ndarray, end: np.ndarray, sequence: np.ndarray) -> tuple[np.ndarray, int]:
-    """Places blocks in that sequence, each in the tightest gap that its contemporaries leave; and the arena's length.
+    """Place blocks in a sequence, each in the tightest gap between the blocks that live at the same time.
 
-    begin, end   numbers from 0 on that come as the times do
+    Returns the offsets, and the length of the arena.
+
+    begin, end   ranks of times
     """
     places, lives = np.empty(len(size), np.int64), np.zeros(LINE, np.bool_)
     scratch = lives, lives.view(np.uint64), np.empty(LINE, np.int64)
@@ -108,14 +113,14 @@ def best_fit(size: np.ndarray, begin: np.ndarray, end: np.ndarray, sequence: np.
 
 
 class Shelves(NamedTuple):
-    """The lines of all shelves.
+    """The placed blocks: levels k of shelves s, which have lines of blocks.
 
-    step[k], begins[k]   how many ranks half a shelf of a level has, and which shelf is the level's first
-    last[k]              the last of its halves with which a shelf begins
-    room[s], num[s]      the first line of a shelf, and how many of its lines hold something
-    order, filled        of each shelf its lines in order; how many blocks each line has
-    low, high            int64[lines, LINE]: offset and end of each block
-    since, until         int32[lines, LINE]: from when till when it lives; what is empty never lives
+    step[k], begins[k]   the width of half a shelf, in ranks of times, and the level's first shelf
+    last[k]              the level's last half
+    room[s], num[s]      a shelf's first line, and the number of its lines in use
+    order, filled        the lines of each shelf in order; the number of blocks of each line
+    low, high            int64[lines, LINE]: begin and end offset of each block
+    since, until         int32[lines, LINE]: begin and end of its life; empty places have none
     """
 
     step: np.ndarray
@@ -132,7 +137,7 @@ class Shelves(NamedTuple):
 
 
 def _shelves(begin: np.ndarray, end: np.ndarray) -> Shelves:
-    """Empty ones, with room for these blocks."""
+    """Empty shelves for these blocks."""
     most = int(end.max(initial=0)) + 1
     halves = (1, *(number for number in HALVES if number * LEAST_EACH <= len(begin)))
     step = np.array([-(-most // number) for number in halves])
@@ -159,11 +164,11 @@ def _loop() -> Any:
 
 
 def fill(size, begin, end, sequence, places, shelves, lives, eights, there):  # type: ignore[no-untyped-def]
-    """The length of the arena in which blocks have been placed in that sequence; the rest is room to work in."""
+    """Place blocks in a sequence; returns the length of the arena. The last four arguments are working memory."""
     length = 0
     for block in sequence:
         need, first, last = size[block], begin[block], end[block]
-        # The smallest shelf with all that live at the same time.
+        # the smallest shelf with all blocks that live at the same time
         shelf = 0
         for level in range(1, len(shelves.step)):
             half = first // shelves.step[level]
@@ -181,10 +186,10 @@ def fill(size, begin, end, sequence, places, shelves, lives, eights, there):  # 
 
 
 def gap(shelves, shelf, need, first, last, lives, eights, there):  # type: ignore[no-untyped-def]
-    """The offset of the tightest gap of so many bytes between those of a shelf that live at these times.
+    """The offset of the tightest gap of at least `need` bytes between the blocks of a shelf alive in [first, last).
 
-    lives, eights   bool[LINE], and the same memory as uint64: who lives at the same time is asked of a line at once;
-                    eight who do not are passed over together
+    lives, eights   bool[LINE], and the same memory as uint64: which blocks of a line live then is computed at once, and
+                    eight that do not are skipped together
     there           int64[LINE]
     """
     top, offset, tightest = 0, 0, -1
@@ -207,16 +212,16 @@ def gap(shelves, shelf, need, first, last, lives, eights, there):  # type: ignor
                 offset, tightest = top, between
             top = max(top, highs[i])
         if tightest == need:
-            # None is tighter.
+            # no gap is tighter
             break
     return offset if tightest >= 0 else top
 
 
 def put(shelves, shelf, place, end, first, last):  # type: ignore[no-untyped-def]
-    """A block takes its place on a shelf; a line that is full becomes two."""
+    """Insert a block into a shelf; a full line is split in two."""
     begin, order, filled = shelves.room[shelf], shelves.order, shelves.filled
     low, high, since, until = shelves.low, shelves.high, shelves.since, shelves.until
-    # The last line that begins no higher, or the first.
+    # the last line that begins no higher, or the first
     number, last_one = begin, begin + shelves.num[shelf] - 1
     while number < last_one:
         middle = (number + last_one + 1) // 2

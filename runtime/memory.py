@@ -1,4 +1,5 @@
-"""Memory: where in a processor's arena each buffer of a task graph lies, and which waits make the reuse of bytes safe.
+"""Memory planning: the offset of each buffer of a task graph in its processor's arena, and the edges between tasks that
+make the reuse of bytes safe.
 
 It does not know what the bytes mean, nor how an arena is allocated.
 """
@@ -19,8 +20,8 @@ from castile.runtime.task import NUM_LANES, TaskGraph
 from castile.runtime.timeline import Timeline
 
 ALIGNMENT = 64
-MOST_TOLD = 5  # of those who own most of a memory
-# How the names of owners begin that are tasks, and no regions.
+MOST_TOLD = 5  # of the largest owners of a memory
+# The beginning of the names of owners that are tasks, not regions.
 TEMPORARIES = "temporaries of "
 
 
@@ -28,11 +29,11 @@ TEMPORARIES = "temporaries of "
 class Packing:
     """Byte offsets in the processors' arenas, multiples of 64; B buffers, T tasks, P processors.
 
-    offset[B]            where a buffer begins, -1 on processors that were not packed
-    private_offset[T]    where a task's private memory begins, -1 where it has none or lies elsewhere
-    peak_bytes[P]        length of the arena, 0 where not packed; persistent buffers lie below all others
-    live_bytes[P]        the most bytes that live at one time: no arena can be shorter
-    edges[E, 2]          (before, after): task `after` must wait for `before`, whose bytes it takes over
+    offset[B]           of each buffer, -1 on processors that were not packed
+    private_offset[T]   of each task's private memory, -1 where it has none or was not packed
+    peak_bytes[P]       length of the arena, 0 where not packed; persistent buffers lie below all others
+    live_bytes[P]       the most bytes alive at one time, a lower bound of the arena
+    edges[E, 2]         (before, after): task `after` must wait for `before`, whose bytes it reuses
     """
 
     offset: np.ndarray
@@ -44,7 +45,7 @@ class Packing:
 
 @dataclass(frozen=True, eq=False)
 class _Blocks:
-    """The n blocks of one processor that come and go; buffer[n] is -1 for the private memory of task `first`."""
+    """The n transient blocks of a processor; buffer[n] is -1 for the private memory of task `first`."""
 
     buffer: np.ndarray
     first: np.ndarray
@@ -54,28 +55,27 @@ class _Blocks:
 
     @property
     def lives(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Size, begin and end, all that it depends on where they lie."""
+        """Size, begin and end, on which placement depends."""
         return self.size, self.begin, self.end
 
     @property
     def sums(self) -> tuple[int, ...]:
-        """The same of blocks that lie alike, and told at once."""
+        """A quick hash: equal for blocks with equal `lives`."""
         return len(self.size), *[int(column.sum()) for column in self.lives]
 
     def lie_like(self, other: _Blocks) -> bool:
-        """Whether others are of the same sizes, one by one, and live at the same times."""
+        """Whether other blocks have the same sizes and lives, so that they are placed alike."""
         return all(map(np.array_equal, self.lives, other.lives))
 
 
 def pack(
     graph: TaskGraph, timeline: Timeline, procs: Sequence[int] | None = None, capacities: np.ndarray | float = np.inf
 ) -> Packing:
-    """Places the buffers and private memory of these processors (default: all) for a timeline of all tasks.
+    """Place the buffers and private memory of these processors (default: all) for a timeline of all tasks.
 
-    Sizes are rounded up to 64 bytes. Persistent buffers come first; the rest is placed block after block, each in the
-    tightest gap between the blocks that live at the same time (`gaps.placed`).
+    Sizes are rounded up to 64 bytes. Persistent buffers come first; all others are placed by `gaps.placed`.
 
-    capacities   bytes[P]: where an arena is longer more is tried; once one stays longer, what is left is not packed
+    capacities   bytes[P]: where an arena is longer more is tried; once one stays longer, no other is packed
 
     Real times deviate from the timeline: in every execution that respects needs and `edges`, blocks that share bytes
     live one after the other. An edge leads from a task to one that begins at its end or later.
@@ -87,14 +87,14 @@ def pack(
 
 
 def arenas(graph: TaskGraph, timeline: Timeline, capacities: np.ndarray | float = np.inf) -> Packing:
-    """As `pack`, for whoever asks how long arenas are: without the edges, which take as long again."""
+    """As `pack`, but without the edges, which take as long again: for the lengths of arenas."""
     return _placed(graph, timeline, range(graph.num_procs), capacities)[0]
 
 
 def _placed(
     graph: TaskGraph, timeline: Timeline, procs: Sequence[int], capacities: np.ndarray | float = np.inf
 ) -> tuple[Packing, list[tuple[_Blocks, np.ndarray]]]:
-    """A packing without edges; and what comes and goes on each of the processors that are packed, and where it lies."""
+    """A packing without edges; and the blocks of each packed processor with their offsets."""
     assert len(timeline.task) == graph.num_tasks, "packing needs the times of all tasks"
     lives = _Lives(graph, timeline)
     offset, private_offset = np.full(graph.num_buffers, -1), np.full(graph.num_tasks, -1)
@@ -112,7 +112,7 @@ def _placed(
     for proc, blocks, number in zip(procs, every, which, strict=True):
         if number not in fitted:
             continue
-        # what is empty lies anywhere above what lasts
+        # empty buffers lie anywhere above persistent ones
         offset[lives.transient(proc)] = floor[proc]
         most, places = fitted[number]
         live[proc], places = floor[proc] + most, floor[proc] + places
@@ -125,8 +125,8 @@ def _placed(
 
 
 def _distinct(every: Sequence[_Blocks]) -> tuple[list[_Blocks], list[int]]:
-    """Blocks that lie unlike each other, and which of them those of each processor are like: most processors of a plan
-    are alike to the last byte and picosecond.
+    """The distinct blocks, and by processor the number of those that are like its own: most processors of a plan are
+    alike to the last byte and picosecond.
     """
     found, which, known = list[_Blocks](), list[int](), dict[tuple[int, ...], list[int]]()
     for blocks in every:
@@ -140,12 +140,12 @@ def _distinct(every: Sequence[_Blocks]) -> tuple[list[_Blocks], list[int]]:
 
 
 def _fitted(every: Sequence[_Blocks], room: Sequence[float]) -> dict[int, tuple[int, np.ndarray]]:
-    """By number the most bytes of blocks that live at one time, and where they lie.
+    """By number of distinct blocks: the most bytes alive at one time, and the offsets.
 
-    room   bytes for each: those that leave least come first, and once some have not enough none that is left is placed
+    room   bytes for each: the tightest are placed first, and once some do not fit, no others are placed
     """
     found: dict[int, tuple[int, np.ndarray]] = {}
-    # Most of the time of a large plan, and without the interpreter's lock.
+    # in threads: this is most of the time of a large plan, and does not hold the interpreter's lock
     with ThreadPoolExecutor(num_cores()) as threads:
         most = list(threads.map(lambda blocks: _most_alive(blocks)[0], every))
         order = sorted(range(len(every)), key=lambda number: room[number] - most[number])
@@ -159,7 +159,7 @@ def _fitted(every: Sequence[_Blocks], room: Sequence[float]) -> dict[int, tuple[
 
 
 def lasting(graph: TaskGraph, but: str = "") -> np.ndarray:
-    """int64[P]: the bytes of persistent buffers, which lie below an arena's others, without those of role `but`."""
+    """int64[P]: the bytes of persistent buffers, without those of role `but`."""
     there = np.flatnonzero(graph.buffer_first < 0)
     counted = there[[graph.buffers[b].role != but for b in there.tolist()]]
     sizes = aligned(graph.buffer_bytes[counted])
@@ -167,7 +167,7 @@ def lasting(graph: TaskGraph, but: str = "") -> np.ndarray:
 
 
 def largest(graph: TaskGraph, timeline: Timeline, procs: Iterable[int]) -> list[list[tuple[str, int]]]:
-    """By processor who owns how many bytes when most live there, by region or task name, the largest first."""
+    """By processor (owner, bytes) at the time when most bytes are alive, by region or task name, the largest first."""
     lives = _Lives(graph, timeline)
     return [_owners(graph, lives, proc) for proc in procs]
 
@@ -186,8 +186,9 @@ def _owners(graph: TaskGraph, lives: _Lives, proc: int) -> list[tuple[str, int]]
 
 
 def courses(graph: TaskGraph, timeline: Timeline) -> list[tuple[np.ndarray, np.ndarray]]:
-    """How many bytes live on each processor, picoseconds[N], ascending from 0, and bytes[N] from each of these on: what
-    is taken or given back at one time is one change; tasks that take no time may hold more for none.
+    """By processor its bytes alive over time: picoseconds[N], ascending from 0, and bytes[N] from each of these on.
+
+    All changes at one time are one. Tasks that take no time may hold more memory for no time.
     """
     lives, found = _Lives(graph, timeline), []
     for proc in range(graph.num_procs):
@@ -202,8 +203,9 @@ def courses(graph: TaskGraph, timeline: Timeline) -> list[tuple[np.ndarray, np.n
 def refuse(
     graph: TaskGraph, timeline: Timeline, lengths: np.ndarray, capacities: np.ndarray, names: Sequence[int] = ()
 ) -> None:
-    """Raises ValueError where an arena, or what lives there at one time, is longer than a processor's capacity,
-    bytes[P], with the largest owners named; names: what processors of a folded graph are called on the whole machine.
+    """Raises ValueError, naming the largest owners, where an arena exceeds its processor's capacity, bytes[P].
+
+    names   the numbers of a folded graph's processors on the whole machine
     """
     if lack := lacking(lengths, capacities):
         proc, need = lack
@@ -216,14 +218,14 @@ def refuse(
 
 
 def lacking(lengths: np.ndarray, capacities: np.ndarray) -> tuple[int, str] | None:
-    """The processor whose arena exceeds its capacity, bytes[P], by most, in words what it needs and has; or None."""
+    """The processor whose arena exceeds its capacity most, with what it needs and has in words; None if all fit."""
     excess = lengths - capacities
     proc = int(excess.argmax())
     return (proc, _need_and_room(int(lengths[proc]), int(capacities[proc]))) if excess[proc] > 0 else None
 
 
 def written(nbytes: int) -> str:
-    """Bytes as people read them."""
+    """A number of bytes for people."""
     for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= size:
             return f"{nbytes / size:.1f} {unit}"
@@ -231,23 +233,23 @@ def written(nbytes: int) -> str:
 
 
 def _need_and_room(need: int, have: int) -> str:
-    """That this is needed where there is that, in bytes where both read alike otherwise."""
+    """What is needed and what there is, in words; in bytes where both would read the same."""
     words = written(need), written(have)
     needed, there = words if words[0] != words[1] else (f"{need:,} bytes", f"{have:,}")
     return f"{needed} but has {there}"
 
 
 def aligned(nbytes: np.ndarray) -> np.ndarray:
-    """What takes so many bytes in an arena, where all begin at multiples of ALIGNMENT."""
+    """Sizes rounded up to multiples of ALIGNMENT."""
     return -(-nbytes.astype(np.int64) // ALIGNMENT) * ALIGNMENT
 
 
 class _Lives:
-    """What lies on each processor, and from when till when."""
+    """The buffers and private memory of each processor, with their lives."""
 
     def __init__(self, graph: TaskGraph, timeline: Timeline) -> None:
         self._graph, self._buffers = graph, _by_proc(graph.buffer_proc, graph.num_procs)
-        # What comes and goes: transient buffers and tasks' private memory, empty ones left out.
+        # transient buffers and tasks' private memory, without empty ones
         homes, is_there = _homes(graph), (graph.buffer_first >= 0) & (graph.buffer_bytes > 0)
         buffers, tasks = np.flatnonzero(is_there), np.flatnonzero(homes >= 0)
         order, self._ends = _by_proc(np.concatenate([graph.buffer_proc[buffers], homes[tasks]]), graph.num_procs)
@@ -269,7 +271,7 @@ class _Lives:
         return mine[self._graph.buffer_first[mine] >= 0]
 
     def blocks(self, proc: int) -> _Blocks:
-        """What comes and goes on a processor."""
+        """The transient blocks of a processor."""
         here, of = slice(self._ends[proc], self._ends[proc + 1]), self._blocks
         return _Blocks(of.buffer[here], of.first[here], of.size[here], of.begin[here], of.end[here])
 
@@ -280,10 +282,10 @@ class _Lives:
 
 
 def _by_proc(procs: np.ndarray, num_procs: int) -> tuple[np.ndarray, np.ndarray]:
-    """The places of each processor among these, ascending, one processor after the other, and where those of each
-    begin, int64[num_procs + 1].
+    """The indices of each processor, ascending, one processor after the other, and where those of each begin,
+    int64[num_procs + 1].
     """
-    # short integers are sorted by their digits, ten times as fast
+    # radix sort of short integers is ten times as fast
     short = procs.astype(np.min_scalar_type(num_procs))
     return np.argsort(short, kind="stable"), np.cumsum(np.bincount(procs + 1, minlength=num_procs + 1))
 
@@ -300,14 +302,14 @@ def _homes(graph: TaskGraph) -> np.ndarray:
 
 
 def _last_ends(graph: TaskGraph, timeline: Timeline) -> np.ndarray:
-    """For every buffer, when the last task that uses it ends: int64[B], picoseconds."""
+    """int64[B]: picoseconds at which the last task that uses each buffer ends."""
     last = np.zeros(graph.num_buffers, np.int64)
     np.maximum.at(last, graph.uses, np.repeat(timeline.end, np.diff(graph.use_ptr)))
     return last
 
 
 def _most_alive(blocks: _Blocks) -> tuple[int, int]:
-    """The most bytes alive at one time, and that time; what ends at a time has gone before anything begins then."""
+    """The most bytes alive at one time, and that time. At equal times blocks end before others begin."""
     if not len(blocks.size):
         return 0, 0
     moments, alive = _alive(blocks)
@@ -316,23 +318,22 @@ def _most_alive(blocks: _Blocks) -> tuple[int, int]:
 
 
 def _alive(blocks: _Blocks) -> tuple[np.ndarray, np.ndarray]:
-    """Twice each time at which a block begins, and one more, or ends, in order; and the bytes alive from then on."""
+    """The events in order, as twice the time of an end and one more than twice that of a begin; and the bytes alive
+    from each on.
+    """
     moment = np.concatenate([2 * blocks.end, 2 * blocks.begin + 1])
     order = np.argsort(moment, kind="stable")
     return moment[order], np.cumsum(np.concatenate([-blocks.size, blocks.size])[order])
 
 
 def _final_users(graph: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
-    """The users of each buffer that no other user of it needs: when these have ended, all have.
-
-    All buffers' users in one row, and where those of each buffer begin, int64[B + 1].
-    """
+    """The users of each buffer that no other user of it needs, in CSR form: when these have ended, all have."""
     num_tasks, counts = graph.num_tasks, np.diff(graph.use_ptr)
     uses = graph.uses.astype(np.int64)
     name = uses * num_tasks + np.repeat(np.arange(num_tasks), counts)
     after, before = np.repeat(np.arange(num_tasks), np.diff(graph.need_ptr)), graph.needs.astype(np.int64)
-    # A use is not final where another user of the buffer needs that user. Of a need's two tasks the one that uses
-    # fewer buffers is asked for them, and the other whether it uses one too.
+    # A use is not final where another user of the buffer needs that user. For each need, the buffers of the task that
+    # uses fewer are looked up among those of the other.
     fewer = counts[before] <= counts[after]
     edge, at = _every(graph.use_ptr, np.where(fewer, before, after))
     of_other = uses[at] * num_tasks + np.where(fewer, after, before)[edge]
@@ -343,15 +344,14 @@ def _final_users(graph: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _every(ptr: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The entries of some compressed rows, one row after the other: for each the place of its row in `rows`, and its
-    own place in the flat array."""
+    """The entries of some CSR rows in turn: the position in `rows` of each one's row, and its index in the array."""
     counts = np.diff(ptr)[rows]
     row = np.repeat(np.arange(len(rows)), counts)
     return row, np.arange(len(row)) - (np.cumsum(counts) - counts - ptr[rows])[row]
 
 
 def _reuse(blocks: _Blocks, places: np.ndarray, finals: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """(user, first task) for every block and the blocks whose bytes it takes over from them directly."""
+    """Edges (user, first task) from the last users of each block to the blocks that directly reuse its bytes."""
     pairs = _successions(places, places + blocks.size, np.lexsort((places, blocks.begin)))
     old, new = np.array(pairs, np.int64).reshape(-1, 2).T
     assert (blocks.end[old] <= blocks.begin[new]).all(), "blocks alive together share bytes"
@@ -368,7 +368,7 @@ def _reuse(blocks: _Blocks, places: np.ndarray, finals: tuple[np.ndarray, np.nda
 
 
 def _successions(low: np.ndarray, high: np.ndarray, sequence: np.ndarray) -> list[tuple[int, int]]:
-    """Pairs (former owner, new owner) of blocks, wherever one takes bytes over directly from another."""
+    """Pairs (former owner, new owner) of blocks, wherever one directly reuses bytes of another."""
     starts, owners, pairs = [0], [-1], []
     for new, lo, hi in zip(sequence.tolist(), low[sequence].tolist(), high[sequence].tolist()):
         i, j = bisect_right(starts, lo) - 1, bisect_left(starts, hi)
@@ -385,13 +385,13 @@ def _successions(low: np.ndarray, high: np.ndarray, sequence: np.ndarray) -> lis
 
 
 def _is_absent(names: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """bool: which names are not among others: by a sort, as numpy's sets of millions take ten times as long."""
+    """bool: which names are not among others; by a sort, as NumPy's set functions take ten times as long."""
     ordered = np.append(np.sort(among), -1)
     return ordered[np.searchsorted(ordered[:-1], names)] != names
 
 
 def _new_edges(graph: TaskGraph, edges: np.ndarray) -> np.ndarray:
-    """The edges once each, without those that needs already state."""
+    """The edges, each once, without those that are needs already."""
     task = np.repeat(np.arange(graph.num_tasks, dtype=np.int64), np.diff(graph.need_ptr))
     stated = graph.needs.astype(np.int64) * graph.num_tasks + task
     wanted = np.sort(edges[:, 0] * graph.num_tasks + edges[:, 1])
