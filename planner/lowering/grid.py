@@ -1,6 +1,6 @@
-"""Grids: the parts of a node under a split, what each touches of an array, and which of them are alike.
+"""Grids: the parts of a node under a split, the boxes that each touches, and which parts are alike.
 
-Row-major in the order of the axis line. It does not know what parts compute.
+Parts are in row-major order of the axis line. It does not know what parts compute.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from castile.runtime.region import Box, moved
 
 
 class Numbering(NamedTuple):
-    """Which parts are alike: the number of each one's kind, and the first part of each kind."""
+    """A partition of parts into kinds: the kind of each part, and the first part of each kind."""
 
     of: tuple[int, ...]
     firsts: tuple[int, ...]
 
 
 class Layout:
-    """What parts touch of an array: the boxes that there are, and of each part the number of its own.
+    """The boxes of an array that parts touch: the distinct boxes, and by part the number of its own.
 
-    is_even   whether parts that are as long along all axes touch boxes of one shape
+    is_even   whether parts of equal lengths along all axes touch boxes of one shape
     """
 
     def __init__(self, boxes: Sequence[Box], of: tuple[int, ...], is_even: bool) -> None:
@@ -47,11 +47,11 @@ class Layout:
 
     @property
     def are_apart(self) -> bool:
-        """Whether axes say that no two parts touch the same; what parts read otherwise is looked at box by box."""
+        """Whether axes imply that the parts' boxes are disjoint. False also where that would have to be checked."""
         return self.is_even and len(self.boxes) == len(self.of)
 
     def each(self, change: Callable[[Box], Box]) -> Layout:
-        """The same with another box in place of each."""
+        """The layout with a function applied to each box."""
         return Layout([change(box) for box in self.boxes], self.of, self.is_even)
 
     @cached_property
@@ -60,13 +60,13 @@ class Layout:
 
     @cached_property
     def by_shape(self) -> Numbering:
-        """Parts that touch boxes of one shape are of one kind."""
+        """The partition by the shapes of boxes."""
         shapes = [box.shape for box in self.boxes]
         return distinct(list(map(shapes.__getitem__, self.of)))
 
 
 class Grid:
-    """The parts of a node under a split, over an axis in one of so many microbatches: alike for all its passes."""
+    """The parts of a node under a split, for one microbatch of its sample axis; the same for all passes."""
 
     def __init__(self, node: Node, split: Mapping[str, int], axis: str, micro: Micro) -> None:
         self.node, self._axis, self._micro = node, axis, micro
@@ -90,31 +90,31 @@ class Grid:
 
     @cached_property
     def _every(self) -> Part:
-        """All parts at once: of each axis that is cut the range is two arrays, of integers of any size."""
+        """All parts at once, to vectorise hooks: the range of a cut axis is two object arrays of Python integers."""
         at = {axis: self.along((axis,)).of for axis in self._dims}
         cut = {axis: np.array(self.blocks[axis], object)[list(of)].T for axis, of in at.items()}
         of = {axis: (cut[axis][0], cut[axis][1]) if axis in cut else own[0] for axis, own in self.blocks.items()}
         return Part(self.node.op, self.node.alignment, of)
 
     def along(self, axes: Collection[str]) -> Numbering:
-        """Parts that have the same ranges of these axes are of one kind; kinds are in the order of the axes."""
+        """The partition by the ranges of these axes, with kinds in the order of the axes."""
         return _along(self._degrees, tuple([self._dims[axis] for axis in axes if axis in self._dims]))
 
     @cached_property
     def by_length(self) -> Numbering:
-        """Parts that are as long along all axes are of one kind."""
+        """The partition by the lengths along all axes."""
         lengths = [[hi - lo for lo, hi in self.blocks[axis]] for axis in self._dims]
         if all(len(set(own)) == 1 for own in lengths):
             return self.along(())
         return distinct(list(product(*lengths)))
 
     def flops(self, which: str, part: int) -> float:
-        """The operations of a part's pass."""
+        """The floating-point operations of a part's pass."""
         op = self.node.op
         return op.flops(which, self.part(part)) if type(op).flops is Op.flops else self._flops_of(which)[part]
 
     def by_flops(self, which: str) -> Numbering:
-        """Parts whose passes have as many operations are of one kind; where lengths say how many all are."""
+        """The partition by the operations of a pass; a single kind where lengths imply these."""
         return self.along(()) if type(self.node.op).flops is Op.flops else distinct(self._flops_of(which))
 
     def _flops_of(self, which: str) -> Sequence[float]:
@@ -128,13 +128,11 @@ class Grid:
         return self._flops[which]
 
     def _of_each(self, found: Any) -> list[Any]:
-        """What an operator says of all parts at once: of each one the same, or an array."""
+        """By part what a hook returned for all parts at once: one value, or an array."""
         return found.tolist() if isinstance(found, np.ndarray) else [found] * self.count
 
     def layout(self, port: Port) -> Layout:
-        """What parts touch of a port's region; one that holds one microbatch begins where that begins, and of one that
-        holds other things the port tells where it does.
-        """
+        """The boxes of a port's region that parts touch, counted from where its microbatch, or the port, begins in it."""
         key = port.of_operand, port.index, port.cut, port.begin
         if key not in self._layouts:
             self._layouts[key] = self._find(port) if key[2:] == (None, ()) else self._moved(port)
@@ -155,19 +153,19 @@ class Grid:
         follows = not port.of_operand or self.node.op.follows(port.index)
         if not follows or len(set(axes)) < len(axes):
             return self._by_hook(port.index)
-        # Many arrays of a node have the same dims, as all of an update.
+        # many arrays of a node have the same dims, as in an update
         if operand.dims not in self._layouts:
             self._layouts[operand.dims] = self._along(operand, axes)
         return self._layouts[operand.dims]
 
     def _along(self, operand: Operand, axes: Sequence[str]) -> Layout:
-        """What parts touch of an array as its axes say."""
+        """The boxes that parts touch as an array's axes say."""
         a = self.node.alignment
         dims = [[a.dim_range(dim, own) for own in self.blocks[dim[0]]] if dim else [(0, 1)] for dim in operand.dims]
         return _lying(tuple(map(tuple, dims)), self.along(axes).of, a.uneven.isdisjoint(operand.axes))
 
     def _by_hook(self, operand: int) -> Layout:
-        """What parts touch of an operand of which the operator says so itself."""
+        """The boxes that parts read as the operator's `reads` says."""
         found = over_arrays(lambda: self._every.reads(operand))
         if found is None:
             every = [self.part(n).reads(operand) for n in range(self.count)]
@@ -179,7 +177,7 @@ class Grid:
 
 
 def distinct(rows: Sequence[Hashable]) -> Numbering:
-    """Parts for which the operator's hooks say the same are of one kind, in the order in which they come."""
+    """The partition by equal rows, with kinds in order of appearance."""
     numbers: dict[Hashable, int] = {}
     of = tuple([numbers.setdefault(row, len(numbers)) for row in rows])
     return Numbering(of, tuple(map(of.index, range(len(numbers)))))
@@ -187,14 +185,14 @@ def distinct(rows: Sequence[Hashable]) -> Numbering:
 
 @lru_cache(maxsize=4096)
 def _lying(dims: tuple[tuple[tuple[int, int], ...], ...], of: tuple[int, ...], is_even: bool) -> Layout:
-    """What parts touch of an array whose dims are cut into these blocks: one for all nodes that touch it alike."""
+    """The layout of an array whose dims are cut into these blocks: one object for all nodes that touch it alike."""
     boxes = [Box(*zip(*row)) for row in product(*dims)] if dims else [Box((), ())]
     return Layout(boxes, of, is_even)
 
 
 @lru_cache(maxsize=4096)
 def joint(one: Numbering, other: Numbering) -> Numbering:
-    """Parts that are of one kind in both are of one."""
+    """The common refinement of two partitions."""
     if len(other.firsts) == 1:
         return one
     return other if len(one.firsts) == 1 else distinct(list(zip(one.of, other.of)))

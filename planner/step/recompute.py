@@ -1,12 +1,15 @@
-"""Recomputation: which results not to keep for gradient passes, so that a step needs less memory and more time.
+"""Recomputation (activation checkpointing): which results not to keep for gradient passes, to trade time for memory.
 
-`selective` drops what costs next to nothing to compute again (Korthikanti et al., "Reducing Activation Recomputation in
-Large Transformer Models", MLSys 2023, does so with attention), and with it what was gathered of it: that is gathered
-again, as the same paper's sequence parallelism does with what a normalisation gives; `full` all but what lies between
-stretches of the network (Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016); `40%` what
-takes least for the memory that it frees, until so much is kept; `parameters` what was fetched of parameters, which lie
-in pieces where memory is short (stage 3 of Rajbhandari et al., "ZeRO", SC 2020; Zhao et al., "PyTorch FSDP", VLDB
-2023). It does not know processors, nor what a plan takes.
+selective    drops results that cost next to nothing to recompute (Korthikanti et al., "Reducing Activation
+             Recomputation in Large Transformer Models", MLSys 2023, does so with attention), and their gathered copies,
+             as the same paper's sequence parallelism does with results of a normalisation
+full         drops all results but those between stretches of the network (Chen, Xu, Zhang, Guestrin, "Training Deep
+             Nets with Sublinear Memory Cost", 2016)
+40%          drops those that take fewest operations for the memory that they free, until this share is kept
+parameters   drops gathered parameters (stage 3 of Rajbhandari et al., "ZeRO", SC 2020; Zhao et al., "PyTorch FSDP",
+             VLDB 2023)
+
+It does not know processors, nor what a plan takes.
 """
 
 from __future__ import annotations
@@ -28,34 +31,33 @@ from castile.planner.step.passes import training
 from castile.planner.step.program import fetch_name
 from castile.runtime.strict import suggestion
 
-# What takes at most so many operations for each element of its results is computed again nearly for nothing: it waits
-# for memory.
+# A node with at most this many operations for each element of its results is cheap: it waits for memory.
 FEW_FLOPS = 16
-# What holds less than such a share of what a result that is kept holds on average is kept.
+# A result is kept if it is smaller than this share of the mean size of kept results.
 LITTLE = 0.1
-# Between `selective` and `full` in so many steps, and in small ones.
+# The steps between `selective` and `full`, and with small steps.
 STEPS, SMALL_STEPS = 4, 12
-# Stretches are tried whose longest keeps at most such shares of what the whole network does.
+# The shares of the whole network's results that the longest stretch may hold, to be tried.
 SHARES = [0.9**n for n in range(60)]
-# The smallest parameters, so much of all together, are kept: to fetch them takes longer than they need memory. What has
-# so many elements is none of them: of a mixture of experts all other matrices are a hundredth.
+# The smallest parameters, this share of all, are kept: fetching them takes longer than their memory is worth. Those
+# with MANY_ELEMENTS are not among them: in a mixture of experts all other matrices together are a hundredth.
 LITTLE_PARAMS, MANY_ELEMENTS = 0.01, 2**20
 
 NOTHING, SELECTIVE, FULL, PARAMETERS = WAYS = ("none", "selective", "full", "parameters")
 
 
 class Recomputation:
-    """What a graph's results may not be kept, each way found once."""
+    """The nodes of a graph that each way of recomputation drops, computed once."""
 
     def __init__(self, graph: Graph, updates: Updates) -> None:
         self.graph, self.updates = graph, updates
         self._makers = {t: node for node in graph.nodes.values() for t in node.outputs}
 
     def named(self, text: str) -> tuple[str, ...]:
-        """The nodes, and fetches of parameters, that words of WAYS, shares (`40%`) or patterns of names mean, with
-        commas between them. Of fetches a pattern means only such as it says itself: `fc*/fetch`.
+        """The nodes, and fetches of parameters, that are named by words of WAYS, shares (`40%`) or patterns of names,
+        with commas between them. Fetches are matched only by patterns with a /, as `fc*/fetch`.
 
-        Raises ValueError for a pattern that none has, and for `none` beside what computes more again.
+        Raises ValueError for a pattern that matches nothing, and for `none` beside other words.
         """
         found: dict[str, None] = {}
         words = [part.strip() for part in text.split(",")]
@@ -88,8 +90,8 @@ class Recomputation:
         return matching
 
     def rising(self, steps: int = STEPS) -> tuple[str, ...]:
-        """Words by which ever more is computed again: `selective`, shares in so many equal steps, if they mean
-        something else, and `full`.
+        """Words with rising recomputation: `selective`, shares in equal steps, without those that name the same nodes,
+        and `full`.
         """
         most, least = self._kept_share(self.selective), self._kept_share(self.full)
         meant, end = {frozenset(self.selective): SELECTIVE}, frozenset(self.full)
@@ -99,16 +101,15 @@ class Recomputation:
         return *[word for names, word in meant.items() if names != end], FULL
 
     def ways(self, gathering: bool, steps: int = STEPS) -> tuple[str, ...]:
-        """`rising`; if gathering, each also with parameters that are gathered for each pass."""
+        """The words of `rising`; with `gathering` each also with parameters that are gathered for each pass."""
         every = self.rising(steps)
         return (PARAMETERS, *(way for word in every for way in (word, f"{word},{PARAMETERS}"))) if gathering else every
 
     @cached_property
     def selective(self) -> tuple[str, ...]:
-        """What takes few operations, of what is kept.
+        """The cheap nodes whose results gradients read.
 
-        Nothing that takes what is dropped itself: else the first gradients would have all of it computed, to be kept
-        again.
+        None of them reads a dropped result: else the first gradients would recompute all of them, and keep that.
         """
         graph, sizes, found = self.graph, self._sizes, list[str]()
         there = sizes.keys() | {t.name for t in graph.params} | set(graph.inputs)
@@ -124,11 +125,11 @@ class Recomputation:
         return tuple(found)
 
     def partial(self, share: float) -> tuple[str, ...]:
-        """What takes least for each byte that it frees, until at most such a share of what gradients read is kept; what
-        is cheap in any case, and never what lies between stretches.
+        """The nodes with the fewest operations for each byte that they free, until at most a share of the results that
+        gradients read is kept. Cheap nodes are always among them, results between stretches never.
 
-        What was not kept anyway, and has to be there to compute something again, is computed again with it. Of what
-        takes as much the first come first: those are in the stages of pipelines that keep most.
+        Results that are not kept anyway, but are read to recompute others, are recomputed too. Of nodes with equal
+        operations the first are dropped first: these are in the pipeline stages that keep most.
         """
         found, sizes = {*self.selective}, self._sizes
         left = sum(sizes.values()) * (self._kept_share(self.selective) - share)
@@ -141,8 +142,8 @@ class Recomputation:
 
     @cached_property
     def _worth(self) -> list[tuple[float, int, set[str]]]:
-        """By nodes that need not be kept: operations for each byte that is free then, how many are, and which nodes are
-        computed again; what takes least first.
+        """(operations for each byte freed, bytes freed, nodes that are recomputed) of nodes that may be dropped, the
+        cheapest first.
         """
         graph, sizes, may, cheap = self.graph, self._sizes, {*self.full}, {*self.selective}
         there = {t for t in sizes if t not in self._makers or self._makers[t].name not in cheap}
@@ -167,7 +168,7 @@ class Recomputation:
 
     @cached_property
     def full(self) -> tuple[str, ...]:
-        """All but what goes from one stretch to the next, and the last stretch, which gradients begin with."""
+        """All nodes but those whose results cross between stretches, and the last stretch, where gradients begin."""
         graph, sizes, nodes = self.graph, self._sizes, list(self.graph.nodes.values())
         place = {t: n for n, node in enumerate(nodes) for t in node.outputs}
         last = {t: n for n, node in enumerate(nodes) for t in node.inputs if t in place}
@@ -186,13 +187,13 @@ class Recomputation:
         )
 
     def _kept_share(self, dropped: Iterable[str]) -> float:
-        """Which share is kept of what gradients read."""
+        """The share that is kept of the bytes that gradients read."""
         free = sum(self._sizes.get(t, 0) for name in dropped for t in self.graph.nodes[name].outputs)
         return 1 - free / max(1, sum(self._sizes.values()))
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
-        """Bytes of what gradient passes read of what nodes make."""
+        """Bytes of each node's result that gradient passes read."""
         graph = self.graph
         reads, found = Reads(graph), set[str]()
         for step in training(graph, self.updates, frozenset()).steps:
@@ -203,7 +204,7 @@ class Recomputation:
 
 
 def large(graph: Graph) -> list[str]:
-    """The parameters without the smallest; those of one size are all among them, or none."""
+    """All parameters but the smallest; of parameters of one size all are among them, or none."""
     sizes = {param.name: prod(param.shape) for param in graph.params}
     total, little = sum(sizes.values()), 0
     for size, count in sorted(Counter(sizes.values()).items()):
@@ -214,10 +215,10 @@ def large(graph: Graph) -> list[str]:
 
 
 def stretches(upto: np.ndarray, across: np.ndarray) -> list[int]:
-    """Where stretches of some in a row end, so that what lies between them and what the longest holds is least.
+    """Where stretches of nodes end, so that the bytes kept between them plus those of the longest stretch are least.
 
-    upto[n]     what the first n hold, rising from 0
-    across[n]   what must be kept where a stretch ends behind the first n
+    upto[n]     bytes of the first n nodes, rising from 0
+    across[n]   bytes that are kept where a stretch ends after the first n nodes
     """
     plans = [_within(upto, across, int(share * upto[-1])) for share in SHARES]
     return min((plan for plan in plans if plan), key=lambda plan: _holds(upto, across, plan))
@@ -229,10 +230,10 @@ def _holds(upto: np.ndarray, across: np.ndarray, ends: Sequence[int]) -> int:
 
 
 def _within(upto: np.ndarray, across: np.ndarray, most: int) -> list[int]:
-    """The ends of stretches none of which holds more than `most`, with least between them; [] where there are none."""
+    """The ends of stretches of at most `most` bytes with the fewest bytes between them; [] where there are none."""
     least, before = np.full(len(upto), np.iinfo(np.int64).max), np.zeros(len(upto), np.int64)
     least[0] = 0
-    # Where a stretch may begin, the best first, and of those behind it none is as good as a later one.
+    # candidates for the begin of a stretch, the best first: a monotone queue
     begins = deque([0])
     for n in range(1, len(upto)):
         while begins and upto[n] - upto[begins[0]] > most:
