@@ -132,7 +132,7 @@ class Grid:
         return found.tolist() if isinstance(found, np.ndarray) else [found] * self.count
 
     def layout(self, port: Port) -> Layout:
-        """The boxes of a port's region that parts touch, counted from where its microbatch, or the port, begins in it."""
+        """The boxes that parts touch of a port's region, counted from where its microbatch, or the port, begins."""
         key = port.of_operand, port.index, port.cut, port.begin
         if key not in self._layouts:
             self._layouts[key] = self._find(port) if key[2:] == (None, ()) else self._moved(port)
