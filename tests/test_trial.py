@@ -85,3 +85,34 @@ def test_what_does_not_fit_is_told_in_a_sentence(at: Desk) -> None:
     cut = plans(at)["whole"].configs | {"fc1": Config({"o": 7}, procs=tuple(range(7)))}
     with pytest.raises(ValueError, match="fc1"):
         Trial(at, Strategy(cut, num_procs=8))
+
+
+@pytest.mark.parametrize("which", ["whole", "both"])
+def test_gradients_are_the_losss_in_sixteen_bits_too(at: Desk, which: str) -> None:
+    """Those by results as those by parameters, which differ from float64's by what 16 bits round."""
+    wanted = Trial(at, plans(at)["whole"])
+    first = wanted.step(batch())
+    for dtype in ("float16", "bfloat16"):
+        narrow = desk(MODEL, machine.parse("dgx-h100:nodes=1"), BATCH, dtypes=(dtype,))
+        trial = Trial(narrow, plans(narrow)[which], values=wanted.parameters)
+        step = trial.step(batch())
+        assert step.gradients.keys() == first.gradients.keys()
+        for name, slope in first.gradients.items():
+            assert np.abs(step.gradients[name] - slope).max() < 0.03 * np.abs(slope).max(), (dtype, name)
+        again = Trial(at, plans(at)["whole"], values=trial.parameters)
+        assert again.step(batch()).loss == pytest.approx(first.loss, rel=1e-6)
+
+
+def test_values_of_nothing_and_of_other_shapes_are_refused(at: Desk) -> None:
+    """Also shapes that NumPy would spread over the parameter's; what another optimizer keeps is left aside."""
+    given = {"fc1.bias": np.ones(6), "fc1.bias/square": np.ones(6)}
+    assert np.array_equal(Trial(at, plans(at)["samples"], values=given).parameters["fc1.bias"], np.ones(6))
+    for values, told in (
+        ({"fc1.bais": np.ones(6)}, "mlp has no parameter 'fc1.bais' (did you mean 'fc1.bias'?)"),
+        ({"fc1.bias": np.ones(1)}, "the value of 'fc1.bias' has shape (1,), it should have (6,)"),
+        ({"fc1.weight": np.ones((1, 64))}, "the value of 'fc1.weight' has shape (1, 64), it should have (6, 64)"),
+        ({"head.weight": np.ones((10, 7))}, "the value of 'head.weight' has shape (10, 7), it should have (10, 6)"),
+    ):
+        with pytest.raises(ValueError) as error:
+            Trial(at, plans(at)["samples"], values=values)
+        assert str(error.value) == told

@@ -20,6 +20,7 @@ from castile.launch.training.watching import Watch
 from castile.planner.cost import CostModel
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.ops.sgd import Sgd
 from castile.planner.strategy import Config, Strategy
@@ -124,6 +125,17 @@ def test_norms_are_those_of_whole_gradients_under_any_plan() -> None:
     assert list(each["whole"].values()) == sorted(each["whole"].values(), reverse=True)
     for found in each.values():
         assert found == pytest.approx(each["whole"], rel=1e-12)
+
+
+@pytest.mark.parametrize("bucket_bytes", [0, 64, 2**20])
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_norms_are_those_of_gradients_where_parameters_are_gathered(microbatches: int, bucket_bytes: int) -> None:
+    """What puts gathered parameters in their places writes these, and updates none."""
+    graph, data, on = network(), batch(), machine.parse("local:procs=2")
+    whole = watching.norms(seen(graph, plans(graph)["whole"], data, 2))
+    for name, configs in seeds(Lowering(graph, on, SGD, microbatches=microbatches)).items():
+        plan = Strategy(configs.configs, num_procs=2, microbatches=microbatches, bucket_bytes=bucket_bytes)
+        assert watching.norms(seen(graph, plan, data, 2)) == pytest.approx(whole, rel=1e-9), name
 
 
 NET = """

@@ -119,8 +119,9 @@ def gradients_of(graph: Graph, tasks: TaskGraph, task: Task) -> dict[int, str]:
     regions = [tasks.buffers[view.buffer].region for view in task.views]
     written, read = written_by(task), read_by(task)
     renewed = {regions[n] for n in written} & {param.name for param in graph.trained}
-    # an update reads its parameter, then the gradient
-    return {n + 1: name for n, name in enumerate(regions) if name in renewed and n in read - written}
+    # an update reads its parameter, then the gradient; what puts parts of parameters together reads nothing else
+    own = {n for n, name in enumerate(regions) if name in renewed}
+    return {n + 1: regions[n] for n in own & (read - written) if n + 1 in (read - written) - own}
 
 
 @dataclass

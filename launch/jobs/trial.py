@@ -5,7 +5,7 @@ All processors of the plan are this one's core, whatever machine it was made for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,11 +14,12 @@ from castile.launch.data import as_input
 from castile.launch.jobs.execution import Execution, feed_from, gradients_of, prepare, read_by
 from castile.launch.jobs.offline import Desk
 from castile.planner.graph import Graph
+from castile.planner.step.beside import SCALE, STREAK, TAKEN
 from castile.planner.step.program import GRADIENT
 from castile.planner.strategy import Strategy
 from castile.runtime.backends.numpy import watched
 from castile.runtime.comm.local import LocalWorld
-from castile.runtime.region import slices
+from castile.runtime.region import Box, slices
 from castile.runtime.strict import suggestion
 from castile.runtime.task import Task, TaskGraph
 
@@ -40,9 +41,11 @@ class Step:
 
 @dataclass
 class Trial:
-    """Steps of a plan for a model on a machine, in this process, whose parameters begin by the seed or as `values` say.
+    """Steps of a plan for a model on a machine, in this process, whose parameters begin by the seed or as `values` say,
+    by name and whole; those that are not among them begin by the seed, and so does what another optimizer keeps.
 
-    Raises ValueError for a plan that fits neither, or not into the machine's memory.
+    Raises ValueError for a plan that fits neither, or not into the machine's memory, and for values that are of nothing
+    that is carried from step to step, or of another shape.
     """
 
     desk: Desk
@@ -59,7 +62,8 @@ class Trial:
         comm, procs = LocalWorld(1).communicators[0], range(self.desk.machine.num_procs)
         backend = watched(self._arrays.look)
         self._execution = Execution(self.graph, prepared, comm, procs, seed=self.seed, backend=backend)
-        self._execution.initialise(self.seed, self.values)
+        values = None if self.values is None else _fitting(self.values, _extents(self._execution.carried), self.graph)
+        self._execution.initialise(self.seed, values)
 
     def step(self, inputs: Mapping[str, np.ndarray], rate: float = 0.0) -> Step:
         """Take a step on a whole batch of each input, at a learning rate; at 0 plain descent changes no parameter.
@@ -70,24 +74,28 @@ class Trial:
         given = {name: np.asarray(array) for name, array in inputs.items()}
         _check(self.graph, given)
         arrays = {name: as_input(name, array, not self.graph.tensors[name].floating) for name, array in given.items()}
+        scale = self._scale()
         self._arrays.begin()
         self._execution.feed(feed_from(arrays), rate, self.num_steps)
         self._execution.run()
         self.num_steps += 1
         loss = self._execution.output(self.graph.loss)
         assert loss is not None
-        return Step(float(loss), *self._arrays.in_order())
+        return Step(float(loss), *self._arrays.in_order(scale))
+
+    def _scale(self) -> float:
+        """What the loss is multiplied by in the next step, so that gradients in float16 are not too small."""
+        carried = self._execution.carried.items()
+        return next((float(array) for (region, _, _), array in carried if region == SCALE), 1.0)
 
     @property
     def parameters(self) -> Arrays:
         """The parameters after the steps so far, and what else is carried from one to the next, whole."""
-        found: Arrays = {}
         saved = self._execution.saved()
+        extents = _extents(saved)
+        found: Arrays = {}
         for (region, box, _), array in saved.items():
-            if region not in found:
-                hi = np.max([box.hi for (name, box, _) in saved if name == region], axis=0) if box.hi else ()
-                found[region] = np.empty(tuple(hi), array.dtype)
-            found[region][slices(box)] = array
+            found.setdefault(region, np.empty(extents[region], array.dtype))[slices(box)] = array
         return found
 
 
@@ -103,12 +111,14 @@ class _Arrays:
     def begin(self) -> None:
         self.results, self.gradients = {}, {}
 
-    def in_order(self) -> tuple[Arrays, Arrays]:
-        """Results and gradients, their dims in the graph's order."""
+    def in_order(self, scale: float) -> tuple[Arrays, Arrays]:
+        """Results and gradients, their dims in the graph's order, the gradients by results without the loss's scale."""
         orders = self.graph.orders
+        by_results = {n: a for n, a in self.gradients.items() if scale != 1 and not self.graph.tensors[n].param}
+        gradients = self.gradients | {n: a.astype(np.float32) / np.float32(scale) for n, a in by_results.items()}
         turned = [
             {n: a.transpose(np.argsort(orders[n])) if n in orders else a for n, a in found.items()}
-            for found in (self.results, self.gradients)
+            for found in (self.results, gradients)
         ]
         return turned[0], turned[1]
 
@@ -139,6 +149,29 @@ class _Arrays:
             size = self.graph.batch // count
             whole = whole[(slice(None),) * order.index(0) + (slice(number * size, (number + 1) * size),)]
         whole[slices(box)] = array.reshape(box.shape)
+
+
+def _extents(carried: Iterable[tuple[str, Box, int]]) -> dict[str, tuple[int, ...]]:
+    """The shape of each region of which there are these boxes."""
+    ends: dict[str, list[tuple[int, ...]]] = {}
+    for region, box, _ in carried:
+        ends.setdefault(region, []).append(box.hi)
+    return {region: tuple(map(max, zip(*his, strict=True))) for region, his in ends.items()}
+
+
+def _fitting(values: Mapping[str, np.ndarray], extents: Mapping[str, tuple[int, ...]], graph: Graph) -> Arrays:
+    """The values of regions that are carried. What an optimizer keeps is called PARAMETER/LABEL, and may be another's;
+    of float16 there is the loss's scale, too.
+    """
+    for name in values:
+        is_kept = name in (SCALE, STREAK, TAKEN) or name.rpartition("/")[0] in graph.tensors
+        if name not in extents and not is_kept:
+            raise ValueError(f"{graph.name} has no parameter {name!r}{suggestion(name, list(extents))}")
+    found = {name: np.asarray(values[name]) for name in values if name in extents}
+    for name, array in found.items():
+        if array.shape != extents[name]:
+            raise ValueError(f"the value of {name!r} has shape {array.shape}, it should have {extents[name]}")
+    return found
 
 
 def _check(graph: Graph, arrays: Arrays) -> None:
