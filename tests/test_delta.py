@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.planner.simulate import simulate
-from castile.planner.simulation import retime, solved
-from castile.planner.simulation.delta import Change, Delta, latest
+from castile.planner.simulation import delta_state, retime
+from castile.planner.simulation.delta import Change, Delta, max_picoseconds
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from castile.runtime.timeline import PICOSECONDS
 from tests import flexflow
@@ -135,7 +135,7 @@ def test_changes_one_after_the_other_equal_the_full_simulation(
 ):
     """Also where what engines have done is known between too, as of thousands of tasks; compiled, numbers are fixed."""
     if form == "loads between":
-        with mock.patch.object(solved, "STRIDE", 1), mock.patch.object(retime, "STRIDE", 1):
+        with mock.patch.object(delta_state, "STRIDE", 1), mock.patch.object(retime, "STRIDE", 1):
             assert_alike(seed, num_tasks, num_procs, longest, near, engines, "plain")
     else:
         assert_alike(seed, num_tasks, num_procs, longest, near, engines, form)
@@ -250,6 +250,6 @@ def test_unknown_form_is_refused():
 
 @given(st.floats(0, 1e6), st.integers(-2000, 2000))
 def test_limit_in_picoseconds_is_the_last_that_does_not_pass_it(limit, away):
-    most = latest(limit)
+    most = max_picoseconds(limit)
     assert most / PICOSECONDS <= limit < (most + 1) / PICOSECONDS
     assert (most + away) / PICOSECONDS <= limit if away <= 0 else (most + away) / PICOSECONDS > limit

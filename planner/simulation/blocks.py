@@ -1,7 +1,7 @@
-"""Blocks: the tasks of one instance in flat arrays, as they enter any task graph, and what waits there for what.
+"""Blocks: the tasks of one lowered instance in flat arrays, as they enter any task graph, and the edges among blocks.
 
-Steps are blocks by slot, and the transfers of flows follow in the order of the flows. It does not know where in a
-graph a block's tasks stand.
+A program's blocks are numbered: its steps by slot, then its flows, whose blocks are transfers. It does not know which
+numbers a block's tasks have in a graph.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from castile.runtime.task import NUM_LANES, CostKey, Kind
 
 
 class Edges(NamedTuple):
-    """What tasks of one block wait for, pair by pair.
+    """E edges into the tasks of one block.
 
-    after[n]            the task that waits, by its number in the block
-    block[n], task[n]   what it waits for: a block, and the number of a task there
-    blocks              all blocks that are waited for
+    block[E], task[E]   the task that is needed: its block, and its index there
+    after[E]            the index of the task that needs it
+    blocks              all blocks that are needed
     identity            bytes that are equal for equal edges
     """
 
@@ -36,12 +36,12 @@ class Edges(NamedTuple):
     identity: bytes
 
 
-class Contents(NamedTuple):
-    """What a program's blocks have to do with each other.
+class BlockIndex(NamedTuple):
+    """How the blocks of a program relate to its nodes and flows.
 
-    users      for each block the nodes whose Configs decide it
-    blocks     for each node the blocks that it decides
-    touching   for each block the blocks of the flows that may make its tasks wait: of a flow itself alone
+    users      by block: the nodes whose Configs decide it
+    blocks     by node: the blocks that it decides
+    touching   by block: the blocks of flows that may make its tasks wait; for a flow only itself
     """
 
     num_slots: int
@@ -52,22 +52,22 @@ class Contents(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """The n tasks of an instance.
+    """The n tasks of an instance. A flow's block also holds what the flow does to other blocks.
 
     order[n]              the key that breaks ties, as in a composed graph
-    lasts[n]              picoseconds, at least 1
-    lane_count[n], lanes  how many lanes each task occupies, and which
-    into                  in the block of a flow: for each block what its tasks wait for because of the flow
-    frames                in the block of a flow: by slot which tasks of a step read in strides, where, and out of what
-    in_turn[n]            in the block of a flow: which tasks take turns with those of other blocks
+    durations[n]          picoseconds, at least 1
+    lane_count[n], lanes  the number of lanes that each task occupies, and which
+    edges                 by block: the edges of the flow into its tasks
+    strided               by slot: which tasks of a step read the flow's array in strides
+    in_turn[n]            which transfers of the flow take turns with those of other blocks
     """
 
     order: np.ndarray
-    lasts: np.ndarray
+    durations: np.ndarray
     lane_count: np.ndarray
     lanes: np.ndarray
-    into: dict[int, Edges] = field(default_factory=dict)
-    frames: dict[int, InStrides] = field(default_factory=dict)
+    edges: dict[int, Edges] = field(default_factory=dict)
+    strided: dict[int, InStrides] = field(default_factory=dict)
     in_turn: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
 
     @property
@@ -75,29 +75,32 @@ class Block:
         return len(self.order)
 
 
-def of_step(step: StepInstance, slot: int, cost: CostModel) -> Block:
-    """The tasks of a step, where none reads in strides."""
+def step_block(step: StepInstance, slot: int, cost: CostModel) -> Block:
+    """The block of a step; its durations hold where no task reads in strides."""
     count, keys = step.num_tasks, step.template.does.keys[0]
-    lasts = priced(cost, keys, step.costs, step.lanes)
-    return Block((slot + 1 << 40) + np.arange(count), lasts, np.ones(count, np.int64), step.lanes)
+    durations = task_durations(cost, keys, step.costs, step.lanes)
+    return Block((slot + 1 << 40) + np.arange(count), durations, np.ones(count, np.int64), step.lanes)
 
 
-def of_flow(flow: FlowInstance, number: int, num_slots: int, cost: CostModel) -> Block:
-    """The transfers of a flow, the `number`th of a program of `num_slots` steps, and all that waits because of it."""
+def flow_block(flow: FlowInstance, number: int, num_slots: int, cost: CostModel) -> Block:
+    """The block of a flow, the `number`th of a program of `num_slots` steps."""
     every = np.arange(flow.num_tasks)
     lane_count, lanes = flow.lanes
-    lasts = priced(cost, flow.keys, every, lanes[np.cumsum(lane_count) - lane_count])
+    durations = task_durations(cost, flow.keys, every, lanes[np.cumsum(lane_count) - lane_count])
     order = (flow.slot + 1 << 40) + (number + 1 << 20) + every
     own = num_slots + number
-    into, frames = _into(flow, own), {flow.slots[step]: rows for step, rows in flow.template.in_strides}
+    edges, strided = _edges_of_flow(flow, own), {flow.slots[step]: rows for step, rows in flow.template.in_strides}
     in_turn = flow.version.kinds >= Kind.MOVE
-    if own in into:
-        in_turn[into[own].after] = False
-    return Block(order, lasts, lane_count, lanes, into, frames, in_turn)
+    if own in edges:
+        in_turn[edges[own].after] = False
+    return Block(order, durations, lane_count, lanes, edges, strided, in_turn)
 
 
-def turns(blocks: Mapping[int, Block], engines: Sequence[int]) -> dict[int, Edges]:
-    """By block what its tasks wait for that take turns with those of other blocks; of all blocks that have such."""
+def turn_edges(blocks: Mapping[int, Block], engines: Sequence[int]) -> dict[int, Edges]:
+    """By block, the edges that make transfers take turns (`lowering/turns`).
+
+    blocks   all blocks with tasks that take turns
+    """
     if not blocks:
         return {}
     every = [(np.flatnonzero(b.in_turn), b.order[b.in_turn], b.lane_count[b.in_turn],
@@ -105,11 +108,15 @@ def turns(blocks: Mapping[int, Block], engines: Sequence[int]) -> dict[int, Edge
     task, order, lane_count, lanes = (np.concatenate(rows) for rows in zip(*every))
     block = np.repeat(list(blocks), [len(rows[0]) for rows in every])
     before, after = pairs(order, lane_count, lanes, engines).T
-    return _by_block(block[before], task[before], block[after], task[after])
+    return _edges_by_block(block[before], task[before], block[after], task[after])
 
 
-def priced(cost: CostModel, keys: Sequence[CostKey], number: np.ndarray, lane: np.ndarray) -> np.ndarray:
-    """Picoseconds of tasks, given the number of each one's key and the first of its lanes."""
+def task_durations(cost: CostModel, keys: Sequence[CostKey], number: np.ndarray, lane: np.ndarray) -> np.ndarray:
+    """int64[n]: picoseconds of n tasks.
+
+    number[n]   the index of each task's key in `keys`
+    lane[n]     the first lane of each task
+    """
     kinds = range(len(cost.machine.kinds))
     if len(kinds) == 1 or len(keys) == 0:
         return cost.picoseconds(keys)[number]
@@ -117,41 +124,43 @@ def priced(cost: CostModel, keys: Sequence[CostKey], number: np.ndarray, lane: n
     return table[cost.machine.kind_of[lane // NUM_LANES], number]
 
 
-def _into(flow: FlowInstance, own: int) -> dict[int, Edges]:
-    """The edges of a flow by the block of the later task."""
-    # port -1 stands for no port
+def _edges_of_flow(flow: FlowInstance, own: int) -> dict[int, Edges]:
+    """The edges of a flow, by the block of the waiting task; `own` is the number of the flow's block."""
+    # block -1 stands for no port
     block = np.append(np.where(flow.port_step == PATTERN, own, flow.port_step), HOST)
     task = np.append(flow.port_task, 0)
     before, after = flow.version.edges.T
     real = (block[before] >= 0) & (block[after] >= 0)
     real &= (block[before] != block[after]) | (task[before] != task[after])
     before, after = before[real], after[real]
-    return _by_block(block[before], task[before], block[after], task[after])
+    return _edges_by_block(block[before], task[before], block[after], task[after])
 
 
-def _by_block(block: np.ndarray, task: np.ndarray, into: np.ndarray, after: np.ndarray) -> dict[int, Edges]:
-    """Edges from tasks of blocks into others, by the block of the later task."""
-    by_block = np.argsort(into, kind="stable")
-    block, task, into, after = (row[by_block] for row in (block, task, into, after))
-    starts = np.flatnonzero(np.diff(into, prepend=-1))
-    pieces = zip(starts.tolist(), [*starts[1:].tolist(), len(into)])
-    return {int(into[a]): _edges(block[a:b], task[a:b], after[a:b]) for a, b in pieces}
+def _edges_by_block(
+    block: np.ndarray, task: np.ndarray, after_block: np.ndarray, after: np.ndarray
+) -> dict[int, Edges]:
+    """Edges from tasks of blocks to tasks of others, by the block of the waiting task."""
+    by_block = np.argsort(after_block, kind="stable")
+    block, task, after_block, after = (row[by_block] for row in (block, task, after_block, after))
+    starts = np.flatnonzero(np.diff(after_block, prepend=-1))
+    pieces = zip(starts.tolist(), [*starts[1:].tolist(), len(after_block)])
+    return {int(after_block[a]): _as_edges(block[a:b], task[a:b], after[a:b]) for a, b in pieces}
 
 
-def _edges(block: np.ndarray, task: np.ndarray, after: np.ndarray) -> Edges:
+def _as_edges(block: np.ndarray, task: np.ndarray, after: np.ndarray) -> Edges:
     return Edges(block, task, after, frozenset(block.tolist()), np.concatenate([block, task, after]).tobytes())
 
 
-def contents(program: Program) -> Contents:
-    """What a program's blocks have to do with each other."""
+def index_blocks(program: Program) -> BlockIndex:
+    """The relations of a program's blocks to its nodes and flows."""
     num_slots = len(program.steps)
     users = [(step.node.name,) for step in program.steps] + list(program.users)
-    decided: dict[str, list[int]] = {}
+    blocks: dict[str, list[int]] = {}
     for block, names in enumerate(users):
         for name in names:
-            decided.setdefault(name, []).append(block)
+            blocks.setdefault(name, []).append(block)
     touching: list[list[int]] = [[] for _ in range(num_slots)]
     for number, flow in enumerate(program.flows):
         for slot in {slot for slot, _ in (*flow.producers, *flow.readers, *flow.overwriters)}:
             touching[slot].append(num_slots + number)
-    return Contents(num_slots, users, decided, touching + [[num_slots + n] for n in range(len(program.flows))])
+    return BlockIndex(num_slots, users, blocks, touching + [[num_slots + n] for n in range(len(program.flows))])
