@@ -242,5 +242,5 @@ def account(step: SimulatedStep, labels: Labels, cost: CostModel) -> Explanation
         labels, found.until, step.role, per_cause(every, step.count),
         per_cause(every, moves[tasks.cost] * step.count),
         per_cause(owner, step.lasts[owner] * step.copies[proc_of]), found.spent, found.awaited,
-        found.until - found.done, found.chain,
+        found.until - found.done, found.critical_path,
     )  # fmt: skip

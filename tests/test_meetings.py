@@ -60,7 +60,7 @@ def known(graph, timeline):
 
 def taught(snapshot, *measured, machine=MACHINE, before=NOTHING):
     """The snapshot with what the meetings of these take, each a graph and its steps."""
-    lessons = [meetings.lesson(graph, timelines) for graph, timelines in measured]
+    lessons = [meetings.measured_steps(graph, timelines) for graph, timelines in measured]
     return meetings.learn(snapshot, before, machine, [one for one in lessons if one is not None])
 
 
@@ -128,7 +128,8 @@ def test_plans_say_together_what_meetings_take_and_as_many_as_there_were_count()
 
 def test_a_job_learns_from_all_plans_that_it_measured_and_counts_what_was_known_once():
     start = Snapshot(HERE, meeting_seconds=1e-4, num_meetings=24)
-    job: Any = SimpleNamespace(snapshot=start, _known=start, _lessons=[], machine=MACHINE, agree=lambda make: make())
+    job: Any = SimpleNamespace(snapshot=start, _known=start, machine=MACHINE, agree=lambda make: make())
+    job._measured_steps = []
     measured = [(graph, [timeline]) for graph, timeline in (step([(5, 9, 2)] * 2, 70_000), step([(7, 8, 3)], 10_000))]
     for graph, timelines in measured:
         Job.learn(job, SimpleNamespace(tasks=graph), timelines)

@@ -32,7 +32,7 @@ from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.searching.rewriting import choose_rewrites
 from castile.planner.simulation import meetings
-from castile.planner.simulation.meetings import Lesson
+from castile.planner.simulation.meetings import MeasuredSteps
 from castile.planner.step.recompute import Recomputation
 from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
@@ -65,8 +65,8 @@ class Job:
     ways: tuple[Way, ...] = ()
     travel: str = ""
     procs: tuple[int, ...] = field(init=False)
-    # Of each time that steps were measured, on rank 0; and what was known before.
-    _lessons: list[Lesson] = field(default_factory=list, init=False)
+    # One for each time that steps were measured, on rank 0; and the snapshot before all of them.
+    _measured_steps: list[MeasuredSteps] = field(default_factory=list, init=False)
     _known: Snapshot = field(init=False)
     _cost: CostModel | None = field(default=None, init=False)
 
@@ -190,9 +190,9 @@ class Job:
 
         def learned() -> Snapshot:
             spans = learn(self.snapshot, prepared.tasks, list(steps))
-            lesson = meetings.lesson(prepared.tasks, steps)
-            self._lessons += [lesson] if lesson is not None else []
-            return meetings.learn(spans, self._known, self.machine, self._lessons)
+            measured = meetings.measured_steps(prepared.tasks, steps)
+            self._measured_steps += [measured] if measured is not None else []
+            return meetings.learn(spans, self._known, self.machine, self._measured_steps)
 
         self.snapshot = snapshots.from_json(self.agree(lambda: snapshots.to_json(learned())))
 

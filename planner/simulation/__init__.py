@@ -1,1 +1,1 @@
-"""Simulation, loop by loop: in which order tasks are served, what a change to a plan moves, and what repeats."""
+"""Simulation: the event loop, list scheduling, delta simulation after a change to a plan, and periodic schedules."""

@@ -1,6 +1,7 @@
-"""Replays: steps simulated with what their tasks took, which tell what of a prediction's error lies in tasks' times.
+"""Replays: steps simulated with the measured durations of their tasks, which separate two errors of a prediction.
 
-What is left of the error then is waiting, and what passes between tasks. It does not know how steps were measured.
+One is the error of task durations. The rest is waiting, and time between tasks. It does not know how steps were
+measured.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from castile.runtime.timeline import PICOSECONDS, Timeline
 
 @dataclass(frozen=True)
 class Sort:
-    """The tasks of one sort in a step: an operator's pass, as `conv2d.F`, or a form of transfer.
+    """The tasks of one sort in a step: of an operator's pass, as `conv2d.F`, or of a form of transfer.
 
-    predicted_seconds, measured_seconds   what they take one after the other
-    sources        of the predicted seconds how many come from which source (`Priced`)
-    step_seconds   the predicted step, were these tasks predicted to take what they took
+    predicted_seconds, measured_seconds   the sum of their durations
+    sources                               the predicted seconds by their source (`Priced`)
+    step_seconds                          the step simulated with measured durations for these tasks only
     """
 
     num_tasks: int
@@ -36,12 +37,12 @@ class Sort:
 
 @dataclass(frozen=True)
 class Replay:
-    """A step as predicted, as measured, and as simulated with measured times of tasks.
+    """The seconds of a step as predicted, as measured, and as simulated with measured durations.
 
-    typical_seconds    with what each task took by the median of all steps
-    replayed_seconds   with what each task took in the very step, by the median of all steps
-    measured_seconds   the median of these steps
-    sorts              by name, in the order in which they begin
+    typical_seconds    with the median duration of each task over all steps
+    replayed_seconds   with the durations of one step, the median over all steps
+    measured_seconds   the median of the measured steps
+    sorts              by name, in the order of their first tasks
     """
 
     predicted_seconds: float
@@ -52,26 +53,26 @@ class Replay:
 
 
 def replay(graph: TaskGraph, cost: CostModel, timelines: Sequence[Timeline]) -> Replay:
-    """What these measured steps of a graph say of its prediction.
+    """Simulate a graph with the task durations of its measured steps.
 
-    Of steps that other programs held up nothing is said, but where all were. A task without a span in them is taken as
-    predicted. Raises ValueError where there is no step.
+    Steps that other programs delayed are left out, unless all were. A task without a span has its predicted duration.
+    Raises ValueError where there is no step.
     """
     if not timelines:
         raise ValueError("no measured steps to replay")
     steps = [t for t in timelines if not is_delayed(t)] or timelines
-    apart, prices = _one_by_one(*cost.by_kind(graph))
-    spans, engines = _spans(steps, apart.num_tasks), cost.machine.engines
-    besides = np.rint([cost.besides(key) * PICOSECONDS for key in apart.cost_keys])
+    keyed, prices = _with_own_keys(*cost.by_kind(graph))
+    spans, engines = _spans(steps, keyed.num_tasks), cost.machine.engines
+    besides = np.rint([cost.besides(key) * PICOSECONDS for key in keyed.cost_keys])
     took = np.where(np.isnan(spans), prices, np.maximum(1, spans + besides)).astype(np.int64)
     typical = np.median(took, axis=0).astype(np.int64)
 
     def step(durations: np.ndarray) -> float:
-        return simulate(apart, durations, engines).seconds
+        return simulate(keyed, durations, engines).seconds
 
     sorts = {
-        name: _sort(apart, cost, which, prices - besides, typical - besides, step(np.where(which, typical, prices)))
-        for name, which in _sorts(apart).items()
+        name: _sort(keyed, cost, which, prices - besides, typical - besides, step(np.where(which, typical, prices)))
+        for name, which in _tasks_by_sort(keyed).items()
     }
     return Replay(
         predicted_seconds=step(prices),
@@ -82,22 +83,22 @@ def replay(graph: TaskGraph, cost: CostModel, timelines: Sequence[Timeline]) -> 
     )
 
 
-def _one_by_one(graph: TaskGraph, durations: np.ndarray) -> tuple[TaskGraph, np.ndarray]:
-    """The graph with a cost key for each task, and what each task takes."""
+def _with_own_keys(graph: TaskGraph, durations: np.ndarray) -> tuple[TaskGraph, np.ndarray]:
+    """The graph with a cost key of its own for each task, and int64[T], the picoseconds of each."""
     keys = tuple(graph.cost_keys[c] for c in graph.cost.tolist())
     return replace(graph, cost=np.arange(graph.num_tasks), cost_keys=keys), durations[graph.cost]
 
 
 def _spans(steps: Sequence[Timeline], num_tasks: int) -> np.ndarray:
-    """float64[S, T]: picoseconds of each task in each step, NaN where it did not run."""
+    """float64[S, T]: picoseconds of each of T tasks in each of S steps, NaN where it did not run."""
     spans = np.full((len(steps), num_tasks), np.nan)
     for row, timeline in zip(spans, steps, strict=True):
         row[timeline.task] = timeline.durations()
     return spans
 
 
-def _sorts(graph: TaskGraph) -> dict[str, np.ndarray]:
-    """By sort bool[T], which tasks are of it."""
+def _tasks_by_sort(graph: TaskGraph) -> dict[str, np.ndarray]:
+    """bool[T] by sort: whether each task is of it."""
     tasks: dict[str, list[int]] = defaultdict(list)
     for task, key in enumerate(graph.cost_keys):
         tasks[key.work].append(task)
@@ -107,7 +108,11 @@ def _sorts(graph: TaskGraph) -> dict[str, np.ndarray]:
 def _sort(
     graph: TaskGraph, cost: CostModel, which: np.ndarray, predicted: np.ndarray, took: np.ndarray, seconds: float
 ) -> Sort:
-    """predicted, took: int64[T], picoseconds that spans last; seconds: the step with what these took."""
+    """The sort of the tasks `which`.
+
+    predicted, took   int64[T], picoseconds of the tasks' spans
+    seconds           the step simulated with measured durations for these tasks
+    """
     sources: dict[str, float] = defaultdict(float)
     for task in np.flatnonzero(which).tolist():
         sources[cost.seconds(graph.cost_keys[task]).source] += float(predicted[task]) / PICOSECONDS
