@@ -40,7 +40,7 @@ import numpy as np
 from benchmarks.figures import Figure, tell
 from castile.launch import models
 from castile.planner.cost import CostModel
-from castile.planner.evaluation.folding import Folding, timed
+from castile.planner.evaluation.folding import Folding, price_graph
 from castile.planner.families.updates import Updates
 from castile.planner.known.seeds import seed
 from castile.planner.lower import Lowering
@@ -141,7 +141,7 @@ def measured(model: str, plan: str, nodes: int) -> Row:
         folded = folding.of(steps, flows)
         seconds += [lowered - began, process_time() - lowered]
         began = process_time()
-        simulated = simulate(*timed(folded, cost), machine.engines)
+        simulated = simulate(*price_graph(folded, cost), machine.engines)
         simulation = process_time() - began
     return Row(
         model, plan, machine.num_procs, *seconds, simulation, folded.graph.num_tasks, folded.num_tasks,

@@ -25,9 +25,9 @@ from castile.launch.typed import files, options
 from castile.launch.typed.files import Outputs
 from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
-from castile.planner.evaluation.fullest import Fullest, Owners
-from castile.planner.evaluation.moved import moved_bytes
+from castile.planner.evaluation.memory_peaks import Owners, PeakOwners
 from castile.planner.evaluation.simulated_step import SimulatedStep
+from castile.planner.evaluation.traffic import moved_bytes
 from castile.planner.known.seeds import seeds
 from castile.planner.searching.refinement import with_best_buckets
 from castile.planner.strategy import Strategy
@@ -199,9 +199,9 @@ def looked_through(step: SimulatedStep, cost: CostModel) -> tuple[list[Owners], 
     """Of each processor of `step.tasks` who owns what when most lives there, and float64[C], for how many seconds at
     least one of its lanes is at work.
     """
-    fullest, ledger = Fullest(step), step.ledger(np.zeros(step.tasks.num_tasks, np.int64), 1)
-    step.watched(cost, fullest.enter, ledger.enter)
-    return fullest.owners, ledger.spent[:, 0] / PICOSECONDS
+    peaks, ledger = PeakOwners(step), step.ledger(np.zeros(step.tasks.num_tasks, np.int64), 1)
+    step.show_stretches(cost, peaks.enter, ledger.enter)
+    return peaks.owners, ledger.spent[:, 0] / PICOSECONDS
 
 
 def kinds(step: SimulatedStep, working: np.ndarray) -> list[dict[str, Any]]:

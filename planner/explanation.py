@@ -15,8 +15,8 @@ import numpy as np
 
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
-from castile.planner.evaluation.moved import key_moves
 from castile.planner.evaluation.simulated_step import SimulatedStep
+from castile.planner.evaluation.traffic import key_moves
 from castile.planner.lower import Lowering
 from castile.planner.lowering.rows import numbered, pointer
 from castile.planner.step.program import Program
@@ -237,7 +237,7 @@ def account(step: SimulatedStep, labels: Labels, cost: CostModel) -> Explanation
         return total
 
     every, found = np.arange(tasks.num_tasks), step.ledger(of_task, num_causes)
-    step.watched(cost, found.enter)
+    step.show_stretches(cost, found.enter)
     return Explanation(
         labels, found.until, step.role, per_cause(every, step.count),
         per_cause(every, moves[tasks.cost] * step.count),

@@ -11,7 +11,7 @@ import numpy as np
 from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.folding import Folded
-from castile.planner.evaluation.simulated_step import SimulatedStep, Written
+from castile.planner.evaluation.simulated_step import SimulatedStep, WrittenTasks
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds
@@ -148,5 +148,5 @@ def all_seen(tasks: TaskGraph, simulated: Simulated, engines: Sequence[int] = tu
     every, procs = np.arange(tasks.num_tasks), np.arange(tasks.num_procs)
     folded = Folded(tasks, procs, procs, every, every, np.ones_like(every), tuple)
     lowering = Lowering(Graph("none", "float64"), replace(machine(tasks.num_procs), engines=tuple(engines)))
-    written = Written(lowering, folded, np.full(tasks.num_tasks, -1))
+    written = WrittenTasks(lowering, folded, np.full(tasks.num_tasks, -1))
     return SimulatedStep(Strategy({}), written, tasks, simulated, folded.count, simulated.peak_bytes)

@@ -19,8 +19,8 @@ from castile.launch.jobs.execution import Execution, feed_from, prepare
 from castile.launch.typed import optimizers
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
-from castile.planner.evaluation.moved import moved_bytes
 from castile.planner.evaluation.sizes import SIZES
+from castile.planner.evaluation.traffic import moved_bytes
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Node
 from castile.planner.known.pieces import in_pieces

@@ -18,7 +18,7 @@ from castile.planner.alternatives import alternatives, differences, pattern, pla
 from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
-from castile.planner.evaluation.moved import moved_bytes
+from castile.planner.evaluation.traffic import moved_bytes
 from castile.planner.explanation import Cause, Labels, account, explain
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering

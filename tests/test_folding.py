@@ -15,7 +15,7 @@ from castile.planner.cost import CostModel
 from castile.planner.evaluation import evaluator as evaluating
 from castile.planner.evaluation import roles
 from castile.planner.evaluation.evaluator import Evaluator
-from castile.planner.evaluation.folding import Folding, _Assembly, _Small, expand, timed
+from castile.planner.evaluation.folding import Folding, _Assembly, _Small, expand, price_graph
 from castile.planner.evaluation.roles import Block, Shape, Shapes, Union, refined
 from castile.planner.evaluation.sizes import variants
 from castile.planner.families.updates import Updates
@@ -52,7 +52,7 @@ def check_exact(graph, folded, cost):
     """All that the simulation of the folded graph says, against that of the whole one."""
     engines = cost.machine.engines
     whole = simulate(*cost.by_kind(graph), engines)
-    small_graph, durations = timed(folded, cost)
+    small_graph, durations = price_graph(folded, cost)
     small = simulate(small_graph, durations, engines)
     assert_same(folded, whole, small)
     assert folded.num_tasks == graph.num_tasks

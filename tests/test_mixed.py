@@ -25,7 +25,7 @@ from castile.launch.typed import optimizers
 from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
-from castile.planner.evaluation.folding import Folding, timed
+from castile.planner.evaluation.folding import Folding, price_graph
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds
@@ -343,7 +343,7 @@ def test_searches_find_plans_whose_loss_is_scaled(name: str) -> None:
     lowering = Lowering(graph, on, Updates(optimizers.parse("adam"), clip=1.0))
     evaluator = Evaluator(lowering, CostModel(on))
     found = search(name, evaluator, "20", 0)
-    folded = timed(Folding(lowering).fold(found.strategy), evaluator.cost)
+    folded = price_graph(Folding(lowering).fold(found.strategy), evaluator.cost)
     assert found.evaluated.seconds == simulate(*folded, on.engines).seconds
     assert lower_bound(evaluator, 8).seconds <= found.evaluated.seconds
 

@@ -16,7 +16,7 @@ from castile.launch.__main__ import main
 from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import WORTH
-from castile.planner.evaluation.folding import Folding, timed
+from castile.planner.evaluation.folding import Folding, price_graph
 from castile.planner.known.pieces import in_pieces
 from castile.planner.lower import Lowering
 from castile.planner.simulate import simulate, simulation_of
@@ -151,7 +151,7 @@ def test_any_plan_folds_exactly(order: str, data: st.DataObject) -> None:
         plan = data.draw(in_buckets(problem.graph, lowering.machine.num_procs))
     cost, program, engines = CostModel(lowering.machine), lowering.program(plan), lowering.machine.engines
     folded, whole = Folding(lowering).fold(plan), lowering.contracted(plan)
-    few = simulate_in_order(numbers(program, folded.graph), folded.graph, timed(folded, cost), engines, order)[1]
+    few = simulate_in_order(numbers(program, folded.graph), folded.graph, price_graph(folded, cost), engines, order)[1]
     every = simulate_in_order(numbers(program, whole.graph), whole.graph, cost.by_kind(whole.graph), engines, order)[1]
     assert_same(numbered(folded, whole), every, few)
 

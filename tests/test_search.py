@@ -22,7 +22,7 @@ from castile.planner.costs.snapshot import Environment, Measured, snapshot_of
 from castile.planner.evaluation import budget as budgets
 from castile.planner.evaluation.budget import Budget
 from castile.planner.evaluation.evaluated import Evaluated
-from castile.planner.evaluation.moved import key_moves
+from castile.planner.evaluation.traffic import key_moves
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering

@@ -164,7 +164,7 @@ def test_what_is_left_behind_is_so_in_both_time_and_memory(seen, others, times):
         frontier.add(worth)
     for one in others:
         near = [w for w in seen if w.seconds >= one.seconds / times or max(w.peak_bytes) >= max(one.peak_bytes) / times]
-        assert frontier.leaves_behind(one, times) == (len(near) < len(seen))
+        assert frontier.dominates_by(one, times) == (len(near) < len(seen))
 
 
 arenas = st.lists(st.tuples(st.integers(1, 12).map(float), st.integers(90, 110)), min_size=1, max_size=12)

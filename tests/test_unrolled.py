@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
-from castile.planner.evaluation.few import FEW
+from castile.planner.evaluation.copyable import NUM_LOWERED
 from castile.planner.evaluation.folding import Folded, Folding
-from castile.planner.evaluation.unrolled import unrolled
+from castile.planner.evaluation.unrolling import unroll
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.simulation import repeats
@@ -59,9 +59,9 @@ def test_a_graph_is_what_it_is_where_all_microbatches_are_lowered(
         lowering = Lowering(graph, on, SGD, microbatches=count)
         if not can_be_cut(lowering, plan):
             reject()
-        few = lowering.shortened(FEW)
+        few = lowering.shortened(NUM_LOWERED)
         folded = of(few, plan, folds)
-        found = unrolled(folded, few.program(plan), ahead, shown)
+        found = unroll(folded, few.program(plan), ahead, shown)
         seen["plans"] += 1
         seen["folded"] += folded.graph.num_procs < on.num_procs
         assert found is not None
@@ -84,23 +84,23 @@ def test_a_graph_in_which_others_wait_takes_over_all_else(model: str) -> None:
     """It is what it is from the beginning; and of another number of microbatches what is known of few."""
     count, on = 12, machines.parse("p3.16xlarge")
     lowering = Lowering(models.parse(model).graph(96), on, SGD, microbatches=count)
-    few = lowering.shortened(FEW)
+    few = lowering.shortened(NUM_LOWERED)
     folding, taken_over = Folding(few), Counter[bool]()
     for name in ("data_parallel", "pipeline_2", "pipeline_4"):
         found = None
         for ahead, shown in ((0, 12), (1, 12), (3, 9), (7, 9)):
             plan = msgspec.structs.replace(seeds(lowering)[name], ahead=ahead)
             folded = folding.fold(plan)
-            known = found if found is not None and found.is_like(folded) else None
-            anew, found = (unrolled(folded, few.program(plan), ahead, shown, of) for of in (None, known))
+            known = found if found is not None and found.differs_only_in_needs(folded) else None
+            anew, found = (unroll(folded, few.program(plan), ahead, shown, of) for of in (None, known))
             assert anew is not None and found is not None
             check_alike(found.folded, anew.folded)
             assert found.number.tolist() == anew.number.tolist()
-            assert (found.many.few is known.many.few) if known is not None else ahead == 0
-            taken_over[known is not None and found.many is known.many] += 1
+            assert (found.arrays.lowered is known.arrays.lowered) if known is not None else ahead == 0
+            taken_over[known is not None and found.arrays is known.arrays] += 1
     assert taken_over[True] == 6
     bucketed = folding.fold(msgspec.structs.replace(plan, bucket_bytes=2**20))
-    assert not found.is_like(bucketed) and not found.is_like(Folding(few).fold(plan))
+    assert not found.differs_only_in_needs(bucketed) and not found.differs_only_in_needs(Folding(few).fold(plan))
 
 
 @pytest.mark.parametrize("ahead", range(7))
@@ -113,8 +113,8 @@ def test_what_begins_ahead_is_as_what_takes_turns(ahead: int) -> None:
     configs |= {name.replace("/fetch", "/update"): Config({}, 1, (0,)) for name in of_params}
     again = (*graph.nodes, *of_params)
     plan = Strategy(configs, count, bucket_bytes=2**20, recompute=again, ahead=ahead)
-    few, whole = lowering.shortened(FEW), of(lowering, plan, False)
-    found = unrolled(of(few, plan, False), few.program(plan), ahead, count)
+    few, whole = lowering.shortened(NUM_LOWERED), of(lowering, plan, False)
+    found = unroll(of(few, plan, False), few.program(plan), ahead, count)
     assert found is not None
     check_alike(found.folded, whole)
 
@@ -138,8 +138,8 @@ def test_what_one_transfers_by_itself_does_not_go_with_what_all_do(which: str, a
     configs, again = BESIDE_THE_BATCH[which]
     halves = dict.fromkeys(graph.nodes, Config({"b": 2}, 1, (0, 1)))
     plan = Strategy({**halves, **configs}, count, bucket_bytes=2**20, ahead=ahead, recompute=again)
-    few = lowering.shortened(FEW)
-    found = unrolled(of(few, plan, False), few.program(plan), ahead, count)
+    few = lowering.shortened(NUM_LOWERED)
+    found = unroll(of(few, plan, False), few.program(plan), ahead, count)
     assert found is not None
     check_alike(found.folded, of(lowering, plan, False))
 
@@ -149,11 +149,11 @@ def test_a_graph_goes_with_who_holds_it(bucket_bytes: int) -> None:
     """Also where no garbage is looked for, as while plans of many parts are: else all that are tried would stay."""
     on = machines.parse("p3.16xlarge")
     lowering = Lowering(models.parse("mlp:size=8,width=8").graph(96), on, SGD, microbatches=12)
-    few = lowering.shortened(FEW)
+    few = lowering.shortened(NUM_LOWERED)
     plan = msgspec.structs.replace(seeds(lowering)["pipeline_2"], bucket_bytes=bucket_bytes)
     with uncollected():
         folded = Folding(few).fold(plan)
-        found = unrolled(folded, few.program(plan), 0, 12)
+        found = unroll(folded, few.program(plan), 0, 12)
         assert found is not None and found.folded.graph.tasks[0].name and found.folded.graph.buffers[0].region
         held = [weakref.ref(array) for array in (found.folded.graph.order, found.folded.graph.uses, folded.graph.order)]
         del found, folded
@@ -162,13 +162,13 @@ def test_a_graph_goes_with_who_holds_it(bucket_bytes: int) -> None:
 
 def test_what_is_not_as_the_one_before_is_not_repeated() -> None:
     """Whatever of the microbatch that stands for others is changed."""
-    graph, on = models.parse("mlp:size=4,width=4").graph(FEW), named_plans.links(2)
-    lowering = Lowering(graph, on, SGD, microbatches=FEW)
+    graph, on = models.parse("mlp:size=4,width=4").graph(NUM_LOWERED), named_plans.links(2)
+    lowering = Lowering(graph, on, SGD, microbatches=NUM_LOWERED)
     plan = seeds(lowering)["data_parallel"]
     folded, program = of(lowering, plan, False), lowering.program(plan)
-    assert unrolled(folded, program, 0, FEW + 1) is not None
+    assert unroll(folded, program, 0, NUM_LOWERED + 1) is not None
     number = repeats.numbers(program, folded.graph)
-    mine, other = (np.flatnonzero(number == n) for n in (FEW - 2, FEW - 3))
+    mine, other = (np.flatnonzero(number == n) for n in (NUM_LOWERED - 2, NUM_LOWERED - 3))
     needs = np.repeat(np.arange(folded.graph.num_tasks), np.diff(folded.graph.need_ptr))
     within = np.flatnonzero(np.isin(needs, mine) & np.isin(folded.graph.needs, mine))
     back = np.flatnonzero(np.isin(needs, mine) & np.isin(folded.graph.needs, other))
@@ -179,8 +179,8 @@ def test_what_is_not_as_the_one_before_is_not_repeated() -> None:
         "lanes": folded.graph.lane_ptr[mine[0]],
     }  # fmt: skip
     for name, at in changes.items():
-        assert unrolled(changed(folded, name, at), program, 0, FEW + 1) is None, name
-    assert len(back) and unrolled(changed(folded, "needs", back[0]), program, 0, FEW + 1) is None
+        assert unroll(changed(folded, name, at), program, 0, NUM_LOWERED + 1) is None, name
+    assert len(back) and unroll(changed(folded, "needs", back[0]), program, 0, NUM_LOWERED + 1) is None
 
 
 def owners(graph: TaskGraph) -> np.ndarray:

@@ -23,8 +23,8 @@ from castile.launch.processes.ranks import UserError
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.budget import Budget
 from castile.planner.evaluation.evaluator import Evaluator, identity
-from castile.planner.evaluation.moved import moved_bytes
 from castile.planner.evaluation.sizes import SIZES
+from castile.planner.evaluation.traffic import moved_bytes
 from castile.planner.known.seeds import known_names, seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import budget_of, search

@@ -1,6 +1,6 @@
-"""Budgets: how long a search may look, and how people write it.
+"""Budgets: how long a search may run, in proposals or seconds, and how users write that.
 
-They do not know searches.
+It does not know searches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from castile.runtime.compiled import compiling_seconds
 
 
 def clock() -> float:
-    """Seconds, as all searches count them: without the compilation of loops, which each installation does once."""
+    """Seconds on the clock of all searches, which leaves out compiling loops: each installation does that once."""
     return time.perf_counter() - compiling_seconds()
 
 
@@ -24,11 +24,11 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a search may look: a number of proposals, or seconds.
+    """How long a search may run: a number of proposals, or seconds.
 
-    patient   with a number: a search that still finds better plans in the second half of its proposals goes on
-    is_over   asked now and then: once it is true nothing is left, and the search ends with the best plan so far
-    before    seconds that were spent before this budget, which is what they left of a time limit
+    patient   with proposals: a search that still improves in the second half of its proposals goes on
+    is_over   polled by the search: once true, the search ends with its best plan so far
+    before    seconds of a time limit that were spent before this budget, which is the rest
     """
 
     proposals: int | None = None
@@ -38,14 +38,14 @@ class Budget:
     before: float = 0.0
 
     def begun(self, times: float = 1.0) -> Budget:
-        """The same, where a budget in seconds is over once `times` its seconds have passed from now on."""
+        """Start the clock: a copy of which a budget in seconds is over after `times` its seconds from now on."""
         if self.seconds is None:
             return self
         end = clock() + times * self.seconds
         return replace(self, is_over=lambda: self.is_over() or clock() >= end)
 
     def share(self, count: int) -> Budget:
-        """One of `count` equal parts of it, without patience."""
+        """One of `count` equal parts of the budget, without patience."""
         if self.proposals is not None:
             return replace(self, proposals=max(1, self.proposals // count), patient=False)
         assert self.seconds is not None

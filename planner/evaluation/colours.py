@@ -1,6 +1,6 @@
-"""Colours of tasks and processors: 64-bit hashes, alike for what nothing tells apart so far.
+"""Colours for colour refinement: 64-bit hashes, equal for what is not distinguished so far.
 
-Two of n that differ are confused with a chance of about n squared / 2**65. They do not know what is coloured.
+Of n different items any two collide with a probability of about n squared / 2**65. It does not know what is coloured.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def mixed(*columns: np.ndarray) -> np.ndarray:
     """A hash of each row, by the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
     state = np.full(len(columns[0]), 0x9E3779B97F4A7C15, np.uint64)
     stir = compiled(_stirred)
-    # what is too large for 64 bits goes round, of which the interpreter would warn
+    # the arithmetic is modulo 2**64, of which the interpreter would warn
     with np.errstate(over="ignore"):
         for column in columns:
             stir(state, np.ascontiguousarray(column, np.uint64))
@@ -22,7 +22,7 @@ def mixed(*columns: np.ndarray) -> np.ndarray:
 
 
 def _stirred(state, column):  # type: ignore[no-untyped-def]
-    """Each of a state mixed with what a column has there, in one pass."""
+    """Mix each entry of a column into the state, in place."""
     for n in range(len(state)):
         found = (state[n] ^ column[n]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)
         found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -31,14 +31,14 @@ def _stirred(state, column):  # type: ignore[no-untyped-def]
 
 
 def sums(size: int, index: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """The colours summed by index: equal for equal multisets, wherever their members stand."""
+    """uint64[size]: the colours summed by index, a hash of each index's multiset of colours."""
     total = np.zeros(size, np.uint64)
     np.add.at(total, index, colours)
     return total
 
 
 def distinct(values: np.ndarray) -> np.ndarray:
-    """The numbers ascending, each once: by a sort, as numpy's `unique` hashes, ten times slower where most differ."""
+    """The distinct values, ascending: by sorting, which is ten times faster than numpy's hashing where most differ."""
     values = np.sort(values)
     first = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=first[1:])

@@ -1,4 +1,4 @@
-"""Evaluated: what the simulator says of a plan, and by what plans are ranked.
+"""Evaluated plans: the simulator's results for a plan, and how plans are ranked.
 
 It does not know how plans are simulated.
 """
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 from castile.planner.strategy import Strategy
 
-# A plan that needs a hundredth more memory than there is counts as one that takes twice as long.
+# The energy of a plan that exceeds memory by 1 % is twice as high as if it fitted.
 PENALTY = 100.0
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What the simulator says of a plan.
+    """The simulator's results for a plan.
 
     seconds       of a step
-    peak_bytes    of each processor: the most that live at one time, which no arena can undercut
-    moved_bytes   over links between processors in a step, all together
-    overflow      by which share the fullest processor exceeds its memory; 0 where the plan fits
-    objective     by what it is ranked: "time", "latency" (seconds both) or "memory"
+    peak_bytes    the most bytes alive at one time on each processor, a lower bound of its arena
+    moved_bytes   bytes sent between processors in a step
+    overflow      the share by which the fullest processor exceeds its memory; 0 where the plan fits
+    objective     "time", "latency" (both by seconds) or "memory"
     num_tasks, num_collectives   of a step, on all processors
     """
 
@@ -40,13 +40,13 @@ class Evaluated:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Plans that fit come first, by their objective; then the others, by how much they exceed memory."""
+        """A sort key: plans that fit come first, by their objective; then the others, by their overflow."""
         if self.objective == "memory":
             return (self.overflow, max(self.peak_bytes), self.seconds)
         return (self.overflow, self.seconds, max(self.peak_bytes))
 
     @property
     def energy(self) -> float:
-        """Seconds or bytes, and for a plan that does not fit a penalty that leads back to those that do."""
+        """Seconds or bytes, times a penalty for overflow, which leads searches back to plans that fit."""
         worth = max(self.peak_bytes) if self.objective == "memory" else self.seconds
         return worth * (1 + PENALTY * self.overflow)

@@ -19,13 +19,18 @@ import numpy as np
 from castile.planner.cost import CostModel
 from castile.planner.costs import snapshot as snapshots
 from castile.planner.costs.snapshot import Snapshot
-from castile.planner.evaluation.busy import Busy
+from castile.planner.evaluation.busy_times import BusyTimes
+from castile.planner.evaluation.copyable import NUM_LOWERED
 from castile.planner.evaluation.evaluated import Evaluated
-from castile.planner.evaluation.few import FEW
 from castile.planner.evaluation.folding import Folded, Folding
-from castile.planner.evaluation.moved import moved_bytes
-from castile.planner.evaluation.simulated_step import SimulatedStep, Written, simulate_step, simulate_step_in_window
-from castile.planner.evaluation.unrolled import Unrolled, unrolled
+from castile.planner.evaluation.simulated_step import (
+    SimulatedStep,
+    WrittenTasks,
+    simulate_step,
+    simulate_step_in_window,
+)
+from castile.planner.evaluation.traffic import moved_bytes
+from castile.planner.evaluation.unrolling import Unrolled, unroll
 from castile.planner.lower import Lowering
 from castile.planner.lowering.stages import num_stages
 from castile.planner.simulate import Simulated
@@ -90,7 +95,7 @@ class Evaluator:
         self._refused: dict[Key, TooManyTransfers] = {}
         self._small: dict[Key, bool] = {}
         self._packed: dict[Key, tuple[int, ...]] = {}
-        self._busy = Busy(lowering, cost)
+        self._busy = BusyTimes(lowering, cost)
         self._short: dict[int, tuple[Lowering, Folding]] = {}
         self._enough: dict[Key, int] = {}
         self._slower: dict[Key, float] = {}
@@ -110,7 +115,7 @@ class Evaluator:
         other = copy(self)
         other.objective, other._best, other._packed = objective, None, {}
         if lowering is not None:
-            other.lowering, other._busy, other._known, other._refused = lowering, Busy(lowering, self.cost), {}, {}
+            other.lowering, other._busy, other._known, other._refused = lowering, BusyTimes(lowering, self.cost), {}, {}
             other._small, other._short, other._enough, other._slower, other._unrolled = {}, {}, {}, {}, None
         if (objective == "latency") > (other.lowering.mode == "forward"):
             raise ValueError("objective 'latency' is that of a forward pass: it takes a lowering of mode 'forward'")
@@ -162,7 +167,7 @@ class Evaluator:
         simulated. Raises as `evaluate` does.
         """
         step = self._written_out(strategy)
-        return step if step.is_all or step.is_long or len(step.role) >= LARGE else self._simulated_whole(strategy)
+        return step if step.is_complete or step.is_long or len(step.role) >= LARGE else self._simulated_whole(strategy)
 
     def evaluate(self, strategy: Strategy) -> Evaluated:
         """Simulate a plan. Raises ValueError where it does not fit graph and machine, or is too large to simulate."""
@@ -229,7 +234,7 @@ class Evaluator:
 
     def _num_tasks(self, shown: int, strategy: Strategy) -> int:
         """About how many tasks there are with `shown` microbatches written out."""
-        return self._folded(self._shortened(strategy, FEW)[1], strategy).graph.num_tasks // FEW * shown
+        return self._folded(self._shortened(strategy, NUM_LOWERED)[1], strategy).graph.num_tasks // NUM_LOWERED * shown
 
     def _can_be(self, shown: int, strategy: Strategy) -> bool:
         """Whether `shown` microbatches can be written out."""
@@ -279,26 +284,26 @@ class Evaluator:
         """The same with all of them written out."""
         return simulate_step(self._written(self._count(strategy), strategy), strategy, self.cost, most)
 
-    def _written(self, shown: int, strategy: Strategy) -> Written:
+    def _written(self, shown: int, strategy: Strategy) -> WrittenTasks:
         """The tasks of `shown` microbatches; those of the cached step where the plan differs in its order only."""
         best, plain = self._best and self._best[2], _unordered(strategy)
         if best is not None and best.num_microbatches == shown and _unordered(best.strategy) == plain:
             return best.written
-        if shown > FEW:
-            lowering, folding = self._shortened(strategy, FEW)
+        if shown > NUM_LOWERED:
+            lowering, folding = self._shortened(strategy, NUM_LOWERED)
             if self._unrolled is None or self._unrolled[:2] != (plain, shown):
                 program, folded = lowering.program(strategy), self._folded(folding, strategy)
                 if (num_tasks := self._num_tasks(shown, strategy)) > MOST_TASKS:
                     raise TooManyTransfers(MANY.format(num_tasks))
                 known = self._unrolled and self._unrolled[2]
-                known = known if known is not None and known.is_like(folded) else None
+                known = known if known is not None and known.differs_only_in_needs(folded) else None
                 self._unrolled = None
-                self._unrolled = plain, shown, unrolled(folded, program, strategy.ahead, shown, known)
+                self._unrolled = plain, shown, unroll(folded, program, strategy.ahead, shown, known)
             if (found := self._unrolled[2]) is not None:
-                return Written(lowering, found.folded, found.number, found.alike, found.called)
+                return WrittenTasks(lowering, found.folded, found.number, found.alike, found.renamed)
         lowering, folding = self._shortened(strategy, shown)
         folded = self._folded(folding, strategy)
-        return Written(lowering, folded, repeats.numbers(lowering.program(strategy), folded.graph))
+        return WrittenTasks(lowering, folded, repeats.numbers(lowering.program(strategy), folded.graph))
 
     def _folded(self, folding: Folding, strategy: Strategy) -> Folded:
         """The graph that is simulated for a plan: folded to one processor of each role where there are many."""
@@ -319,7 +324,7 @@ class Evaluator:
         """The plan simulated with all tasks of all processors written out."""
         folded = Folding(self.lowering).whole(_unordered(strategy))
         number = repeats.numbers(self.lowering.program(strategy), folded.graph)
-        return simulate_step(Written(self.lowering, folded, number), strategy, self.cost)
+        return simulate_step(WrittenTasks(self.lowering, folded, number), strategy, self.cost)
 
     def pack(self, strategy: Strategy) -> tuple[int, ...]:
         """The bytes of each processor's arena. Raises ValueError, naming the largest owners, where one is too long."""

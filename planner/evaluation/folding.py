@@ -157,7 +157,7 @@ def expand(folded: Folded, simulated: Simulated) -> Simulated:
     return Simulated(simulated.timeline, persistent[procs], peak[procs], busy[procs])
 
 
-def timed(folded: Folded, cost: CostModel) -> tuple[TaskGraph, np.ndarray]:
+def price_graph(folded: Folded, cost: CostModel) -> tuple[TaskGraph, np.ndarray]:
     """(the small graph, the durations of its tasks) for `simulate`: each kernel on the kind of processor that it lies
     on.
     """

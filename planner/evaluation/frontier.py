@@ -1,6 +1,6 @@
-"""The frontier of time and memory: of the plans that were seen those that no other beats in both.
+"""The Pareto frontier of time and memory: the plans seen so far that no other one dominates.
 
-It does not know plans, nor who sees them.
+It does not know what a plan is, nor who adds plans.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Worth(Protocol):
-    """Seconds of a step, and the most bytes that live on each processor."""
+    """What plans are compared by: seconds of a step, and peak bytes of each processor."""
 
     @property
     def seconds(self) -> float: ...
@@ -29,9 +29,9 @@ W = TypeVar("W", bound=Worth)
 
 @dataclass
 class Frontier(Generic[W]):
-    """Keeps what is not beaten in seconds and in bytes of the fullest processor, among what fits.
+    """The points that no other dominates in seconds and in bytes of the fullest processor.
 
-    capacity   bytes of each processor; what exceeds one is not kept
+    capacity   int64[P], bytes of each processor; points that exceed it are not kept
     points     by ascending seconds, and so by descending bytes
     """
 
@@ -39,7 +39,7 @@ class Frontier(Generic[W]):
     points: list[W] = field(default_factory=list)
 
     def add(self, worth: W) -> None:
-        """Keep it, unless it does not fit or one that is kept is at least as good in both; drop those that it beats."""
+        """Add a point that fits and that no other dominates or equals; drop those that it dominates."""
         if (np.asarray(worth.peak_bytes) > self.capacity).any():
             return
         seconds, nbytes = worth.seconds, max(worth.peak_bytes)
@@ -48,23 +48,25 @@ class Frontier(Generic[W]):
             return
         if at and max(self.points[at - 1].peak_bytes) <= nbytes:
             return
-        beaten = at
-        while beaten < len(self.points) and max(self.points[beaten].peak_bytes) >= nbytes:
-            beaten += 1
-        self.points[at:beaten] = [worth]
+        end = at
+        while end < len(self.points) and max(self.points[end].peak_bytes) >= nbytes:
+            end += 1
+        self.points[at:end] = [worth]
 
-    def leaves_behind(self, worth: Worth, times: float) -> bool:
-        """Whether it takes more than so many times as long as a point, and needs more than as many times its bytes."""
+    def dominates_by(self, worth: Worth, times: float) -> bool:
+        """Whether some point is more than `times` better in both seconds and bytes."""
         seconds, nbytes = worth.seconds / times, max(worth.peak_bytes) / times
         return any(point.seconds < seconds and max(point.peak_bytes) < nbytes for point in self.points)
 
     def thinned(self, gain: float) -> list[W]:
-        """What is left of the points by `thinned`."""
+        """The points thinned by the function below."""
         return thinned(self.points, lambda point: max(point.peak_bytes), gain)
 
 
 def thinned(points: Sequence[P], nbytes: Callable[[P], int], gain: float) -> list[P]:
-    """From the fastest on those that need a share of `gain` less memory than the one before; always the smallest."""
+    """From the fastest point on, those that need less memory by a share `gain` than the one kept before; and always
+    the smallest.
+    """
     kept, smallest = list(points[:1]), points[:1]
     for point in points[1:]:
         if nbytes(point) <= (1 - gain) * nbytes(kept[-1]):

@@ -1,6 +1,6 @@
-"""A plan's step as it was simulated: a part of its processors and microbatches, and what follows from that for all.
+"""A plan's simulated step: of a part of its processors and microbatches, with what follows for all.
 
-It does not know how plans are lowered or folded, nor who asks.
+It does not know how plans are lowered or folded, nor what a step is evaluated for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from castile.planner.cost import CostModel
-from castile.planner.evaluation.folding import Folded, expand, timed
+from castile.planner.evaluation.folding import Folded, expand, price_graph
 from castile.planner.lower import Lowering
 from castile.planner.simulate import Simulated
 from castile.planner.simulation import ordering, repeats
@@ -26,49 +26,49 @@ from castile.runtime.memory import aligned
 from castile.runtime.task import NUM_LANES, Buffer, Lane, Task, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
 
-# To write out more tasks than this takes ten seconds and more.
+# Writing out more tasks takes more than ten seconds.
 MOST_WRITTEN = 2**17
 
 
-class Written(NamedTuple):
+class WrittenTasks(NamedTuple):
     """The tasks of a plan with some of its microbatches written out.
 
-    lowering    by which they were made, or those of which they are copies
-    folded      which processors they stand for, and the tasks before any were put together
-    number[T]   the microbatch of each task, as `repeats.numbers` has it
-    alike       which tasks are of microbatches that are alike; None where that is not known
-    called      gives tasks and buffers with the names that they have so many microbatches later
+    lowering    made the tasks, or those of which they are copies
+    folded      their graph, and the processors and tasks that they stand for
+    number[T]   the microbatch of each task (`repeats.numbers`)
+    alike       which tasks belong to equal microbatches; None where that is not known
+    renamed     as `Unrolled.renamed`
     """
 
     lowering: Lowering
     folded: Folded
     number: np.ndarray
     alike: Alike | None = None
-    called: Callable[[int], tuple[Sequence[Task], Sequence[Buffer]]] | None = None
+    renamed: Callable[[int], tuple[Sequence[Task], Sequence[Buffer]]] | None = None
 
     def later(self, by: int) -> TaskGraph:
-        """The tasks, named as if the microbatches that are alike came so many microbatches later."""
-        if not by or self.called is None:
+        """The graph, with names as if the equal microbatches came `by` microbatches later."""
+        if not by or self.renamed is None:
             return self.folded.graph
-        tasks, buffers = self.called(by)
+        tasks, buffers = self.renamed(by)
         return replace(self.folded.graph, tasks=tasks, buffers=buffers)
 
 
 @dataclass(frozen=True, eq=False)
 class SimulatedStep:
-    """A plan that was simulated: T tasks of C processors, and when they run.
+    """The simulated step of a plan: T tasks of C processors, which stand for those of P, and when they run.
 
-    written     what they were made of
-    tasks       with the prices of their own kinds of processors, in the plan's order
-    simulated   the times of what is written out
-    count[T]    for how many tasks of the whole step each stands
-    peak_bytes  of each of the machine's processors
-    cycle       what is gone through `times` times more than is written out, None where all is written out
-    left        how many microbatches were simulated that are not written out, as `window.simulated` does it
+    written     the tasks before they were ordered
+    tasks       the graph with the edges of the plan's kernel order
+    simulated   the simulation of the tasks that are written out
+    count[T]    how many tasks of the whole step each stands for
+    peak_bytes  int64[P]
+    cycle       the period that follows `times` times more than it is written out; None without such periods
+    left        how many microbatches were simulated through a window and are not written out
     """
 
     strategy: Strategy
-    written: Written
+    written: WrittenTasks
     tasks: TaskGraph
     simulated: Simulated
     count: np.ndarray
@@ -79,7 +79,7 @@ class SimulatedStep:
 
     @property
     def lowering(self) -> Lowering:
-        """As `written` says, and so the next two."""
+        """Of `written`, as the next two."""
         return self.written.lowering
 
     @property
@@ -91,8 +91,8 @@ class SimulatedStep:
         return self.written.number
 
     @property
-    def is_all(self) -> bool:
-        """Whether each processor and each task stands for itself alone."""
+    def is_complete(self) -> bool:
+        """Whether each processor and each task stands for itself only."""
         return self.tasks.num_procs == len(self.role) and int(self.count.max(initial=1)) == 1
 
     @property
@@ -107,28 +107,28 @@ class SimulatedStep:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """When the tasks run in the whole step; what stands for several microbatches lasts as long as all of them."""
+        """When tasks run in the whole step; one that stands for several microbatches runs as long as all of these."""
         timeline = self.simulated.timeline
         return timeline if self.cycle is None else repeats.stretched(timeline, self.cycle, self.times)
 
     @property
     def seconds(self) -> float:
-        """What the whole step takes."""
+        """The seconds of the whole step."""
         return self.timeline.seconds
 
     @property
     def num_left(self) -> int:
-        """How many microbatches are not written out."""
+        """The number of microbatches that are not written out."""
         return self.times * self.cycle.microbatches if self.cycle else self.left
 
     @property
     def num_microbatches(self) -> int:
-        """How many are written out."""
+        """The number of microbatches that are written out."""
         return self.strategy.microbatches - self.num_left
 
     def lasting(self, alignment: int = 1) -> dict[str, np.ndarray]:
-        """int64[P] by region, as `repeats.lasting` has it: bytes that microbatches which are not written out hold all
-        step long.
+        """int64[P] by region: bytes that microbatches which are not written out hold for the whole step, as of
+        `repeats.lasting`.
         """
         if not self.is_short:
             return {}
@@ -138,28 +138,28 @@ class SimulatedStep:
 
     @property
     def with_lasting(self) -> SimulatedStep:
-        """The same step, with these bytes added on each processor."""
+        """The step with the bytes of `lasting` added to the peaks."""
         return replace(self, peak_bytes=sum(self.lasting().values(), self.peak_bytes))
 
     @property
     def role(self) -> np.ndarray:
-        """int64[P]: the processor of `tasks` that stands for each of the machine's."""
+        """int64[P]: the processor of `tasks` that stands for each of the machine's processors."""
         return self.folded.proc_class
 
     @property
     def copies(self) -> np.ndarray:
-        """int64[C]: for how many processors each of `tasks` stands."""
+        """int64[C]: how many processors each processor of `tasks` stands for."""
         return np.bincount(self.role, minlength=self.tasks.num_procs)
 
     @cached_property
     def lasts(self) -> np.ndarray:
-        """int64[T]: picoseconds for which each task runs, with those that it stands for in other microbatches."""
+        """int64[T]: picoseconds of each task, and of those in other microbatches that it stands for."""
         lasts = self.timeline.durations()
         return lasts * (self.count // self.folded.count) if self.left else lasts
 
     @cached_property
     def busy_seconds(self) -> np.ndarray:
-        """float64[C]: how long the compute lane of each processor of `tasks` works in the whole step."""
+        """float64[C]: seconds that the compute lane of each processor of `tasks` works in the whole step."""
         owner = np.repeat(np.arange(self.tasks.num_tasks), np.diff(self.tasks.lane_ptr))
         proc, lane = np.divmod(self.tasks.lanes, NUM_LANES)
         computes = lane == Lane.COMPUTE
@@ -167,9 +167,9 @@ class SimulatedStep:
         np.add.at(total, proc[computes], self.lasts[owner[computes]])
         return total / PICOSECONDS
 
-    def watched(self, cost: CostModel, *watch: Watch) -> None:
-        """Show the whole step, stretch after stretch (`window.Stretch`), of the tasks of `folded`; live arrays take as
-        much as in arenas.
+    def show_stretches(self, cost: CostModel, *watch: Watch) -> None:
+        """Call `watch` with each stretch of the whole step, in turn, for the tasks of `folded`. Bytes are those of
+        aligned buffers, as in arenas.
         """
         graph = self.folded.graph
 
@@ -187,26 +187,26 @@ class SimulatedStep:
         return None
 
     def ledger(self, cause: np.ndarray, num_causes: int) -> Ledger:
-        """A ledger to enter the step into; cause[T] is what each task is for."""
+        """A ledger for the step's stretches; cause[T]: the cause of each task, below `num_causes`."""
         engines, alike = self.lowering.machine.engines, self.written.alike if self.left else None
         return Ledger(self.folded.graph, engines, cause, num_causes, alike)
 
 
-def simulate_step(written: Written, strategy: Strategy, cost: CostModel, most: float = inf) -> SimulatedStep:
+def simulate_step(written: WrittenTasks, strategy: Strategy, cost: CostModel, most: float = inf) -> SimulatedStep:
     """Simulate a plan with the microbatches that are written out. Raises Slower as `simulate_in_order` does."""
-    folded, engines, priced = written.folded, written.lowering.machine.engines, timed(written.folded, cost)
+    folded, engines, priced = written.folded, written.lowering.machine.engines, price_graph(written.folded, cost)
     tasks, found = ordering.simulate_in_order(written.number, folded.graph, priced, engines, strategy.order, most)
     return SimulatedStep(strategy, written, tasks, found, folded.count, expand(folded, found).peak_bytes)
 
 
 def simulate_step_in_window(
-    written: Written, strategy: Strategy, cost: CostModel, more: int, most: float = inf, watch: Watch | None = None
+    written: WrittenTasks, strategy: Strategy, cost: CostModel, more: int, most: float = inf, watch: Watch | None = None
 ) -> SimulatedStep | None:
-    """The same with so many more microbatches, but for what these hold all step long; None where those that are written
-    out cannot stand for them.
+    """The same with `more` further microbatches, without their `lasting` bytes; None where the written microbatches
+    cannot stand for them.
     """
     folded, engines, alike = written.folded, written.lowering.machine.engines, written.alike
-    priced = timed(folded, cost)
+    priced = price_graph(folded, cost)
     found = alike and ordering.simulate_window_in_order(
         written.number, folded.graph, priced, engines, strategy.order, most, alike, more, watch
     )

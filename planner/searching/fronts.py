@@ -82,7 +82,7 @@ def search_front(
     result = series.search(evaluator)
     result = replace(result, num_proposals=series.num_proposals, elapsed_seconds=series.elapsed_seconds)
     known = (*frontier.points, result.evaluated, *result.seeds.values(), *result.finalists)
-    for point in [one for one in known if not frontier.leaves_behind(one, MOST_DISTANCE)]:
+    for point in [one for one in known if not frontier.dominates_by(one, MOST_DISTANCE)]:
         for one in variants(evaluator, point.strategy, sizes, is_refined, ORDERS):
             frontier.add(one)
     for point in tuple(frontier.points):

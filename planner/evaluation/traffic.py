@@ -1,4 +1,4 @@
-"""Moved: the bytes that transfers of a step bring from one processor to another.
+"""Traffic: the bytes that the transfers of a step move between processors.
 
 It does not know how long that takes.
 """
@@ -11,15 +11,15 @@ from castile.runtime.task import CostKey, TaskGraph
 
 
 def moved_bytes(tasks: TaskGraph, count: np.ndarray | None = None) -> int:
-    """The bytes that the transfers of a step bring from one processor to another; tasks may stand for `count` each."""
+    """The bytes that the transfers of a step move between processors; count[T]: how many tasks each stands for."""
     counts = np.bincount(tasks.cost, count, len(tasks.cost_keys))
     return sum(int(count) * key_moves(key) for count, key in zip(counts, tasks.cost_keys, strict=True))
 
 
 def key_moves(key: CostKey) -> int:
-    """The bytes that one transfer of a cost key moves, over all its members; 0 for kernels.
+    """The bytes that a transfer of this cost key moves, over all members; 0 for kernels.
 
-    Of an all-to-all as if each had as much as the one that has most, and sent an equal part of it to each.
+    In an all-to-all each member counts as the one with most bytes, which sends an equal part to each.
     """
     if not key.link:
         return 0

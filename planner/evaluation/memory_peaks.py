@@ -1,6 +1,6 @@
-"""Peaks of memory: which regions and tasks own the bytes of a processor when most are alive, found stretch by stretch.
+"""Memory peaks: which regions and tasks own the bytes alive at each processor's peak, found stretch by stretch.
 
-It does not know when that is counted, nor who asks.
+It does not know how a step is simulated, nor what the owners are for.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from castile.runtime.timeline import Timeline
 Owners = list[tuple[str, int]]
 
 
-class Fullest:
-    """The owners of what is alive at the peak of each of the C simulated processors."""
+class PeakOwners:
+    """The owners of the bytes alive at the peak of each of the C simulated processors."""
 
     def __init__(self, step: SimulatedStep) -> None:
         self._step = step
@@ -26,8 +26,8 @@ class Fullest:
 
     @property
     def owners(self) -> list[Owners]:
-        """By processor, the owners with their bytes, largest first, as `memory.largest` gives them; the inputs of
-        microbatches that are not written out are one owner.
+        """By processor, (owner, bytes), largest first, as of `memory.largest`. The inputs of microbatches that are not
+        written out are one owner for each region.
         """
         lasting, reps = self._step.lasting(memory.ALIGNMENT), self._step.folded.representative.tolist()
         others = f"of {self._step.num_left} more microbatches"
@@ -38,11 +38,11 @@ class Fullest:
         ]
 
     def enter(self, stretch: Stretch) -> None:
-        """Take a stretch into account: the processors that are fuller in it than ever before."""
+        """Take a stretch into account, for the processors with a new peak in it."""
         fuller = np.flatnonzero(stretch.peak_bytes > self._most)
         if not len(fuller):
             return
-        # Tasks that begin after the stretch are put behind its end: what they will read is alive till then.
+        # Tasks that begin after the stretch are moved behind its end, so that their inputs are alive until then.
         has_begun = (stretch.end < NEVER) & (stretch.start < stretch.until)
         late = int(stretch.end[has_begun].max(initial=0)) + 1
         start, end = (np.where(has_begun, each, late) for each in (stretch.start, stretch.end))

@@ -1,6 +1,6 @@
-"""Busy times: how long the kernels of a node keep each processor at work, whatever the rest of a plan.
+"""Busy times: how long a node's kernels occupy each processor under a Config, whatever the rest of the plan is.
 
-It does not know when they run, nor what transfers take.
+It does not know when kernels run, nor what transfers cost.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from castile.planner.step.program import Program, Step
 from castile.planner.strategy import Config
 
 
-class Busy:
-    """The busy times of one lowering's nodes by one cost model, computed once for all nodes alike under a Config."""
+class BusyTimes:
+    """Busy times of a lowering's nodes by a cost model, computed once for all nodes of one kind with equal Configs."""
 
     def __init__(self, lowering: Lowering, cost: CostModel) -> None:
         self._lowering, self._cost = lowering, cost
         self._known: dict[tuple[Hashable, Config], np.ndarray] = {}
 
     def picoseconds(self, name: str, config: Config) -> np.ndarray:
-        """int64[P]: for how long a node's kernels keep each processor busy."""
+        """int64[P]: picoseconds that a node's kernels occupy each processor, over all microbatches."""
         key = self._kinds.get(name, ()), config
         if key not in self._known:
             machine, procs = self._lowering.machine, np.array(config.procs)
@@ -40,13 +40,13 @@ class Busy:
 
     @cached_property
     def _kinds(self) -> dict[str, Hashable]:
-        """By node what is equal where all passes have the same templates under every split."""
+        """By node, its kind: nodes of equal kinds have passes with the same templates under every split."""
         kind, dtypes = self._lowering.templates.kind, self._program.dtypes.__getitem__
         return {name: tuple((kind(s, dtypes), s.micro.times) for s in steps) for name, steps in self._steps.items()}
 
     @cached_property
     def _program(self) -> Program:
-        # All microbatches compute alike, so two are written out.
+        # All microbatches have the same kernels, so two are written out.
         return self._lowering.shortened(2).program(self._lowering.plan({}))
 
     @cached_property
