@@ -218,6 +218,22 @@ def test_operators_of_one_file_have_names_of_their_own():
     assert {"test_own_operators.First.F", "test_own_operators.Second.F"} <= keys
 
 
+@pytest.mark.parametrize(
+    ("line", "results", "many"), [("b d -> b d, b", ("",), "2 results, and @op has labels for 1: give as many"),
+                                  ("b d -> b d", ("", "norm"), "1 results, and @op has labels for 2: give as many")]
+)  # fmt: skip
+def test_a_line_of_other_results_than_have_labels_is_refused(line: str, results: tuple[str, ...], many: str) -> None:
+    mine, g = op(line, results=results)(type("Mine", (Bodies.Softmax,), {})), Graph("g")
+    with pytest.raises(ValueError, match=rf"^it \(.*Mine\): its axis line has {many}"):
+        g.apply(mine(), "it", g.input("x", (4, 6), "b c"))
+
+
+@pytest.mark.parametrize(("results", "flows"), [((), 0), (("y",), 1), (("", "a", "a"), 1), (("", "a"), 3), (("",), -1)])
+def test_labels_that_name_no_results_are_refused(results: tuple[str, ...], flows: int) -> None:
+    with pytest.raises(ValueError, match=r"^operator Mine: results=.* are labels that differ, the first empty"):
+        op("b d -> b d", results=results, flows=flows)(type("Mine", (Bodies.Softmax,), {}))
+
+
 LINES = [
     *("x -> tan(x)", "x -> x +", "x -> x * y", "x -> lambda", "x -> "),
     *("x -> x ** 2", "x -> x % 2", "x -> x if x > 0 else 0", "x -> x.real", "x -> x[0]", "x -> not x", "x -> x != 0"),
