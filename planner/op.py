@@ -218,6 +218,11 @@ class Op:
     def bind(self, inputs: tuple[Tensor, ...], who: str) -> Alignment:
         """Fit the axis line to the inputs. Raises ValueError in the user's names where they do not fit."""
         line = parse(self.axis_line(inputs))
+        if len(line.results) != len(self.results):
+            raise ValueError(
+                f"{who} ({self.name}): its axis line has {len(line.results)} results, and @op has labels for "
+                f'{len(self.results)}: give as many, the first empty, as in results=("", "mean")'
+            )
         shapes, names = [t.shape for t in inputs], [t.axes for t in inputs]
         given = {axis: extent for axis, extent in self.given_extents(inputs).items() if axis in _names(line)}
         return align(line, shapes, names, given, self.extents, f"{who} ({self.name})")
@@ -250,10 +255,16 @@ def op(
 
     results   labels of its results; the first has none
     flows     how many of them, from the first, have gradients
-    Raises ValueError for a setting whose name every operator has for something else.
+    Raises ValueError for a setting whose name every operator has for something else, and for labels that do not begin
+    with an empty one or are not all different.
     """
 
     def wrap(cls: type) -> type:
+        if not results or results[0] or len({*results}) < len(results) or not 0 <= flows <= len(results):
+            raise ValueError(
+                f"operator {cls.__name__}: results={results} are labels that differ, the first empty, and the first "
+                f"flows={flows} of these have gradients"
+            )
         setattr(cls, "line", line)
         setattr(cls, "flops_per_point", flops_per_point)
         setattr(cls, "results", results)

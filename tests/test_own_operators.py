@@ -11,12 +11,13 @@ import pytest
 
 from castile.kernels import arithmetic
 from castile.launch.__main__ import main
+from castile.launch.training import cuts
 from castile.planner.bodies.vocabulary import Spec
 from castile.planner.families.elementwise import Unary
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.op import PASSES, available, find, op
+from castile.planner.op import PASSES, Init, Op, available, find, op
 from castile.planner.shapes.elementwise import FUNCTIONS, pointwise
 from castile.runtime import machine
 from tests.op_cases import Case, cases_of, every_case
@@ -73,15 +74,82 @@ def elsewhere(case: Case, **bodies):
     return type(type(case.op).__name__, (type(case.op),), bodies)(**dict(case.op.settings))
 
 
-def applied(case: Case, operator) -> None:
+def applied(case: Case, operator) -> Graph:
     g = Graph("g", case.tensors[0].dtype)
     g.tensors.update({t.name: t for t in case.tensors})
     g.apply(operator, "it", *case.tensors)
+    return g
 
 
 @every_case
 def test_what_is_right_is_taken(case: Case):
-    applied(case, elsewhere(case))
+    assert cuts.remarks(applied(case, elsewhere(case))) == []
+
+
+class Bodies:
+    """Of operators that are right in one piece."""
+
+    class Softmax(Op):
+        def forward(self, k, x):
+            return k.softmax(x)
+
+        def grad_inputs(self, k, dy, x, *, y):
+            return (k.softmax_grad(dy, y[0]),)
+
+    class Largest(Op):
+        def forward(self, k, x):
+            return k.max_over(x, dims=(1,))
+
+    class Affine(Op):
+        def forward(self, k, x, w, c):
+            return k.add_bias(k.contract("bi,oi->bo", x, w), c, dim=1)
+
+        def grad_inputs(self, k, dy, x, w, c):
+            return (k.contract("bo,oi->bi", dy, w),)
+
+    class Weighed(Op):
+        def forward(self, k, x):
+            return k.pointwise("x -> 3 * x", x)
+
+        def grad_inputs(self, k, dy, x):
+            return (k.pointwise(f"d -> {x.shape[1] / 2} * d", dy),)
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "told"),
+    [
+        (Bodies.Softmax, "b d -> b d", {"d": "results"}),
+        (Bodies.Softmax, "b d! -> b d!", {}),
+        (Bodies.Largest, "b d -> b", {"d": "results"}),
+        (Bodies.Largest, "b d! -> b", {}),
+        (Bodies.Affine, "b i, *o i, *o -> b o", {"i": "results"}),
+        (Bodies.Affine, "b i!, *o i!, *o -> b o", {}),
+        (Bodies.Weighed, "b d -> b d", {"d": "gradients"}),
+        (Bodies.Weighed, "b d! -> b d!", {}),
+    ],
+)
+def test_an_axis_that_may_not_be_split_and_says_nothing_of_it_is_told(body, line: str, told: dict[str, str]):
+    mine = op(line, flops_per_point=1)(type("Mine", (body,), {}))
+    g = Graph("g", "float64")
+    x = g.input("x", (5, 6), "b c")
+    shapes = {"w": ((4, 6), ("o", "i")), "c": ((4,), ("o",))}
+    more = [g.param(n, *of, Init("zeros")) for n, of in shapes.items()] if body is Bodies.Affine else []
+    g.apply(mine(), "it", x, *more)
+    lines = cuts.remarks(g)
+    assert len(lines) == len(told)
+    for text, (axis, what) in zip(lines, told.items(), strict=True):
+        assert f"in parts along '{axis}' it has other {what} than in one piece (at it)" in text and f"{axis}!" in text
+
+
+def test_what_a_run_is_told_of_an_operator_before_it_is_cut(alone, capsys):
+    wrong = OWN.replace('g.apply(Twice(), "twice", x)', 'g.apply(Share(), "share", x)')
+    lines = ["@op('b c -> b c', flops_per_point=8)", "class Share(Op):"]
+    lines.append("    def forward(self, k, x): return k.softmax(x)")
+    lines.append("    def grad_inputs(self, k, dy, x, *, y): return (k.softmax_grad(dy, y[0]),)")
+    (alone / "own.py").write_text(wrong.replace("def build", "\n".join([*lines, "", "", "def build"])))
+    assert main(["train", "own.py", "--search", "data_parallel", "--steps", "1"]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("castile: own.Share: in parts along 'c' it has other results than in one piece (at share)")
 
 
 @pytest.mark.parametrize("name", available())
@@ -148,6 +216,22 @@ def test_operators_of_one_file_have_names_of_their_own():
     lowering = Lowering(named(First, Second), machine.parse("local:procs=2"))
     keys = {key.work for key in lowering.lower(seeds(lowering)["data_parallel"]).cost_keys}
     assert {"test_own_operators.First.F", "test_own_operators.Second.F"} <= keys
+
+
+@pytest.mark.parametrize(
+    ("line", "results", "many"), [("b d -> b d, b", ("",), "2 results, and @op has labels for 1: give as many"),
+                                  ("b d -> b d", ("", "norm"), "1 results, and @op has labels for 2: give as many")]
+)  # fmt: skip
+def test_a_line_of_other_results_than_have_labels_is_refused(line: str, results: tuple[str, ...], many: str) -> None:
+    mine, g = op(line, results=results)(type("Mine", (Bodies.Softmax,), {})), Graph("g")
+    with pytest.raises(ValueError, match=rf"^it \(.*Mine\): its axis line has {many}"):
+        g.apply(mine(), "it", g.input("x", (4, 6), "b c"))
+
+
+@pytest.mark.parametrize(("results", "flows"), [((), 0), (("y",), 1), (("", "a", "a"), 1), (("", "a"), 3), (("",), -1)])
+def test_labels_that_name_no_results_are_refused(results: tuple[str, ...], flows: int) -> None:
+    with pytest.raises(ValueError, match=r"^operator Mine: results=.* are labels that differ, the first empty"):
+        op("b d -> b d", results=results, flows=flows)(type("Mine", (Bodies.Softmax,), {}))
 
 
 LINES = [

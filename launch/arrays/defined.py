@@ -13,23 +13,37 @@ import numpy as np
 
 from castile.kernels.table import definitions
 from castile.planner.graph import Graph, Node
-from castile.planner.op import PASSES, Tensor
+from castile.planner.op import PASSES, Part, Tensor
 from castile.runtime.region import slices
 
 Arrays = list[np.ndarray]
 Draw = Callable[[np.random.Generator, Tensor], np.ndarray]
 
 
-def run(node: Node, which: str, arrays: Arrays, pulls: Sequence[Any] = (), results: Sequence[Any] = ()) -> Arrays:
-    """One pass (F, B or W) of the whole node."""
-    part = node.whole()
-    context = {"at": part, "y": tuple(results)}
+def run(
+    node: Node, which: str, arrays: Arrays, pulls: Sequence[Any] = (), results: Sequence[Any] = (),
+    part: Part | None = None,
+) -> Arrays:  # fmt: skip
+    """One pass (F, B or W) of a part of a node, by default of the whole, given whole arrays."""
+    part = part or node.whole()
+    local = [[np.array(one[slices(part.writes(j))]) for j, one in enumerate(every)] for every in (pulls, results)]
+    context = {"at": part, "y": tuple(local[1])}
     given: list[Any] = [np.array(array[slices(part.reads(n))]) for n, array in enumerate(arrays)]
     if which != "F":
-        given.insert(0, pulls[0] if node.op.flows == 1 else tuple(pulls))
+        given.insert(0, local[0][0] if node.op.flows == 1 else tuple(local[0]))
     body: Callable[..., Any] = getattr(node.op, PASSES[which])
     made = body(SimpleNamespace(**definitions()), *given, **{name: context[name] for name in node.op.asks(which)})
     return list(made) if isinstance(made, tuple | list) else [made]
+
+
+def drawn(node: Node, tensors: Sequence[Tensor]) -> tuple[Arrays, Arrays]:
+    """Operands, and the results of these. Raises ValueError where results are no numbers."""
+    for draw in DRAWS:
+        arrays = [draw(np.random.default_rng(n), tensor) for n, tensor in enumerate(tensors)]
+        results = run(node, "F", arrays)
+        if all(np.isfinite(y).all() for y in results):
+            return arrays, results
+    raise ValueError(f"{node.name}: no results that are numbers")
 
 
 def given(graph: Graph, draw: Draw) -> dict[str, np.ndarray]:

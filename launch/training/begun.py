@@ -29,7 +29,7 @@ from castile.launch.measuring.explore import Chosen, Wish
 from castile.launch.processes import interrupts
 from castile.launch.processes.ranks import UserError
 from castile.launch.reports.screen import Speaker
-from castile.launch.training import evaluate, records, resume, slopes, telling
+from castile.launch.training import cuts, evaluate, records, resume, slopes, telling
 from castile.launch.training.training import Course
 from castile.launch.training.watching import Watch
 from castile.launch.typed import optimizers, rates
@@ -169,7 +169,7 @@ def begin(command: Any, undecayed: str) -> Begun:
     dataset = job.dataset(command.data, command.seed)
     for line in filter(None, (job.model.remark(job.graph), telling.left_out(dataset))):
         say.line(line)
-    for line in slopes.remarks(job.graph) if job.leads else ():
+    for line in (*slopes.remarks(job.graph), *cuts.remarks(job.graph)) if job.leads else ():
         say.warn(line)
     if (command.patience or command.best) and not evaluate.truths(job, dataset.held_out):
         what = "--best" if command.best else f"--patience {command.patience}"

@@ -43,7 +43,7 @@ def _is_asked(node: Node) -> bool:
 
 
 def _remarks(node: Node, tensors: Sequence[Tensor]) -> Iterator[str]:
-    arrays, results = _drawn(node, tensors)
+    arrays, results = defined.drawn(node, tensors)
     random, part = np.random.default_rng(len(arrays)), node.whole()
     pulls = [random.normal(size=y.shape) for y in results[: node.op.flows]]
     for which in PASSES:
@@ -56,16 +56,6 @@ def _remarks(node: Node, tensors: Sequence[Tensor]) -> Iterator[str]:
                     f"{node.op.name}: its gradient of operand {n} says {off[1]:.4g} where its results change by "
                     f"{off[0]:.4g} (at {node.name}, along a direction that was drawn): leave it only if it is meant so"
                 )
-
-
-def _drawn(node: Node, tensors: Sequence[Tensor]) -> tuple[Arrays, Arrays]:
-    """Operands, and the results of these. Raises ValueError where results are no numbers."""
-    for draw in defined.DRAWS:
-        arrays = [draw(np.random.default_rng(n), tensor) for n, tensor in enumerate(tensors)]
-        results = defined.run(node, "F", arrays)
-        if all(np.isfinite(y).all() for y in results):
-            return arrays, results
-    raise ValueError(f"{node.name}: no results that are numbers")
 
 
 def _off(
