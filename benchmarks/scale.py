@@ -138,7 +138,7 @@ def measured(model: str, plan: str, nodes: int) -> Row:
         began = process_time()
         steps, flows = folding.instances(strategy)
         lowered = process_time()
-        folded = folding.of(steps, flows)
+        folded = folding.fold_instances(steps, flows)
         seconds += [lowered - began, process_time() - lowered]
         began = process_time()
         simulated = simulate(*price_graph(folded, cost), machine.engines)

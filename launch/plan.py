@@ -319,7 +319,7 @@ def _course(command: Plan, found: list[dict[str, Any]]) -> str:
 
 def _trace(path: str, evaluator: Evaluator, plan: Strategy) -> None:
     step = evaluator.step_of(plan)
-    trace.write(path, step.folded.placed(step.tasks), {"simulated": step.simulated.timeline})
+    trace.write(path, step.folded.on_whole_machine(step.tasks), {"simulated": step.simulated.timeline})
 
 
 def _signed(desk: Desk, plan: Strategy) -> Strategy:

@@ -104,7 +104,9 @@ def run(command: Simulate) -> int:
     facts |= {"order": report.order(desk.evaluator, plan), "ahead": report.ahead(desk.evaluator, plan)}
     outputs, lanes = Outputs(), {"simulated": step.simulated.timeline}
     title = f"{_drawn(step)}: {_of(facts)}"
-    outputs.write("trace", command.trace, lambda path: trace.write(path, step.folded.placed(step.tasks), lanes))
+    outputs.write(
+        "trace", command.trace, lambda path: trace.write(path, step.folded.on_whole_machine(step.tasks), lanes)
+    )
     outputs.write(
         "picture", command.picture,
         lambda path: files.write(

@@ -100,9 +100,9 @@ def test_a_large_plan_is_looked_at_once_however_much_is_begun_ahead(monkeypatch:
     machine = presets.parse("dgx-h100:nodes=8")
     graph = models.parse("gpt:layers=4,width=64,heads=2,seq=32,vocab=64").graph(128)
     lowering = Lowering(graph, machine, SGD, microbatches=8)
-    plan, looked = seeds(lowering, ["pipeline_4"])["pipeline_4"], Mock(side_effect=folding.refined)
+    plan, looked = seeds(lowering, ["pipeline_4"])["pipeline_4"], Mock(side_effect=folding.refine)
     alone = [Evaluator(lowering, CostModel(machine)).evaluate(one) for one in (ahead_in_order(plan, *w) for w in WAYS)]
-    monkeypatch.setattr(folding, "refined", looked)
+    monkeypatch.setattr(folding, "refine", looked)
     known = Evaluator(lowering, CostModel(machine))
     assert [known.evaluate(ahead_in_order(plan, *way)) for way in WAYS] == alone
     assert known.is_small(plan) and known.is_small(ahead_in_order(plan, PATH, 0)) and looked.call_count == 1

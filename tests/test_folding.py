@@ -15,8 +15,8 @@ from castile.planner.cost import CostModel
 from castile.planner.evaluation import evaluator as evaluating
 from castile.planner.evaluation import roles
 from castile.planner.evaluation.evaluator import Evaluator
-from castile.planner.evaluation.folding import Folding, _Assembly, _Small, expand, price_graph
-from castile.planner.evaluation.roles import Block, Shape, Shapes, Union, refined
+from castile.planner.evaluation.folding import Folding, _Assembly, _SmallTasks, expand, price_graph
+from castile.planner.evaluation.roles import Block, Shape, Shapes, Union, refine
 from castile.planner.evaluation.sizes import variants
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
@@ -96,7 +96,7 @@ def one_block(graph, engines):
     union = Union([shape], engines, np.zeros(graph.num_procs, int))
     template = type("Template", (), {"num_tasks": graph.num_tasks, "num_buffers": graph.num_buffers})
     flow = SimpleNamespace(slot=0, template=template)
-    small = _Small(union, refined(union))
+    small = _SmallTasks(union, refine(union))
     return _Assembly([], [flow], [Block(shape)], small, graph.cost_keys, Catalogue()).folded()
 
 
@@ -289,7 +289,7 @@ def without_host(lowering, configs):
     folding = Folding(lowering)
     steps, flows = folding.instances(Strategy(configs))
     flows = [f for f in flows if f.flow.role != "output"]
-    return compose(steps, flows, lowering.machine.num_procs, Catalogue()), folding.of(steps, flows)
+    return compose(steps, flows, lowering.machine.num_procs, Catalogue()), folding.fold_instances(steps, flows)
 
 
 @pytest.mark.parametrize("engines", ENGINES)
@@ -331,7 +331,7 @@ def test_repeated_layers_are_looked_at_once():
         lowering = Lowering(models.parse(f"{GPT}{layers}").graph(32), cluster(8), MOMENTUM)
         folding = Folding(lowering)
         folding.fold(Strategy(data_parallel(lowering.graph, 8)))
-        shapes.append(len(folding._shapes._made))
+        shapes.append(len(folding._shapes._shapes))
     assert shapes[0] == shapes[1]
 
 

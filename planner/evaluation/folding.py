@@ -1,7 +1,6 @@
-"""Folding: the task graph of a plan with the tasks of one processor of each role only (`roles`), made without the
-whole.
+"""Folding: a plan's task graph with the tasks of only one processor of each role (`roles`).
 
-What is simulated of it holds for the whole machine exactly. It does not know durations.
+It is made without the whole graph, and its simulation holds exactly for the whole machine. It does not know durations.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.colours import mixed
-from castile.planner.evaluation.roles import Block, Roles, Shapes, Union, refined
+from castile.planner.evaluation.roles import Block, Roles, Shapes, Union, refine
 from castile.planner.lower import Lowering
 from castile.planner.lowering import buckets, stages
 from castile.planner.lowering.buckets import Candidates, Where
@@ -31,8 +30,8 @@ from castile.planner.strategy import Strategy
 from castile.runtime.garbage import uncollected
 from castile.runtime.task import NUM_LANES, TaskGraph
 
-# A plan may have so many transfers that differ: each takes two kilobytes and 20 us to make. A collective counts once;
-# where each of a thousand processors sends to dozens of others at every layer there are millions.
+# The most different transfers of a plan: each takes two kilobytes and 20 us to make. A collective counts once; where
+# each of a thousand processors sends to dozens of others at every layer there are millions.
 MOST_TRANSFERS = 2**18
 
 
@@ -40,13 +39,14 @@ MOST_TRANSFERS = 2**18
 class Folded:
     """A small graph of T tasks: those of C processors, one of each class, and the transfers in which these take part.
 
-    Its tasks and buffers are those of these processors, numbered as in the whole machine; of joined tasks the first.
+    Its `tasks` and `buffers` have the names and processors of the whole machine; a joined task those of its first part.
 
     proc_class[P]       the processor of `graph` that stands for each processor
-    representative[C]   which processor of the whole machine each processor of `graph` is
-    plain[N], into[N]   the numbers of tasks in the whole graph before any are joined, and the task that each has become
-    count[T]            for how many tasks of the whole graph each stands
-    rows                gives the passes, with their tasks before any are put together, and the processors of these
+    representative[C]   the processor of the whole machine that each processor of `graph` is
+    plain[N], into[N]   the numbers in the whole graph of the tasks before joining, and the task of `graph` that each is
+                        part of
+    count[T]            how many tasks of the whole graph each task stands for
+    rows                returns the passes, with their tasks before joining, and the processors of these
     """
 
     graph: TaskGraph
@@ -59,40 +59,39 @@ class Folded:
 
     @property
     def num_tasks(self) -> int:
-        """How many tasks the whole graph has."""
+        """The number of tasks of the whole graph."""
         return int(self.count.sum())
 
     @property
     def number(self) -> np.ndarray:
-        """int64[T]: the number of each task, of what is put together of the first, as `plain` has it."""
+        """int64[T]: the number in the whole graph of each task, or of the first part of a joined task."""
         return self.plain[np.unique(self.into, return_index=True)[1]]
 
-    def placed(self, tasks: TaskGraph) -> TaskGraph:
-        """Tasks of `graph`, on the processors of the whole machine that it shows."""
+    def on_whole_machine(self, tasks: TaskGraph) -> TaskGraph:
+        """Tasks of `graph`, moved to the processors of the whole machine that they represent."""
         proc, lane = np.divmod(tasks.lanes, NUM_LANES)
         return replace(tasks, lanes=self.representative[proc] * NUM_LANES + lane)
 
 
 class Folding:
-    """Folds plans of one lowering, whose shapes are looked at once."""
+    """Folds plans of one lowering; each shape is analysed once."""
 
     def __init__(self, lowering: Lowering) -> None:
         self.lowering = lowering
         self._shapes = Shapes(lowering.machine.engines)
-        # Of the last plan only: sizes of buckets are tried one after another, each asked about before it is folded.
-        self._last: tuple[Strategy, Folded | None] | None = None
-        self._laid: tuple[Strategy, _Assembly] | None = None
+        # Only of the last plan: bucket sizes are tried in turn, each with a call before it is folded.
+        self._last_folded: tuple[Strategy, Folded | None] | None = None
+        self._last_assembly: tuple[Strategy, _Assembly] | None = None
 
     def fold(self, strategy: Strategy) -> Folded:
-        """The folded graph of a plan. Raises ValueError in one sentence where it does not fit graph and machine, or
-        has more than MOST_TRANSFERS.
+        """The folded graph of a plan, or its whole graph where buckets make processors of one role differ.
 
-        Where buckets tell processors apart that are alike without them, each stands for itself.
+        Raises ValueError where the plan does not fit graph and machine, or has more than MOST_TRANSFERS.
         """
         return self.by_roles(strategy) or self.whole(strategy)
 
     def whole(self, strategy: Strategy) -> Folded:
-        """The graph of a plan in which each processor stands for itself. Raises ValueError as `Lowering.lower` does."""
+        """The whole graph of a plan: each processor stands for itself. Raises ValueError as `Lowering.lower` does."""
         graph, number = self.lowering.contracted(strategy)
         every = np.arange(self.lowering.machine.num_procs)
         ones, plain = np.ones(graph.num_tasks, np.int64), np.arange(len(number))
@@ -102,28 +101,28 @@ class Folding:
         return Layout(*self.lowering.instances(strategy), self.lowering.catalogue).rows
 
     def by_roles(self, strategy: Strategy) -> Folded | None:
-        """The same, None where each processor would stand for itself, so that all tasks would be written out."""
-        if self._last is None or self._last[0] != strategy:
+        """The folded graph of a plan; None where buckets make processors of one role differ."""
+        if self._last_folded is None or self._last_folded[0] != strategy:
             with uncollected():
-                self._last = strategy, self._by_roles(strategy)
-        return self._last[1]
+                self._last_folded = strategy, self._fold_by_roles(strategy)
+        return self._last_folded[1]
 
     def num_tasks(self, strategy: Strategy) -> int:
-        """How many tasks the folded graph of a plan has before any go together. Raises ValueError as `fold` does."""
+        """The number of tasks of a plan's folded graph before any are joined. Raises ValueError as `fold` does."""
         with uncollected():
-            return int(self._assembled(strategy).base[-1])
+            return int(self._assembly_of(strategy).base[-1])
 
-    def _assembled(self, strategy: Strategy) -> _Assembly:
-        # beginning microbatches ahead changes needs only
+    def _assembly_of(self, strategy: Strategy) -> _Assembly:
+        # microbatches begun ahead change only needs
         plain = msgspec.structs.replace(strategy, bucket_bytes=0, ahead=0)
-        if self._laid is None or self._laid[0] != plain:
-            # The last one is freed first: of a large machine it holds much.
-            self._laid = None
-            self._laid = plain, self._assembly(*self.instances(plain))
-        return self._laid[1]
+        if self._last_assembly is None or self._last_assembly[0] != plain:
+            # The last one is freed first, as it is large on a large machine.
+            self._last_assembly = None
+            self._last_assembly = plain, self._assemble(*self.instances(plain))
+        return self._last_assembly[1]
 
-    def _by_roles(self, strategy: Strategy) -> Folded | None:
-        assembly, engines = self._assembled(strategy), self.lowering.machine.engines
+    def _fold_by_roles(self, strategy: Strategy) -> Folded | None:
+        assembly, engines = self._assembly_of(strategy), self.lowering.machine.engines
         folded = assembly.folded(strategy.ahead)
         if not strategy.bucket_bytes:
             return replace(folded, graph=in_turn(folded.graph, engines))
@@ -135,70 +134,68 @@ class Folding:
         return replace(folded, graph=graph, into=found.number, count=folded.count[kept])
 
     def instances(self, strategy: Strategy) -> tuple[list[StepInstance], list[FlowInstance]]:
-        """The instances of a plan: steps by slot, and the flows. Raises ValueError as `fold` does."""
+        """The instances of a plan: steps by slot, and flows. Raises ValueError as `fold` does."""
         return self.lowering.instances(strategy, MOST_TRANSFERS)
 
-    def of(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> Folded:
-        """The folded graph of these instances, in which no transfers take turns and nothing is begun ahead."""
-        return self._assembly(steps, flows).folded()
+    def fold_instances(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> Folded:
+        """The folded graph of instances, in which no transfers take turns and nothing is begun ahead."""
+        return self._assemble(steps, flows).folded()
 
-    def _assembly(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> _Assembly:
+    def _assemble(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> _Assembly:
         blocks = self._shapes.of(steps, flows)
         shapes, machine = list(dict.fromkeys(b.shape for b in blocks)), self.lowering.machine
         union = Union(shapes, machine.engines, machine.kind_of)
-        small, keys = _Small(union, refined(union)), tuple(self._shapes.keys)
+        small, keys = _SmallTasks(union, refine(union)), tuple(self._shapes.keys)
         return _Assembly(steps, flows, blocks, small, keys, self.lowering.catalogue)
 
 
 def expand(folded: Folded, simulated: Simulated) -> Simulated:
-    """The simulation of the folded graph, read for all processors; its timeline remains that of the small graph."""
+    """The simulation of a folded graph with bytes and busy times of all P processors; the timeline is not expanded."""
     procs = folded.proc_class
     persistent, peak, busy = simulated.persistent_bytes, simulated.peak_bytes, simulated.busy_seconds
     return Simulated(simulated.timeline, persistent[procs], peak[procs], busy[procs])
 
 
 def price_graph(folded: Folded, cost: CostModel) -> tuple[TaskGraph, np.ndarray]:
-    """(the small graph, the durations of its tasks) for `simulate`: each kernel on the kind of processor that it lies
-    on.
-    """
-    graph, durations = cost.by_kind(folded.placed(folded.graph))
+    """(the small graph, picoseconds by cost key) for `simulate`, priced for the kind of processor of each task."""
+    graph, durations = cost.by_kind(folded.on_whole_machine(folded.graph))
     return replace(graph, lanes=folded.graph.lanes), durations
 
 
-class _Small:
-    """Which tasks of each shape of a union are in the small graph. Small tasks are numbered within their shape.
+class _SmallTasks:
+    """Which tasks of each shape of a union are in the small graph: the small tasks, numbered within their shape.
 
-    place[n]            the small task that stands for each node, within the shape of which it is a task
+    place[n]            the small task that stands for each node, in the shape that the node is a task of
     is_here[n]          whether the node itself is in the small graph
-    picked, pick_ptr    the nodes that small tasks are made from, shape by shape
-    count               for how many nodes of its shape each small task stands
+    picked, pick_ptr    the nodes of small tasks, in CSR form by shape
+    count               how many nodes of its shape each small task stands for
     """
 
     def __init__(self, union: Union, roles: Roles) -> None:
         self.union, self.proc_class = union, roles.proc
         self.representative = np.unique(roles.proc, return_index=True)[1]
-        # The number of a processor in the small graph, -1 where another stands for it.
+        # The number of each processor in the small graph, -1 where another stands for it.
         self.small_proc = np.full(len(roles.proc), -1)
         self.small_proc[self.representative] = np.arange(len(self.representative))
         self._number(np.flatnonzero(union.own), roles)
 
     def _number(self, own: np.ndarray, roles: Roles) -> None:
-        """Make a small task for each class that spans processors, else for each class and processor that is here."""
+        """Number a small task for each class of nodes that span processors, else for each class and kept processor."""
         union = self.union
         spans = union.spans[own]
         side = np.where(spans, 0, 1 + self.proc_class[union.home[own]])
         _, inverse = np.unique(mixed(roles.node[own], side), return_inverse=True)
-        _, alike = np.unique(roles.node[own], return_inverse=True)
-        # Ordered by the least number of its members, a class has on each engine the place that its members have.
+        _, node_class = np.unique(roles.node[own], return_inverse=True)
+        # Classes are ordered by their least members, so that each engine serves them in the order of their members.
         num = int(inverse.max(initial=-1)) + 1
         least = np.full((2, num), union.num_nodes)
         np.minimum.at(least[0], inverse, own)
         first = np.full(num, union.num_nodes)
-        np.minimum.at(first, alike, own)
-        least[1][inverse] = first[alike]
-        ours = self.small_proc[union.proc] >= 0
+        np.minimum.at(first, node_class, own)
+        least[1][inverse] = first[node_class]
+        kept = self.small_proc[union.proc] >= 0
         touches = np.zeros(union.num_nodes, bool)
-        touches[union.lane_node[ours]] = True
+        touches[union.lane_node[kept]] = True
         pick = np.full(num, union.num_nodes)
         np.minimum.at(pick, inverse[touches[own]], own[touches[own]])
         assert (pick < union.num_nodes).all(), "a class without a representative"
@@ -210,19 +207,19 @@ class _Small:
         self.place = np.full(union.num_nodes, -1)
         self.place[own] = rank[inverse] - self.pick_ptr[union.shape[own]]
         self.count = np.bincount(rank[inverse], minlength=num)
-        # A pass's task at a flow's port is here if its processor is; a transfer if it was picked.
-        theirs = np.flatnonzero(~union.own)
-        self.place[theirs] = self.place[union.alias[theirs]]
+        # A pass's task at a flow's port is here if its processor is, a transfer if it was picked.
+        ports = np.flatnonzero(~union.own)
+        self.place[ports] = self.place[union.alias[ports]]
         self.is_here = self.small_proc[union.home] >= 0
         self.is_here[own] = False
         self.is_here[self.picked] = True
 
 
 class _Assembly:
-    """The small tasks of all blocks, laid end to end."""
+    """The small graph, assembled from the small tasks of all blocks."""
 
     def __init__(
-        self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance], blocks: Sequence[Block], small: _Small,
+        self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance], blocks: Sequence[Block], small: _SmallTasks,
         keys: tuple, catalogue: Catalogue,
     ) -> None:  # fmt: skip
         self.steps, self.flows, self.small, self.union, self.keys = steps, flows, small, small.union, keys
@@ -231,44 +228,44 @@ class _Assembly:
         shapes, slots = zip(*blocks, strict=True)
         self.shape = np.fromiter(map(where.__getitem__, shapes), np.int64, len(blocks))
         self.base = pointer(np.diff(small.pick_ptr)[self.shape])
-        # For each block the blocks that `Shape.rel` counts: itself, then the passes that it touches.
+        # By block, the blocks that `Shape.rel` numbers: itself, then the passes that it touches.
         begin, touched = pointer([*map(len, slots)]), np.fromiter(chain.from_iterable(slots), np.int64)
         self.rel_ptr = begin + np.arange(len(begin))
         self.rel_block = np.insert(touched, begin[:-1], np.arange(len(blocks)))
 
-    def _spread(self, shape: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Entries, sorted by their shape, laid out for every block: (which entry, of which block)."""
+    def _in_every_block(self, shape: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Repeat entries, sorted by their shape, in every block of the shape: (entry, block)."""
         begin = np.searchsorted(shape, np.arange(len(self.union.shapes) + 1))
         counts = np.diff(begin)[self.shape]
         return runs(begin[self.shape], counts), np.repeat(np.arange(len(self.shape)), counts)
 
     def _task(self, node: np.ndarray, block: np.ndarray) -> np.ndarray:
-        """The task of the small graph for each of these nodes in each of these blocks."""
+        """The task of the small graph for each node in its block."""
         return self.base[self.rel_block[self.rel_ptr[block] + self.union.rel[node]]] + self.small.place[node]
 
     @cached_property
     def _tasks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each small task (its place among those picked, its node, its block)."""
-        pick, block = self._spread(self.union.shape[self.small.picked])
+        """(index in `picked`, node, block) of each task of the small graph."""
+        pick, block = self._in_every_block(self.union.shape[self.small.picked])
         return pick, self.small.picked[pick], block
 
     @cached_property
     def _buffers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each small buffer (which of the union it is, its block, its number in the whole graph)."""
+        """(buffer of the union, block, number in the whole graph) of each buffer of the small graph."""
         union, small = self.union, self.small
         kept = np.flatnonzero(small.small_proc[union.buffer_proc] >= 0)
-        entry, block = self._spread(union.buffer_shape[kept])
+        entry, block = self._in_every_block(union.buffer_shape[kept])
         local = kept[entry] - union.buffer_ptr[union.buffer_shape[kept[entry]]]
         return kept[entry], block, self.full.buffer_base[block - len(self.steps)] + local
 
     @cached_property
     def full(self) -> Layout:
-        """Where all tasks and buffers stand in the whole graph."""
+        """The numbers of all tasks and buffers in the whole graph."""
         return Layout(self.steps, self.flows, self._catalogue)
 
     @cached_property
     def where(self) -> Where:
-        """Which small ones stand for them: of tasks for those of flows only."""
+        """Which tasks, buffers and processors of the small graph stand for those of the whole; tasks only of flows."""
         union, small, full = self.union, self.small, self.full
         task, buffer = np.full(full.num_tasks, -1), np.full(full.num_buffers, -1)
         for number, begin in enumerate(full.flow_base[:-1].tolist(), len(self.steps)):
@@ -280,23 +277,23 @@ class _Assembly:
 
     @cached_property
     def candidates(self) -> Candidates:
-        """What of the small graph may go together."""
-        return buckets.candidates(self.steps, self.flows, self._of_steps())
+        """The tasks of the small graph that may be joined."""
+        return buckets.candidates(self.steps, self.flows, self._tasks_of_steps())
 
-    def _of_steps(self) -> Iterator[list[tuple[int, int]]]:
-        """The small tasks of each step: which of the step's each is, and its number."""
+    def _tasks_of_steps(self) -> Iterator[list[tuple[int, int]]]:
+        """By step, (task of the step, its number in the small graph) for each of its tasks there."""
         task = self.union.task[self._tasks[1]].tolist()
         for begin, end in pairwise(self.base[: len(self.steps) + 1].tolist()):
             yield list(zip(task[begin:end], range(begin, end)))
 
     def folded(self, ahead: int = 0) -> Folded:
-        """All blocks, where so many microbatches more are begun ahead."""
+        """The folded graph with `ahead` microbatches begun ahead."""
         need_ptr, needs = self._needs(ahead)
-        return replace(self._unbound, graph=replace(self._unbound.graph, need_ptr=need_ptr, needs=needs))
+        return replace(self._without_needs, graph=replace(self._without_needs.graph, need_ptr=need_ptr, needs=needs))
 
     @cached_property
-    def _unbound(self) -> Folded:
-        """The small graph in which nothing waits yet."""
+    def _without_needs(self) -> Folded:
+        """The folded graph without needs."""
         union, small, full = self.union, self.small, self.full
         pick, node, block = self._tasks
         lane_ptr, lanes = self._lanes(num_tasks := len(node))
@@ -320,7 +317,7 @@ class _Assembly:
         return Folded(graph, small.proc_class, small.representative, number, every, small.count[pick], lambda: rows)
 
     def _order(self, block: np.ndarray) -> np.ndarray:
-        """As in a composed graph."""
+        """int64[T]: the order of tasks, as in a composed graph."""
         starts, flows = np.arange(1, len(self.shape) + 1) << 40, np.flatnonzero(np.diff(self.base[len(self.steps) :]))
         slots = np.array([self.flows[n].slot for n in flows.tolist()], np.int64)
         starts[len(self.steps) + flows] = (slots + 1 << 40) + (flows + 1 << 20)
@@ -328,15 +325,15 @@ class _Assembly:
 
     def _lanes(self, num_tasks: int) -> tuple[np.ndarray, np.ndarray]:
         union, small = self.union, self.small
-        ours = np.flatnonzero((small.small_proc[union.proc] >= 0) & union.own[union.lane_node])
-        entry, block = self._spread(union.shape[union.lane_node[ours]])
-        at = ours[entry]
+        kept = np.flatnonzero((small.small_proc[union.proc] >= 0) & union.own[union.lane_node])
+        entry, block = self._in_every_block(union.shape[union.lane_node[kept]])
+        at = kept[entry]
         lane = small.small_proc[union.proc[at]] * NUM_LANES + union.lane[at] % NUM_LANES
         return compressed(self._task(union.lane_node[at], block), lane, num_tasks)
 
     def _needs(self, ahead: int) -> tuple[np.ndarray, np.ndarray]:
         here = np.flatnonzero(self.small.is_here[self.union.after])
-        entry, block = self._spread(self.union.shape[self.union.after[here]])
+        entry, block = self._in_every_block(self.union.shape[self.union.after[here]])
         at = here[entry]
         before, after = self._task(self.union.before[at], block), self._task(self.union.after[at], block)
         waits = stages.waits(self._rows, ahead)
@@ -344,7 +341,7 @@ class _Assembly:
 
     @cached_property
     def _rows(self) -> Rows:
-        """The steps, with the processors of the small tasks of each."""
+        """The steps, with the processors of the tasks of each that are in the small graph."""
         base = self.base[: len(self.steps) + 1]
         return Rows(self.steps, base, self.union.home[self._tasks[1][: base[-1]]])
 
@@ -353,13 +350,13 @@ class _Assembly:
         kept = np.flatnonzero(self.small.small_proc[union.buffer_proc] >= 0)
         place = np.full(union.num_buffers, -1)
         place[kept] = np.arange(len(kept)) - np.searchsorted(union.buffer_shape[kept], union.buffer_shape[kept])
-        ours = np.flatnonzero(place[union.use_buffer] >= 0)
-        entry, block = self._spread(union.shape[union.use_node[ours]])
-        at = ours[entry]
+        kept = np.flatnonzero(place[union.use_buffer] >= 0)
+        entry, block = self._in_every_block(union.shape[union.use_node[kept]])
+        at = kept[entry]
         return compressed(self._task(union.use_node[at], block), base[block] + place[union.use_buffer[at]], num_tasks)
 
     def _costs(self, node: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, tuple]:
-        """(the cost of each small task, the keys): a task that reads in strides has a key of its own."""
+        """(cost, cost_keys) of the small graph; a task that reads in strides has a key of its own."""
         frames: dict[int, dict[int, tuple[int, ...]]] = {}
         strided = self._at_ports([s.strided for s in self.union.shapes])
         for task, port, frame in strided:
@@ -373,7 +370,7 @@ class _Assembly:
         return cost, tuple(keys)
 
     def _private(self, node: np.ndarray, block: np.ndarray) -> np.ndarray:
-        """Private bytes; a task that adds to a result may need more than one that writes it."""
+        """int64[T]: private bytes; a task that adds to a result may need more than one that writes it."""
         adding: dict[int, set[int]] = {}
         for task, port in self._at_ports([s.adds for s in self.union.shapes]):
             adding.setdefault(task, set()).add(port)
@@ -386,7 +383,7 @@ class _Assembly:
         return private
 
     def _at_ports(self, rows: Sequence[Sequence[tuple]]) -> list[tuple]:
-        """What each shape says of steps' tasks by node, for those that are here, in all blocks: by small task."""
+        """Rows (task, ...) of the small graph, from rows (node, ...) by shape, for nodes here, in all blocks."""
         here = [
             (n, self.union.node_ptr[n] + row[0], row[1:])
             for n, of_shape in enumerate(rows)
@@ -395,6 +392,6 @@ class _Assembly:
         ]
         if not here:
             return []
-        entry, block = self._spread(np.array([n for n, _, _ in here]))
+        entry, block = self._in_every_block(np.array([n for n, _, _ in here]))
         tasks = self._task(np.array([node for _, node, _ in here])[entry], block)
         return [(task, *here[e][2]) for task, e in zip(tasks.tolist(), entry.tolist())]
