@@ -287,6 +287,28 @@ def test_labels_are_found_through_what_a_loss_makes_of_them(orders: tuple[int, .
     assert truths(g, g.inputs) == {"s0": "y0", "s1": "y1", "one": "n", "s2": "y2"}
 
 
+@pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.parametrize("form", ["slice", "pad", "mean"])
+def test_what_is_compared_elsewhere_is_no_label(form: str, is_own: bool) -> None:
+    """As where a sequence is its own label, a place further on: at its own place it is what was seen."""
+    g = Graph("moved", "float64")
+    x, z, y = (g.input(n, (4, 6), "b s", "int32") for n in ("x", "z", "y"))
+    said, other = (g.linear(n, g.embedding(f"e{n}", x, rows=3, features=3), features=3) for n in ("said", "other"))
+    label = x if is_own else z
+    real = g.real("real", label)
+    if form == "slice":
+        loss = g.cross_entropy("loss", g.slice("behind", said, 1, 0, 5), g.slice("ahead", label, 1, 1, 6))
+    elif form == "pad":
+        loss = g.mse("loss", g.pad("early", g.sum("sums", said, dims=(2,)), 1, 3, 0), g.pad("late", real, 1, 0, 3))
+    else:
+        loss = g.mse("loss", g.mean("of_said", said, dims=(1, 2)), g.mean("of_label", real, dims=(1,)))
+    g.minimise(g.add("total", loss, g.cross_entropy("beside", other, y)))
+    g.outputs = ["other", "said"]
+    assert truths(g, g.inputs) == {"other": "y"}
+    g.outputs = ["said"]
+    assert not is_own or truths(g, ["x"]) == {}
+
+
 @pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize("form", ["mul", "masked", "told apart", "weighed", "twice"])
 def test_a_mask_is_no_label(form: str, is_first: bool) -> None:

@@ -108,10 +108,18 @@ def _compared_with(graph: Graph, output: str) -> list[str]:
             if one - other == {judged} and len(other - one) == 1 and (one & other).issubset(graph.inputs):
                 found[node.op.name in WEIGHING] += (other - one).intersection(graph.inputs)
         made = set().union(*known)
-        # classes are told apart by the last dim of the output as it is: behind moved dims by another
-        is_apart = len(known) < len(of) or len(made) > MOST_SOURCES or (judged in made and node.op.name == "transpose")
-        sources |= {name: None if is_apart else made for name in node.outputs if name != judged}
+        is_much = len(known) < len(of) or len(made) > MOST_SOURCES or not _keeps_places(node)
+        sources |= {name: None if is_much else made for name in node.outputs if name != judged}
     return found[False] + found[True]
+
+
+def _keeps_places(node: Node) -> bool:
+    """Whether what a node gives at a place comes from the same place, as a slice's does not. Classes are told apart by
+    the last dim of an output: behind moved dims by another.
+    """
+    a = node.alignment
+    read = {axis for operand in a.operands for axis in operand.axes if a.extents[axis] > 1}
+    return node.op.name != "transpose" and read.issubset(a.results[0].axes)
 
 
 def _judged(graph: Graph, output: str) -> Tensor:
