@@ -287,6 +287,20 @@ def test_labels_are_found_through_what_a_loss_makes_of_them(orders: tuple[int, .
     assert truths(g, g.inputs) == {"s0": "y0", "s1": "y1", "one": "n", "s2": "y2"}
 
 
+@pytest.mark.parametrize("orders", list(itertools.permutations(range(3))))
+def test_shares_have_the_labels_of_the_scores_that_they_are_made_of(orders: tuple[int, ...]) -> None:
+    """A loss takes these, and of inputs that fit alike only one is compared with them, in whatever order they stand."""
+    g = Graph("shares", "float64")
+    x = g.input("x", (4, 3), "b i")
+    labels = {n: g.input(f"y{n}", (4,), "b", "int32") for n in orders}
+    scores = {n: g.linear(f"s{n}", x, features=2 + n) for n in range(3)}
+    losses = [g.cross_entropy(f"l{n}", scores[n], labels[n]) for n in range(3)]
+    g.minimise(g.add("loss", losses[0], g.add("rest", losses[1], losses[2])))
+    ends = [g.softmax("p0", scores[0]), g.reshape("p1", g.softmax("q1", scores[1]), "b c -> b (c k)", k=1), scores[2]]
+    g.outputs = [end.name for end in ends]
+    assert truths(g, g.inputs) == {"p0": "y0", "p1": "y1", "s2": "y2"}
+
+
 @pytest.mark.parametrize("is_own", [False, True])
 @pytest.mark.parametrize("form", ["slice", "pad", "mean"])
 def test_what_is_compared_elsewhere_is_no_label(form: str, is_own: bool) -> None:

@@ -24,6 +24,8 @@ MOST_CLASSES = 100
 MOST_SOURCES = 4
 # Operators that give an output weights, or leave some of it out.
 WEIGHING = ("mul", "div", "masked")
+# Operators that make an output of the scores that a loss takes.
+SHARES = ("softmax", "safe_softmax", "log_softmax", "sigmoid", "reshape")
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,19 @@ def labels_of(graph: Graph) -> str | None:
 
 
 def _compared_with(graph: Graph, output: str) -> list[str]:
-    """The inputs that nodes compare with an output: those that read two things, made alike but for the output in the
-    one and the input in the other, as where a loss weighs classes or masks samples. What an output is only multiplied
-    by comes last: that may be its weight.
+    """The inputs that a loss holds against an output, or against the scores of which it makes shares."""
+    found, makers = _held_against(graph, _judged(graph, output).name), {n.name: n for n in graph.nodes.values()}
+    while (maker := makers.get(output)) is not None and maker.op.name in SHARES:
+        output = maker.inputs[0]
+        found += _held_against(graph, output)
+    return found
+
+
+def _held_against(graph: Graph, judged: str) -> list[str]:
+    """The inputs that nodes compare with a tensor: those that read two things, made alike but for the tensor in the
+    one and the input in the other, as where a loss weighs classes or masks samples. What a tensor is only multiplied by
+    comes last: that may be its weight.
     """
-    judged = _judged(graph, output).name
     found: dict[bool, list[str]] = {False: [], True: []}
     # Of what each tensor is made, beside states; None of what is of too much to be what is compared.
     sources: dict[str, set[str] | None] = {name: {name} for name in (*graph.inputs, judged)}
