@@ -64,7 +64,7 @@ def test_what_was_foreseen_changes_nothing(seed: int) -> None:
         wrong = [chain._replace(num_proposals=chain.num_proposals + 1) for chain in asked[right:]]
         for guess in (asked[:right] + wrong + asked, asked[:right]):
             chains = Chains(sketch, capacity, seed)
-            chains.foresee(guess)
+            chains.prefetch(guess)
             assert found(chains, asked) == known, right
 
 
@@ -72,7 +72,7 @@ def test_threads_are_patient_again_once_nobody_walks() -> None:
     sketch, plans, capacity = fresh()
     before = sys.getswitchinterval()
     chains = Chains(sketch, capacity, 0)
-    chains.foresee([Chain(plans[0], False, 100, False)] * 3)
+    chains.prefetch([Chain(plans[0], False, 100, False)] * 3)
     try:
         assert sys.getswitchinterval() <= before
     finally:
@@ -94,7 +94,7 @@ def test_walks_that_ask_what_others_change_are_not_foreseen(monkeypatch: pytest.
         sketch._works.is_plain = is_plain
         chains = Chains(sketch, capacity, 0)
         chain = Chain(plans[0], False, 50, False)
-        chains.foresee([chain] * 3)
+        chains.prefetch([chain] * 3)
         found(chains, [chain] * 3)
     here = threading.current_thread().name
     assert len(names) == 6 and {*names[:3]} != {here} and names[3:] == [here] * 3
@@ -116,19 +116,19 @@ def test_who_waits_for_a_chain_walks_those_that_wait(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Sketch, "trail", noted)
     monkeypatch.setattr("castile.planner.sketch.chains.num_cores", lambda: 2)
     chains = Chains(sketch, capacity, 0)
-    chains.foresee(asked)
+    chains.prefetch(asked)
     assert found(chains, asked) == known
     assert 0 < names.count(here) < len(names) == len(asked)
 
 
 def test_a_search_is_the_same_whatever_was_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(guess: Callable[[Sequence[Chain]], Sequence[Chain]]) -> tuple[bytes, object, int]:
-        monkeypatch.setattr(Chains, "foresee", lambda self, chains: foresee(self, guess(chains)))
+        monkeypatch.setattr(Chains, "prefetch", lambda self, chains: foresee(self, guess(chains)))
         machine = machines.parse(MACHINE)
         told = search("mcmc", Evaluator(lowered(machine), CostModel(machine)), "6000+", 1)
         return encode(told.strategy), told.history, told.num_proposals
 
-    foresee, guesses = Chains.foresee, list[int]()
+    foresee, guesses = Chains.prefetch, list[int]()
     known = run(lambda chains: guesses.append(len(chains)) or chains)
     assert guesses == [2]
     assert known == run(lambda chains: []) == run(lambda chains: chains[:1] + chains[:1])
@@ -138,8 +138,8 @@ def test_a_search_asks_for_what_it_foresaw_though_simulating_puts_known_plans_in
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     foreseen, asked = list[Chain](), list[Chain]()
-    foresee, walk = Chains.foresee, Chains.walk
-    monkeypatch.setattr(Chains, "foresee", lambda self, chains: foreseen.extend(chains) or foresee(self, chains))
+    foresee, walk = Chains.prefetch, Chains.walk
+    monkeypatch.setattr(Chains, "prefetch", lambda self, chains: foreseen.extend(chains) or foresee(self, chains))
     monkeypatch.setattr(Chains, "walk", lambda self, chain: asked.append(chain) or walk(self, chain))
     machine = machines.parse(MACHINE)
     told = search("mcmc", Evaluator(Lowering(models.parse("alexnet").graph(1024), machine), CostModel(machine)), "8000")

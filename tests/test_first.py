@@ -59,7 +59,7 @@ beside = {*compiled}
 from castile.launch.__main__ import main
 assert main(["plan", "gpt", "--machine", "dgx-h100:nodes=1", "--budget", "200", "--json"]) == 0
 here = {module for module, _ in compiled - beside}
-assert "castile.planner.sketch.loops" in here and not [one for one in here if "simulat" in one], compiled - beside
+assert "castile.planner.sketch.metropolis" in here and not [one for one in here if "simulat" in one], compiled - beside
 """
 
 

@@ -21,7 +21,7 @@ from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.lowering.template import Templates
 from castile.planner.op import find
-from castile.planner.sketch import changes, loops, sweep
+from castile.planner.sketch import metropolis, moves, sweep
 from castile.planner.sketch import sketch as sketches
 from castile.planner.sketch.arrays import Classes
 from castile.planner.sketch.layouts import LayoutTable
@@ -171,7 +171,7 @@ def test_classes_of_processors_stand_for_all_of_them(machine: Machine | str, mon
         few.append(sketch.classes.num_first[0] < len(sketch.type_of))
     found = walked(sketch, start, 100, 0.2)
     monkeypatch.setattr(sketches, "can_compile", lambda: False)
-    monkeypatch.setattr(loops, "classed", alone)
+    monkeypatch.setattr(metropolis, "find_classes", alone)
     sketches._bodies.cache_clear()
     assert [sketch.seconds(plan) for plan in plans] == pytest.approx(fast, rel=1e-12)
     again = walked(sketch, start, 100, 0.2)
@@ -291,7 +291,7 @@ def test_a_move_gives_nodes_configs_of_their_own_and_tells_which(model: str, mac
     plan, (nodes, old) = sketch.number(start), np.zeros((2, len(start)), np.int64)
     for i in range(len(draws)):
         before = plan.copy()
-        count = changes.changed(i, draws, plan, sketch.program, sketch.spaces, sketch.choices, nodes, old)
+        count = moves.make_move(i, draws, plan, sketch.program, sketch.spaces, sketch.choices, nodes, old)
         assert sorted(nodes[:count]) == np.flatnonzero(plan != before).tolist()
         assert np.array_equal(before[nodes[:count]], old[:count])
         assert np.all((first[sketch.program.space] <= plan) & (plan < first[sketch.program.space + 1]))
@@ -304,7 +304,7 @@ def test_nodes_that_are_alone_of_their_kind_come_as_often_as_many_that_are_alike
     choices, kinds = sketch.choices, sketch._kinds.tolist()
     assert sorted(choices.kind.tolist()) == list(range(len(start)))
     draws = np.random.default_rng(7).random((4000, 2))
-    seen = Counter(int(changes.rare(u, v, choices)) for u, v in draws)
+    seen = Counter(int(moves.node_of_any_kind(u, v, choices)) for u, v in draws)
     of_kind = Counter(kinds[n] for n in seen.elements())
     sizes = Counter(kinds)
     assert len(seen) == len(start) and min(sizes.values()) == 1 and max(sizes.values()) > 8
@@ -316,11 +316,11 @@ def test_a_node_alone_of_its_kind_is_moved_by_a_search() -> None:
     alone = int(np.bincount(sketch._kinds)[sketch._kinds].argmin())
     draws, plan = np.random.default_rng(8).random((4000, NUM_DRAWS)), sketch.number(start)
     nodes, old = np.zeros((2, len(plan)), np.int64)
-    moved, share = 0, changes.BY_KIND
+    moved, share = 0, moves.BY_KIND
     draws[:, 0], draws[:, 3] = 0.0, share / 2
     for i in range(len(draws)):
         before = plan.copy()
-        count = changes.changed(i, draws, plan, sketch.program, sketch.spaces, sketch.choices, nodes, old)
+        count = moves.make_move(i, draws, plan, sketch.program, sketch.spaces, sketch.choices, nodes, old)
         assert count <= 1
         moved += count == 1 and nodes[0] == alone
         plan = before
@@ -333,18 +333,18 @@ def test_configs_that_go_elsewhere_are_cut_alike_but_for_one_axis(machine: str) 
     found: Counter[int] = Counter()
     for kind in range(len(sketch.spaces.first) - 1):
         every = range(sketch.spaces.first[kind], sketch.spaces.first[kind + 1])
-        for c, turn in itertools.product(every, range(changes.NUM_TURNS)):
-            d, where = changes.turned(c, turn, kind, sketch.spaces, sketch.choices), turn // changes.NUM_WAYS
+        for c, turn in itertools.product(every, range(moves.NUM_RELOCATIONS)):
+            d, where = moves.cached_relocation(c, turn, kind, sketch.spaces, sketch.choices), turn // moves.NUM_WAYS
             if d >= 0:
                 here, there = (sketch.table.config(kind, x) for x in (c, d))
                 mine, theirs = sorted(here.procs), sorted(there.procs)
                 half = len(mine) // 2
-                wanted = {changes.LOWER: mine[:half], changes.UPPER: mine[half:]}
-                assert theirs == wanted.get(where, theirs) and (where != changes.TWICE or set(mine) < set(theirs))
-                assert where != changes.OTHERS or not set(mine) & set(theirs)
+                wanted = {moves.LOWER: mine[:half], moves.UPPER: mine[half:]}
+                assert theirs == wanted.get(where, theirs) and (where != moves.TWICE or set(mine) < set(theirs))
+                assert where != moves.OTHERS or not set(mine) & set(theirs)
                 degrees = [(*(x.degree(a) for a in sketch.table.axes[kind]), x.replicas) for x in (here, there)]
                 ratios = sorted(b / a for a, b in zip(*degrees) if a != b)
-                assert ratios == {changes.OTHERS: [], changes.TWICE: [2]}.get(where, [0.5])
+                assert ratios == {moves.OTHERS: [], moves.TWICE: [2]}.get(where, [0.5])
                 found[where] += 1
     assert min(found[where] for where in range(4)) > 20
 
@@ -356,7 +356,7 @@ def test_a_region_goes_where_its_first_node_goes() -> None:
     nodes, old = np.zeros((2, len(start)), np.int64)
     for i in range(len(draws)):
         plan = sketch.number(start)
-        count = changes.changed(i, draws, plan, sketch.program, sketch.spaces, sketch.choices, nodes, old)
+        count = moves.make_move(i, draws, plan, sketch.program, sketch.spaces, sketch.choices, nodes, old)
         places = {
             frozenset(config.procs) for n, config in enumerate(sketch.configs(plan).values()) if n in nodes[:count]
         }
@@ -381,13 +381,13 @@ def test_memory_that_is_short_turns_a_walk_to_plans_that_fit() -> None:
 def test_a_coarse_walk_moves_a_group_or_a_node(model: str) -> None:
     sketch, start = sketched(model)
     draws = np.random.default_rng(5).random((300, NUM_DRAWS))
-    coarse, choices = changes.coarsened(draws), sketch.choices
+    coarse, choices = moves.coarse_draws(draws), sketch.choices
     assert np.all((coarse >= 0) & (coarse < 1)) and not np.array_equal(coarse, draws)
     ends = zip(choices.group_ptr[:-1].tolist(), choices.group_ptr[1:].tolist(), strict=True)
     groups = [set(choices.group[begin:end].tolist()) for begin, end in ends]
     plan, (nodes, old), counts = sketch.number(start), np.zeros((2, len(start)), np.int64), []
     for i in range(len(coarse)):
-        count = changes.changed(i, coarse, plan, sketch.program, sketch.spaces, choices, nodes, old)
+        count = moves.make_move(i, coarse, plan, sketch.program, sketch.spaces, choices, nodes, old)
         moved = set(nodes[:count].tolist())
         counts.append(count)
         assert count < 2 or any(moved <= g and len({*plan[[*g]].tolist()}) == 1 for g in groups)

@@ -93,7 +93,7 @@ def begin(
     until, count = 1 - _simulated_share(evaluator, budget), NUM_CHAINS
     if budget.proposals is not None:
         count = min(count, int(until * budget.proposals) // CHAIN)
-    chains.foresee([_chain(starts[number % len(starts)], number, CHAIN) for number in range(count)])
+    chains.prefetch([_chain(starts[number % len(starts)], number, CHAIN) for number in range(count)])
     return chains
 
 

@@ -1,6 +1,6 @@
-"""The flat arrays of a sketch. Data only: what fills them and what works on them is in the other modules.
+"""The flat arrays of a sketch. It is data only: the other modules fill the arrays and work on them.
 
-Words that are used throughout this package:
+Terms of this package:
 
   Config    how one node is cut and placed. All Configs of all spaces are numbered through, 0 to C - 1; a plan is one
             number for each node
@@ -17,7 +17,7 @@ Words that are used throughout this package:
         pass 2 --end--+                 +--read-- pass 4
 
   block     STRIDE passes that follow each other in the program. Before each block the state of all processors is noted
-  kept, tried    the plan that a walk is at, and the changed plan that it looks at: the first is not lost before the
+  kept, tried    the present plan of a walk, and the changed plan that is being timed: the first is kept until the
             second is accepted
 
 Letters for sizes: K spaces, C Configs, A axes of the widest space, L layouts, D dims, S steps (passes) of the program,
@@ -195,7 +195,7 @@ class Prices(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Where a step is worked out: the state while that goes on, and what is noted of the kept and the tried plan.
+    """The arrays in which a step is timed: the present state, and what is noted of the kept and the tried plan.
 
     The state:
     free[P], link[P], waited[P]   when a processor and its links are free, and for how long it has waited so far
@@ -227,7 +227,7 @@ class Room(NamedTuple):
     micro[2, 2]                 when the first microbatch begins, and the seconds that it takes
     num_stages[2], rounds[2]    pipeline stages, and how often they take turns
     work[P], held[P], kept[P]   seconds of kernels in the whole step; bytes; how many of these are of one microbatch
-    leader[P]                   of `classes.staged`: a processor of the same stage, -1 for one that does nothing
+    leader[P]                   of `classes.find_stages`: a processor of the same stage, -1 for one that does nothing
     entries[2]                  entries in the table of `Prices`; a number that none in `last_read` is above
     offsets, others, scratch    of `prices.price`
     """
@@ -268,7 +268,7 @@ class Room(NamedTuple):
 
 
 class Classes(NamedTuple):
-    """Processors that all Configs of a plan name alike fare alike: only the first of each class is looked at.
+    """Classes of processors that all Configs of a plan name equally often: only the first of each class is simulated.
 
     sign[P]         equal for processors of one class: the sum of the salts of the bags that nodes lie on
     side[0]         0 or 1: which of the two entries below is of the kept plan; the other is of the tried one
@@ -290,11 +290,11 @@ class Classes(NamedTuple):
 
 
 class Log(NamedTuple):
-    """What a proposal changes, and what it was before, so that it can be taken back.
+    """The values before a proposal of what it changes, so that it can be undone.
 
     work[P], held[P], kept[P], sign[P]      of `Room` and `Classes` before it
-    num_reads[0]                    of reads whose transfers are to be found anew
-    read[E], transfer[E], brought_by[E]     these reads, and what was known of them
+    num_reads[0]                    the number of reads whose transfers are to be found again
+    read[E], transfer[E], brought_by[E]     these reads, and their earlier values in `Room`
     proposal[0]                     the number of the proposal
     changed_in[N], visited_in[F]    the last proposal that changed a node, or had to do with a flow
     """
@@ -313,16 +313,16 @@ class Log(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """What a walk may change: groups of nodes, and the nodes beside each.
+    """Groups and neighbours of nodes, for the moves of a walk.
 
-    kind_ptr[K+1], kind     nodes that cost alike
-    group_ptr[G+1], group   nodes that may change together, all of one kind
+    kind_ptr[K+1], kind     the nodes of a kind
+    group_ptr[G+1], group   the nodes of a group, all of one space, which may change together
     beside_ptr[N+1], beside     neighbours of a node
-    same[W, A]      by way from a node to a neighbour: for an axis of the neighbour the axis of the node that runs
+    along[W, A]     by way from a node to a neighbour: for an axis of the neighbour the axis of the node that runs
                     along it, -1 where none does
-    like_ptr[W], like   2 + the Config of the neighbour that is like a Config of the node, which is to be added to
-                    like_ptr; 1 where none is, 0 before it is looked for
-    turned[NUM_TURNS * C]   the same of Configs on other processors, by the way there and the Config
+    match_ptr[W], match     a cache: match[match_ptr[w] + c] is 2 + the Config of the neighbour that matches Config c of
+                    the node; 1 where none does, 0 before it is known
+    relocated[NUM_RELOCATIONS * C]  the same of Configs on other processors, by relocation and Config
     """
 
     kind_ptr: np.ndarray
@@ -331,19 +331,19 @@ class Choices(NamedTuple):
     group: np.ndarray
     beside_ptr: np.ndarray
     beside: np.ndarray
-    same: np.ndarray
-    like_ptr: np.ndarray
-    like: np.ndarray
-    turned: np.ndarray
+    along: np.ndarray
+    match_ptr: np.ndarray
+    match: np.ndarray
+    relocated: np.ndarray
 
 
 class Worth(NamedTuple):
-    """What walks make small: (base + rate * seconds) * (1 + penalty * by what share a processor lacks memory)."""
+    """The energy that walks minimize: (base + rate * seconds) * (1 + penalty * the share of memory that is lacking)."""
 
     base: float
     rate: float
     penalty: float
 
 
-# What loops take by reference.
+# Records that compiled loops take by reference.
 RECORDS = (Spaces, Layouts, Links, Program, Uses, Prices, Room, Classes, Log, Choices, Worth)

@@ -1,6 +1,6 @@
-"""What a walk may change: the groups and neighbours of `planner/choices/moves`, as arrays, in groups of one space.
+"""Groups and neighbours of nodes for the moves of a walk, as flat arrays; nodes of a group share a space.
 
-It does not know what changes are made, nor what they cost.
+It does not know which moves are made, nor what they cost.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from castile.planner.choices.neighbours import neighbours_of
 from castile.planner.lower import Lowering
 from castile.planner.lowering.rows import numbered, pointer
 from castile.planner.sketch.arrays import Choices
-from castile.planner.sketch.changes import NUM_TURNS
+from castile.planner.sketch.moves import NUM_RELOCATIONS
 from castile.planner.sketch.spaces import SpaceTable
 
 
@@ -27,26 +27,26 @@ def choices_of(lowering: Lowering, kinds: np.ndarray, spaces: np.ndarray, table:
             of_space.setdefault(space_of[n], []).append(n)
         groups += [some for some in of_space.values() if len(some) > 1]
     pairs = neighbours_of(graph, lowering.templates.node_kind)
-    # Most pairs of neighbours are alike in their spaces, and in which axis runs along which.
+    # Most pairs of neighbours have equal spaces, and equal pairs of axes along each other.
     here, there, count = spaces[pairs.node], spaces[pairs.other], len(table.axes)
     way, first = numbered((pairs.way * count + here) * count + there)
     ways = np.stack([here, there, pairs.way])[:, first].T.tolist()
-    same, like_ptr = np.full((max(len(ways), 1), table.width), -1), np.zeros(max(len(ways), 1), np.int64)
+    along, match_ptr = np.full((max(len(ways), 1), table.width), -1), np.zeros(max(len(ways), 1), np.int64)
     tables: dict[object, int] = {}
     size = 0
-    for k, (mine, other, along) in enumerate(ways):
+    for k, (mine, other, pairing) in enumerate(ways):
         ours, theirs = table.axes[mine], table.axes[other]
-        for axis, beside in pairs.along[along].items():
+        for axis, beside in pairs.along[pairing].items():
             if beside in theirs and axis in ours:
-                same[k, theirs.index(beside)] = ours.index(axis)
-        key = mine, other, same[k].tobytes()
+                along[k, theirs.index(beside)] = ours.index(axis)
+        key = mine, other, along[k].tobytes()
         if key not in tables:
             tables[key] = size - int(table.first[mine])
             size += int(table.first[mine + 1] - table.first[mine])
-        like_ptr[k] = tables[key]
+        match_ptr[k] = tables[key]
     return Choices(
         pointer(np.bincount(kinds)), np.argsort(kinds, kind="stable"),
         pointer([len(group) for group in groups]), np.array([n for group in groups for n in group], np.int64),
-        pointer(np.bincount(pairs.node, minlength=len(number))), pairs.other, same[way], like_ptr[way],
-        np.zeros(size, np.int64), np.zeros(NUM_TURNS * int(table.first[-1]), np.int64),
+        pointer(np.bincount(pairs.node, minlength=len(number))), pairs.other, along[way], match_ptr[way],
+        np.zeros(size, np.int64), np.zeros(NUM_RELOCATIONS * int(table.first[-1]), np.int64),
     )  # fmt: skip

@@ -1,15 +1,15 @@
 """Classes of processors, and pipeline stages.
 
-Two processors that every Config of a plan names alike do the same at the same time, so a sketch looks at one of each
-class: under data parallelism on 64 processors at one of the 64. Compiled where it can be. It does not know what they
-do.
+Two processors that every Config of a plan names equally often do the same at the same time, so a sketch simulates one
+of each class: under data parallelism on 64 processors, one of the 64. Compiled where numba is installed. It does not
+know what processors do.
 """
 
 from __future__ import annotations
 
 
-def classed(side, classes):  # type: ignore[no-untyped-def]
-    """Find the classes: processors of equal sign, which is the sum of random numbers of the bags that name them."""
+def find_classes(side, classes):  # type: ignore[no-untyped-def]
+    """Find the classes of processors: those of equal sign, which is the sum of the salts of the bags that name them."""
     count = 0
     for p in range(len(classes.sign)):
         classes.first[side, p] = p
@@ -24,12 +24,12 @@ def classed(side, classes):  # type: ignore[no-untyped-def]
     classes.state[side] += 1
 
 
-def staged(side, plan, program, spaces, classes, room):  # type: ignore[no-untyped-def]
-    """Find how many stages a plan has, as `planner/lowering/stages` defines them, and in how many rounds they take
-    turns (interleaved pipelines); 1 where the batch is not cut into microbatches.
+def find_stages(side, plan, program, spaces, classes, room):  # type: ignore[no-untyped-def]
+    """Find the number of pipeline stages of a plan (`planner/lowering/stages`), and of rounds in which they take turns
+    (interleaved pipelines); 1 without microbatches.
 
-    Stages are sets of processors that no node spans, found by union-find over the bags. Rounds are counted as if all
-    stretches of nodes on one stage had as much to do: a short stretch hardly counts.
+    Stages are sets of processors that no node spans, found by union-find over the bags. The number of rounds weighs
+    stretches of nodes on one stage by their work: a short stretch hardly counts.
     """
     room.num_stages[1], room.rounds[1], num_first = 1, 1.0, classes.num_first[side]
     if program.micro_steps[1] == len(program.node) or num_first == 1:
@@ -42,7 +42,7 @@ def staged(side, plan, program, spaces, classes, room):  # type: ignore[no-untyp
             continue
         bag, first = spaces.proc_bag[plan[n]], -1
         if classes.listed_in[side, bag] != classes.state[side]:
-            enlist(bag, plan[n], side, spaces, classes)
+            list_firsts(bag, plan[n], side, spaces, classes)
         for k in range(spaces.bag_ptr[bag], spaces.bag_ptr[bag] + classes.size[side, bag]):
             p = classes.listed[side, k]
             if room.leader[p] < 0:
@@ -72,8 +72,8 @@ def staged(side, plan, program, spaces, classes, room):  # type: ignore[no-untyp
         room.rounds[1] = max(1.0, every * every / (squares * found))
 
 
-def enlist(bag, c, side, spaces, classes):  # type: ignore[no-untyped-def]
-    """List the first processor of each class among those of Config c, whose bag has this number."""
+def list_firsts(bag, c, side, spaces, classes):  # type: ignore[no-untyped-def]
+    """List the first processor of each class among those of Config c, which has this bag."""
     at = spaces.bag_ptr[bag]
     for k in range(spaces.proc_ptr[c], spaces.proc_ptr[c + 1]):
         p = spaces.procs[k]
@@ -84,4 +84,4 @@ def enlist(bag, c, side, spaces, classes):  # type: ignore[no-untyped-def]
     classes.listed_in[side, bag] = classes.state[side]
 
 
-PARTS = (classed, staged, enlist)
+PARTS = (find_classes, find_stages, list_firsts)

@@ -1,7 +1,7 @@
-"""Contents: what lies where, as numbers that are equal where the same processors hold the same boxes.
+"""Contents: numbers of layouts under Configs, equal where the same processors hold the same boxes.
 
-Hashes of layouts under Configs, and the table in which these and the seconds of transfers are kept. Compiled where it
-can be. The words and arrays are those of `arrays`. It does not know what transfers cost.
+They are found by hashes, in the hash table that also holds the seconds of transfers. Compiled where numba is installed.
+Terms and arrays are those of `arrays`. It does not know what transfers cost.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ PATTERN, CONTENT = 1 << 61, 1 << 62
 
 
 def index(number):  # type: ignore[no-untyped-def]
-    """A number that is not negative; an unsigned one in what is compiled.
+    """A non-negative number as an index; unsigned in compiled code.
 
-    Arrays that are asked with signed numbers look each time whether they count from the end: a third of a sweep.
+    With a signed index compiled code tests whether it counts from the end, which takes a third of a sweep.
     """
     return number
 
 
 def hashed(state, value):  # type: ignore[no-untyped-def]
-    """A hash, of 42 bits, of a number below 2**42 after others."""
+    """The 42-bit hash `state` of earlier numbers, extended by a number below 2**42."""
     state = ((state ^ value) * 1000003 + 7) & MASK
     return state ^ (state >> 19)
 
 
 def content(layout, c, kind_axes, spaces, layouts, coords):  # type: ignore[no-untyped-def]
-    """A hash of which processor holds which box of a layout under Config c, whichever part it is of."""
+    """A hash of the pairs of a processor and the box that it holds of a layout under Config c, in any order."""
     found, replicas, begin = 1, spaces.replicas[c], spaces.proc_ptr[c]
     for a in range(kind_axes):
         coords[a] = 0
@@ -37,7 +37,7 @@ def content(layout, c, kind_axes, spaces, layouts, coords):  # type: ignore[no-u
             at = layouts.table[layout, d, spaces.rank[c, a] if a >= 0 else 0] + (coords[a] if a >= 0 else 0)
             box = hashed(hashed(box, layouts.lo[at]), layouts.hi[at])
         for at in range(begin + part * replicas, begin + (part + 1) * replicas):
-            # A sum, as the order of parts does not matter.
+            # A sum does not depend on the order of parts.
             found = (found + hashed(box, spaces.procs[at] + 1)) & MASK
         a = kind_axes - 1
         while a >= 0 and coords[a] == spaces.degree[c, a] - 1:
@@ -49,9 +49,7 @@ def content(layout, c, kind_axes, spaces, layouts, coords):  # type: ignore[no-u
 
 
 def pattern(layout, c, kind_axes, spaces, layouts):  # type: ignore[no-untyped-def]
-    """A hash of all that `price` looks at of a layout under a Config: blocks and parts in their order, and their
-    processors.
-    """
+    """A hash of all that transfers depend on in a layout under a Config: blocks and parts in order, and processors."""
     found = hashed(spaces.replicas[c], layouts.dims[layout])
     for d in range(layouts.dims[layout]):
         a = layouts.axis[layout, d]
@@ -73,7 +71,7 @@ def pattern(layout, c, kind_axes, spaces, layouts):  # type: ignore[no-untyped-d
 
 
 def slot_of(key, keys):  # type: ignore[no-untyped-def]
-    """Where a key is in the table, or is to be put."""
+    """The slot of a key in the hash table, or the free slot for it."""
     slot = index(hashed(hashed(1, key & MASK), key >> 42) & (len(keys) - 1))
     while keys[slot] != 0 and keys[slot] != key:
         slot = index((slot + 1) & (len(keys) - 1))
@@ -81,7 +79,7 @@ def slot_of(key, keys):  # type: ignore[no-untyped-def]
 
 
 def first_under(key, number, prices, room):  # type: ignore[no-untyped-def]
-    """The number that was put first under a key; this one is, where the key is new."""
+    """The number stored under a key; this number is stored where the key is new."""
     slot = slot_of(key, prices.keys)
     if prices.keys[slot] == 0:
         prices.keys[slot], prices.values[slot] = key, number
@@ -90,9 +88,7 @@ def first_under(key, number, prices, room):  # type: ignore[no-untyped-def]
 
 
 def identify(layout, c, kind_axes, spaces, layouts, prices, room):  # type: ignore[no-untyped-def]
-    """Find `pattern` and `content` of a layout under a Config: the first places in the tables whose hashes are the
-    same.
-    """
+    """Find `Prices.pattern` and `Prices.content` of a layout under a Config: the first places with equal hashes."""
     at = layouts.base[layout] + c
     first = first_under(PATTERN | pattern(layout, c, kind_axes, spaces, layouts), at + 1, prices, room)
     prices.pattern[at] = first
@@ -104,7 +100,7 @@ def identify(layout, c, kind_axes, spaces, layouts, prices, room):  # type: igno
 
 
 def contents(layout, c, kind_axes, spaces, layouts, prices, room):  # type: ignore[no-untyped-def]
-    """A number for what lies where: equal for two layouts and Configs where the same processors hold the same boxes."""
+    """The content of a layout under a Config, a number: equal where the same processors hold the same boxes."""
     at = index(layouts.base[layout] + c)
     if prices.content[at] == 0:
         identify(layout, c, kind_axes, spaces, layouts, prices, room)
@@ -112,7 +108,7 @@ def contents(layout, c, kind_axes, spaces, layouts, prices, room):  # type: igno
 
 
 def rehashed(old_keys, old_values, keys, values):  # type: ignore[no-untyped-def]
-    """Put the entries of a table into another."""
+    """Insert the entries of a hash table into a larger one."""
     for k in range(len(old_keys)):
         slot = slot_of(old_keys[k], keys)
         keys[slot], values[slot] = old_keys[k], old_values[k]

@@ -1,6 +1,6 @@
-"""Which known plans are worth simulating: not those that a sketch puts far behind the best.
+"""Screening of known plans by a sketch: plans whose estimates are far behind the best are not simulated.
 
-It does not know what they take; of those that are left the simulator says so.
+It does not know how the plans that are left are simulated.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from castile.planner.evaluation.budget import Budget
 from castile.planner.evaluation.evaluated import PENALTY
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.pieces import in_pieces
-from castile.planner.sketch.blocked import blocked
+from castile.planner.sketch.blocking import blocked_seconds
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.strategy import Config, Strategy
 
-# A search that proposes fewer than LEAST parts in all does without sketches: to simulate these takes a second, to
-# compile a sketch's loops several. Known plans of SLOW parts are sketched first in any search: each takes a second to
-# simulate.
+# A search that proposes fewer than LEAST parts in all uses no sketch: simulating these takes a second, compiling a
+# sketch's loops several. Known plans of SLOW parts are sketched first in any search: simulating each takes a second.
 LEAST, SLOW = 10_000, 2_000
-# No search begins with a plan whose energy by its sketch is more than NEAR times the best one's; FAR times where slow
-# but small plans are wanted.
+# No search begins with a plan whose estimated energy is more than NEAR times the best one's; FAR times where slow but
+# small plans are wanted.
 NEAR, FAR = 1.1, 3.0
-# Of the plans from which it begins those within this of the best are simulated, and those with Configs that a sketch
-# leaves out: their own updates and fetches may make them faster.
+# Of the plans from which a search begins only those within CLOSE of the best are simulated, and those with Configs of
+# updates and fetches, which a sketch leaves out and which may make them faster.
 CLOSE = 1.02
 # Sketches join gradient sums in buckets only if the best known plan gains this share, as plans then take longer to
 # simulate.
@@ -33,11 +32,11 @@ WORTH = 0.01
 
 
 class Estimate(NamedTuple):
-    """What a sketch says of a plan.
+    """A sketch's estimate of a plan.
 
-    plain     seconds of a step, as walks see them
-    blocked   further seconds for which stages of a pipeline exchange data, of which walks know nothing (`blocked`)
-    nbytes    on the fullest processor
+    plain     seconds of a step, as walks estimate them
+    blocked   further seconds for which pipeline stages exchange data (`blocking`), which walks leave out
+    nbytes    bytes on the fullest processor
     share     the largest share of its memory that a processor needs
     """
 
@@ -48,7 +47,7 @@ class Estimate(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step in all."""
+        """The seconds of a step."""
         return self.plain + self.blocked
 
     def energy(self, worth: float) -> float:
@@ -63,8 +62,8 @@ class Sieve:
     sketch      knows all Configs of the plans
     plans       by name
     configs     by plan, those of the graph's nodes
-    unseen      the plans that also have Configs of updates or fetches, so may differ from what the sketch says
-    in_pieces   those of them whose updates are in pieces, the memory of which a sketch knows
+    unseen      names of plans with Configs of updates or fetches, so that the estimate may be wrong
+    in_pieces   names of those of them whose updates are in pieces, the memory of which a sketch knows
     estimates   by plan
     is_sparing  whether plans are ranked by memory
     is_joined   whether the sketch joins gradient sums in buckets, as it does where that pays
@@ -94,25 +93,24 @@ class Sieve:
             self.estimates = joined if self.is_joined else self.estimates
 
     def _estimates(self) -> dict[str, Estimate]:
-        """What the sketch says of each plan, as it is set now."""
+        """The sketch's estimate of each plan, with its present setting of buckets."""
         found: dict[str, Estimate] = {}
         for name, configs in self.configs.items():
             self.sketch.update(name in self.in_pieces)
             seconds = self.sketch.seconds(configs)
             held = self.sketch.held
             share = float((held / self._capacity).max())
-            found[name] = Estimate(seconds, blocked(self.sketch, configs), float(held.max()), share)
+            found[name] = Estimate(seconds, blocked_seconds(self.sketch, configs), float(held.max()), share)
         return found
 
     @property
     def energy(self) -> dict[str, float]:
-        """The energy of each plan, as walks see it."""
+        """The energy of each plan, as walks estimate it."""
         return {name: one.energy(one.nbytes if self.is_sparing else one.plain) for name, one in self.estimates.items()}
 
     def within(self, times: float) -> list[str]:
-        """The plans of at most `times` the least energy, and those longer by no more than the latency of a message for
-        each flow:
-        the number of messages is what a sketch knows worst.
+        """The plans of at most `times` the least energy, plus the latency of one message for each flow: a sketch's
+        largest error is in the number of messages.
         """
         if self.is_sparing:
             return [name for name, worth in self.energy.items() if worth <= times * min(self.energy.values())]
@@ -122,7 +120,7 @@ class Sieve:
         return [name for name, worth in energy.items() if worth <= most]
 
     def promising(self, times: float) -> list[str]:
-        """Those of `within` that are worth simulating: all of them where slow plans are wanted too."""
+        """The plans of `within` that are worth simulating: all of them where slow plans are wanted too."""
         close = {*self.within(CLOSE if times <= NEAR else times), *self.unseen}
         return [name for name in self.within(times) if name in close]
 
@@ -148,5 +146,5 @@ def shortest(evaluator: Evaluator) -> Budget:
 
 
 def num_parts(evaluator: Evaluator) -> int:
-    """How many parts a plan has if each node is cut for all processors."""
+    """The number of parts of a plan whose nodes are all cut for all processors."""
     return len(evaluator.lowering.piece.nodes) * evaluator.lowering.machine.num_procs

@@ -1,10 +1,10 @@
-"""Sketches: a graph on a machine as flat arrays, whose plans are worked out and walked through by compiled loops.
+"""Sketches: a graph on a machine as flat arrays, in which compiled loops time plans and walk through them.
 
 A sketch is the execution simulation of FlexFlow (Jia, Zaharia, Aiken, MLSys 2019, section 5) with one task for each
-pass of a node and one for each transfer, in the order of the program: what is left out (pieces of different length,
-several transfers of one processor at once, packing) costs some percent. It ranks plans for a search, and judges none:
-what a plan takes is what `simulate` says. It does not know clipping's factor, fetches, accumulators and states, nor
-the few numbers of a training step that the host reads.
+pass of a node and one for each transfer, in the order of the program. What it leaves out (pieces of different length,
+several transfers of one processor at once, packing) costs some percent. It only ranks plans for a search; the time of a
+plan is that of `simulate`. It does not know clipping's factor, fetches, accumulators and states, nor the few numbers of
+a training step that the host reads.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluated import PENALTY
 from castile.planner.lower import Lowering
 from castile.planner.lowering.rows import pointer, runs
-from castile.planner.sketch import changes, classes, contents, loops, prices, reads, sweep
+from castile.planner.sketch import classes, contents, metropolis, moves, prices, reads, sweep
+from castile.planner.sketch.allocation import classes_for, log_for, room_for, uses_of
 from castile.planner.sketch.arrays import RECORDS, Links, Prices, Worth
 from castile.planner.sketch.choices import choices_of
 from castile.planner.sketch.draft import Draft
 from castile.planner.sketch.largest import Largest
 from castile.planner.sketch.layouts import LayoutTable
-from castile.planner.sketch.room import classes_for, log_for, room_for, uses_of
 from castile.planner.sketch.spaces import SpaceTable
 from castile.planner.sketch.works import Works
 from castile.planner.step.program import Program
@@ -44,17 +44,17 @@ NUM_DRAWS = 12
 # Bytes of the two transfers whose prices give a link's latency and seconds a byte.
 SMALL, LARGE = 1 << 10, 1 << 24
 TABLE = 1 << 16
-# Configs are chosen so that they name at most about so many processors in all.
+# The most processors, about, that all Configs of a sketch name together.
 MOST_NAMED = 1 << 24
-# Where the host reads: the whole on processor 0.
+# The host reads whole arrays on processor 0.
 _WHOLE = (Placement(1, (0,)),)
 ON_HOST = Space([{}], lambda _: _WHOLE)
 
 
 class Walked(NamedTuple):
-    """What a walk found: its best plan, and which proposal led to that.
+    """The result of a walk: its best plan, the plan's energy, and the number of the proposal that led to it.
 
-    energy   seconds, and for a plan that does not fit a penalty
+    energy   seconds, with a penalty for a plan that does not fit
     """
 
     plan: dict[str, Config]
@@ -62,8 +62,8 @@ class Walked(NamedTuple):
     number: int
 
 
-class _Moves(NamedTuple):
-    """What a walk proposes, as `loops.walk` takes it."""
+class _Proposals(NamedTuple):
+    """The proposals of a walk, as for `metropolis.walk`."""
 
     draws: np.ndarray
     first: np.ndarray
@@ -71,18 +71,18 @@ class _Moves(NamedTuple):
     limit: float
 
 
-_NONE = _Moves(np.zeros((0, NUM_DRAWS)), np.zeros(0, np.int64), np.zeros(0), loops.NEVER)
+_NONE = _Proposals(np.zeros((0, NUM_DRAWS)), np.zeros(0, np.int64), np.zeros(0), metropolis.NEVER)
 
 
 class _Aim(NamedTuple):
-    """What walks make small: energy, within so many bytes of each processor."""
+    """The objective of walks: energy, within `capacity` bytes of each processor."""
 
     capacity: np.ndarray
     worth: Worth
 
 
 class Trail(NamedTuple):
-    """What a walk found, with the best plan in numbers."""
+    """The result of a walk as in `Walked`, with the best plan in numbers."""
 
     best: np.ndarray
     least: float
@@ -90,12 +90,11 @@ class Trail(NamedTuple):
 
 
 class Sketch:
-    """One graph on one machine, ready to estimate plans and to walk through them. Prices are found when they are first
-    needed, and kept.
+    """Estimates plans of one graph on one machine, and walks through them. Prices are computed on first use and cached.
 
-    spaces   the Configs from which it chooses, by node; where these are many, some of them
-    known    plans whose Configs must be among them
-    bucket   the most bytes of gradient sums that go together, once `join` says that they do
+    spaces   by node, the Configs to choose from; where these are many, some of them
+    known    plans whose Configs must be among these
+    bucket   the most bytes of a bucket of gradient sums, once `join` puts sums into buckets
     """
 
     @uncollected()
@@ -108,7 +107,7 @@ class Sketch:
         bucket: int = 0,
     ) -> None:
         self.lowering, self.cost, self._bucket = lowering, cost, float(bucket)
-        # Two microbatches: one for all but the last, and the last, with which gradients are summed.
+        # Two microbatches: one stands for all but the last; gradients are summed with the last.
         additive = Additive(lowering.shortened(2), cost)
         nodes = lowering.piece.nodes
         self.names = list(nodes)
@@ -116,7 +115,7 @@ class Sketch:
         alike = [(tuple(n.alignment.extents.items()), n.alignment.frozen, id(spaces[n.name])) for n in nodes.values()]
         self._spaces = _numbered(alike)
         self._works = Works(lowering, cost, additive.program, additive.step_kinds)
-        # Nodes of one kind may differ in their space: where some are pinned, or have no passes.
+        # Nodes of one kind may differ in their space, where some are pinned or have no passes.
         every = zip(self.names, self._spaces.tolist(), strict=True)
         self._kinds = _numbered([(additive.kinds[name], self._works.keeps.get(name), space) for name, space in every])
         firsts = [self.names[n] for n in np.unique(self._spaces, return_index=True)[1]]
@@ -126,7 +125,7 @@ class Sketch:
         num_procs = lowering.machine.num_procs
         most = max(50, min(1000, MOST_NAMED // (num_procs * len(firsts))))
         each, kinds, of_owners = [spaces[name] for name in firsts], self._kinds, self._spaces
-        # A forward pass is done when the host has its results; what it reads of a training step is a few numbers.
+        # A forward pass ends when the host has its results; of a training step it reads only a few numbers.
         has_host = lowering.mode == "forward"
         if has_host:
             firsts, each, of_space = [*firsts, firsts[-1]], [*each, ON_HOST], [*of_space, {}]
@@ -144,7 +143,7 @@ class Sketch:
         self.layouts, num_contents = self._layouts.arrays(self.table.first)
         self.links = _links(cost)
         num_types = len(lowering.machine.kinds)
-        # Bytes that parts of nodes keep: with whole updates, and with updates in pieces.
+        # Bytes that parts of nodes hold: with whole updates, and with updates in pieces.
         self._nbytes = np.zeros((2, self._known_first[-1]))
         self.prices = Prices(
             np.zeros(self._known_first[-1], np.bool_), np.full((num_rows, num_types), np.nan),
@@ -159,18 +158,18 @@ class Sketch:
 
     @property
     def is_apart(self) -> bool:
-        """Whether walks can go on in other threads: loops are compiled, and all prices of a machine are found at once.
+        """Whether walks can run in other threads: loops are compiled, and all prices of a machine are computed at once.
 
-        Where prices are found one by one a walk asks the templates of lowering, which others use too.
+        Prices computed one by one use the templates of lowering, which other threads use too.
         """
         return self._works.is_plain and can_compile()
 
     def beside(self) -> Sketch:
-        """The same sketch with arrays of its own, for a walk in another thread; what that finds is the same."""
-        other, known, like, turned = copy(self), self.prices, self.choices.like, self.choices.turned
+        """A copy with arrays of its own, for a walk in another thread, which has the same result."""
+        other, known, match, relocated = copy(self), self.prices, self.choices.match, self.choices.relocated
         found = {name: getattr(known, name).copy() for name in ("pattern", "content", "keys", "values")}
         other.prices = known._replace(**found)
-        other.choices = self.choices._replace(like=like.copy(), turned=turned.copy())
+        other.choices = self.choices._replace(match=match.copy(), relocated=relocated.copy())
         other._make_room()
         return other
 
@@ -194,11 +193,11 @@ class Sketch:
         return dict(zip(self.names, configs, strict=True))
 
     def update(self, in_pieces: bool) -> None:
-        """From now on plans keep what they do with their updates in pieces (`known/pieces`), or whole as at first."""
+        """Set whether plans hold memory as with updates in pieces (`known/pieces`); at first updates are whole."""
         self.prices = self.prices._replace(nbytes=self._nbytes[int(in_pieces)])
 
     def join(self, together: bool) -> None:
-        """From now on sums of gradients go together in buckets, or each alone as at first."""
+        """Set whether gradient sums are joined in buckets; at first each goes alone."""
         self.links = self.links._replace(bucket=self._bucket if together else 0.0)
 
     def seconds(self, configs: Mapping[str, Config]) -> float:
@@ -208,11 +207,11 @@ class Sketch:
 
     @property
     def held(self) -> np.ndarray:
-        """float64[P]: bytes that processors hold in the plan that was worked out last."""
+        """float64[P]: bytes that processors hold in the plan that was timed last."""
         return self.room.held + (self.room.num_stages[0] - 1) * self.room.kept
 
     def walked(self, trail: Trail) -> Walked:
-        """What a walk found, in Configs."""
+        """The result of a walk, in Configs."""
         return Walked(self.configs(trail.best), trail.least, trail.number)
 
     def trail(
@@ -220,58 +219,57 @@ class Sketch:
     ) -> Trail:
         """A Metropolis walk from a plan, one proposal for each row of draws.
 
-        plan                    numbers of the Configs that it begins with; the walk changes them
+        plan                    numbers of the Configs with which it begins; the walk changes them
         draws[N, NUM_DRAWS]     uniform in [0, 1)
-        heats[N]                by what share of its seconds the next plan may take more, times a draw whose mean is 1
+        heats[N]                the share by which the energy may rise, times an exponential draw of mean 1
         capacity[P]             bytes of each processor
-        longer                  0, or, where what is to be small is the memory of the fullest processor: the seconds for
-                                which a step may take longer to halve that
+        longer                  0; or, to minimize the memory of the fullest processor, the seconds by which a step may
+                                take longer to halve it
         """
         self._begin(plan)
         best, rises = plan.copy(), -heats * np.log(1 - draws[:, -1])
-        moves = _Moves(draws, _NONE.first, rises, loops.NEVER)
-        _, least, number = self._walk(moves, plan, np.nan, best, np.nan, _aim(capacity, longer))
+        proposals = _Proposals(draws, _NONE.first, rises, metropolis.NEVER)
+        _, least, number = self._walk(proposals, plan, np.nan, best, np.nan, _aim(capacity, longer))
         return Trail(best, least, number)
 
     def trimmed(
         self, first: np.ndarray, best: np.ndarray, each: float, every: float, capacity: np.ndarray, longer: float = 0.0
     ) -> tuple[float, np.ndarray]:
-        """(energy, plan): the plan that a walk from `first` found, without those of its changes that gain next to
-        nothing.
+        """(energy, plan): the best plan of a walk from `first`, with changes reverted that gain next to nothing.
 
-        each, every   by what share of its energy one change that is taken back may make the plan worse, and all of them
+        each, every   the share by which reverting one change, and all of them, may raise the energy
         """
         for known in (first, best):
             self._begin(known)
         plan, wanted = best.copy(), _aim(capacity, longer)
         energy, _, _ = self._walk(_NONE, plan, np.nan, best, np.nan, wanted)
-        back = _Moves(_NONE.draws, first, np.full(2 * len(plan), each), energy * (1 + every))
-        # None of these plans is to be noted as the best.
+        back = _Proposals(_NONE.draws, first, np.full(2 * len(plan), each), energy * (1 + every))
+        # An energy of -inf keeps `best` as it is.
         self._walk(back, plan, energy, best, -np.inf, wanted)
         energy, _, _ = self._walk(_NONE, plan, np.nan, best, np.nan, wanted)
         return energy, plan
 
     def _walk(
-        self, moves: _Moves, plan: np.ndarray, energy: float, best: np.ndarray, least: float, wanted: _Aim
+        self, proposals: _Proposals, plan: np.ndarray, energy: float, best: np.ndarray, least: float, wanted: _Aim
     ) -> tuple[float, float, int]:
-        """(energy, least energy, the proposal that led to that): `loops.walk` to its end, with the prices that it lacks
-        on its way found, and the table of transfers widened.
+        """(energy, least energy, the proposal that led to it): run `metropolis.walk` to its end. Prices that it lacks
+        are computed on its way, and the hash table is grown.
         """
-        at, why, outcome, (nodes, old) = 0, loops.FULL, np.zeros(2, np.int64), np.zeros((2, len(plan)), np.int64)
-        while why != loops.DONE:
+        at, why, outcome, (nodes, old) = 0, metropolis.FULL, np.zeros(2, np.int64), np.zeros((2, len(plan)), np.int64)
+        while why != metropolis.DONE:
             why, at, energy, least = _bodies().walk(
-                at, *moves, plan, energy, best, least, *wanted, self.axes_of, self.type_of,
+                at, *proposals, plan, energy, best, least, *wanted, self.axes_of, self.type_of,
                 self.program, self.uses, self.spaces, self.layouts, self.links, self.prices, self.choices,
                 self.classes, self.room, self.log, nodes, old, outcome,
             )  # fmt: skip
-            if why == loops.UNKNOWN:
+            if why == metropolis.UNKNOWN:
                 self._fill(int(outcome[1]))
-            elif why == loops.FULL:
+            elif why == metropolis.FULL:
                 self._widen()
         return float(energy), float(least), int(outcome[0])
 
     def _begin(self, plan: np.ndarray) -> None:
-        """Price what a plan has, and drop what was worked out of others."""
+        """Price the splits of a plan, and drop the state of other plans."""
         numbers = self.program.known + self.spaces.split[plan]
         for number in np.unique(numbers[~self.prices.known[numbers]]).tolist():
             if not self.prices.known[number]:
@@ -281,7 +279,7 @@ class Sketch:
         self.room.num_ends[:] = reads.UNKNOWN
 
     def _fill(self, number: int) -> None:
-        """Price one split of a kind; every split of every kind, where that is done at once."""
+        """Price one split of a kind, or all splits of all kinds where these can be priced at once."""
         if self._works.is_plain:
             self._price(range(len(self._first_of_kind)), None)
         else:
@@ -289,7 +287,7 @@ class Sketch:
             self._price([kind], number - int(self._known_first[kind]))
 
     def _price(self, kinds: Sequence[int], split: int | None) -> None:
-        """Price a split of kinds, None for all splits; kinds that differ in extents only are priced together."""
+        """Price a split of kinds, or all for None; kinds that differ only in extents are priced together."""
         nodes, alike = self.lowering.piece.nodes, dict[Hashable, list[int]]()
         for kind in kinds:
             node = nodes[self.names[self._first_of_kind[kind]]]
@@ -315,7 +313,7 @@ class Sketch:
             self.prices.known[here] = True
 
     def _read_by_host(self, program: Program) -> list[int]:
-        """Price what the host reads, which costs no time beside its transfer: the number of the host's Config."""
+        """Price the host's reads, which cost only their transfers; returns [the number of the host's Config]."""
         outputs = [flow for flow in program.flows if flow.role == "output"]
         self.prices.seconds[self.program.row[self._own(len(self.names))]] = 0.0
         self._nbytes[:, -1] = sum(prod(flow.shape) * itemsize(flow.dtype) for flow in outputs)
@@ -327,7 +325,7 @@ class Sketch:
         return self.program.own[self.program.own_ptr[node] : self.program.own_ptr[node + 1]].tolist()
 
     def _largest(self, number: int, split: int | None) -> Largest:
-        """The largest part of a node under a split, None for under each."""
+        """The largest part of a node under a split, or under each split for None."""
         node, space = self.lowering.piece.nodes[self.names[number]], int(self._spaces[number])
         splits, degree = self.table.splits[space], self.table.degree[space]
         if split is not None:
@@ -335,7 +333,7 @@ class Sketch:
         return Largest([node], dict(zip(self.table.axes[space], degree.T, strict=True)), [len(splits)])
 
     def _widen(self) -> None:
-        """Make room for four times as many transfers where half of the table is used."""
+        """Grow the hash table fourfold where half of it is used."""
         if 2 * self.room.entries[0] > len(self.prices.keys) or len(self.prices.keys) < 8 * len(self.program.flow):
             used, size = np.flatnonzero(self.prices.keys), 4 * len(self.prices.keys)
             keys, values = np.zeros(size, np.int64), np.zeros(size)
@@ -349,7 +347,7 @@ def _numbered(values: Sequence[object]) -> np.ndarray:
 
 
 def _links(cost: CostModel) -> Links:
-    """What each level takes, by the price of a small and a large transfer."""
+    """Latency and seconds a byte of each level, from the prices of a small and a large transfer."""
     levels = cost.machine.levels if cost.machine.num_procs > 1 else ()
 
     def seconds(level: str, nbytes: int) -> float:
@@ -357,7 +355,7 @@ def _links(cost: CostModel) -> Links:
 
     per_byte = [(seconds(v.name, LARGE) - seconds(v.name, SMALL)) / (LARGE - SMALL) for v in levels]
     latency = [max(0.0, seconds(v.name, SMALL) - SMALL * b) for v, b in zip(levels, per_byte, strict=True)]
-    # most transfers are collectives: a hop has its part of what these take besides
+    # most transfers are collectives, so a hop has its part of their overhead
     busy = [2 * v.message_seconds + v.collective_seconds / (v.group - 1) for v in levels]
     latency = [hop + more for hop, more in zip(latency, busy, strict=True)]
     has_trees = "tree" in cost.machine.algorithms
@@ -367,9 +365,9 @@ def _links(cost: CostModel) -> Links:
 
 
 def _aim(capacity: np.ndarray, longer: float) -> _Aim:
-    """What walks make small: seconds, within the bytes of each processor; with `longer`, bytes.
+    """The objective of walks: seconds within the capacity of each processor; with `longer`, bytes.
 
-    Both as the same types, so that the walk is compiled once.
+    Both have the same types, so that the walk is compiled once.
     """
     if longer:
         return _Aim(np.ones(len(capacity)), Worth(1.0, 1 / longer, 1.0))
@@ -384,15 +382,15 @@ class _Bodies(NamedTuple):
 @cache
 def _bodies() -> _Bodies:
     """The loops, compiled where numba is installed."""
-    bodies = _Bodies(loops.walk, contents.rehashed)
+    bodies = _Bodies(metropolis.walk, contents.rehashed)
     if not can_compile():
         return bodies
-    rooms = (contents, prices, reads, classes, sweep, changes, loops)
+    rooms = (contents, prices, reads, classes, sweep, moves, metropolis)
     parts, inlined = ([part for room in rooms for part in getattr(room, name, ())] for name in ("PARTS", "INLINED"))
     words = {contents.index: np.uintp}
     return _Bodies(*assembled(bodies, parts, inlined, words, RECORDS, nogil=True))
 
 
 def is_compiled() -> bool:
-    """Whether this user's searches have walked through sketches before, so that their loops need not be compiled."""
+    """Whether the loops were compiled by an earlier search of this user."""
     return is_kept(_bodies().walk)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from castile.planner.sketch.classes import enlist
+from castile.planner.sketch.classes import list_firsts
 from castile.planner.sketch.contents import index
 from castile.planner.sketch.reads import PACKED, UNKNOWN, UNPRICED, price_read
 
@@ -117,7 +117,7 @@ def work_block(  # type: ignore[no-untyped-def]
         c = index(plan[index(program.node[s])])
         bag = index(spaces.proc_bag[c])
         if classes.listed_in[side, bag] != classes.state[side]:
-            enlist(bag, c, side, spaces, classes)
+            list_firsts(bag, c, side, spaces, classes)
         first = index(spaces.bag_ptr[bag])
         last = first + index(classes.size[side, bag])
         ready, old_ready, is_ahead = 0.0, 0.0, program.row[s] < 0

@@ -1,6 +1,6 @@
-"""Makes the arrays in which a sketch is worked out, of the sizes that a program and its Configs ask for.
+"""Allocation of the arrays in which a sketch times plans, with the sizes of a program and its Configs.
 
-It does not know what is worked out in them.
+It does not know how plans are timed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from castile.planner.sketch.sweep import STRIDE
 
 
 def room_for(num_procs: int, num_levels: int, num_contents: int, program: Program, spaces: Spaces) -> Room:
-    """Room for a kept plan and a tried one."""
+    """Allocate `Room` for a kept plan and a tried one."""
     most, width = max(int(spaces.parts.max(initial=1)), num_procs), spaces.degree.shape[1]
     num_steps, num_reads, num_flows = len(program.node), len(program.flow), len(program.itemsize)
     num_marks = -(-num_steps // STRIDE) + 1
@@ -34,7 +34,7 @@ def room_for(num_procs: int, num_levels: int, num_contents: int, program: Progra
 
 
 def classes_for(num_procs: int, spaces: Spaces) -> Classes:
-    """Room for the classes of processors of two plans."""
+    """Allocate `Classes` for two plans."""
     num_bags, num_names = len(spaces.salt), int(spaces.bag_ptr[-1])
     first, each = np.zeros((2, 2, num_procs), np.int64)
     size, listed_in = np.zeros((2, 2, num_bags), np.int64)
@@ -44,7 +44,7 @@ def classes_for(num_procs: int, spaces: Spaces) -> Classes:
 
 
 def log_for(num_procs: int, program: Program) -> Log:
-    """Room for what one proposal changes."""
+    """Allocate `Log` for one proposal."""
     num_reads, num_flows = len(program.flow), len(program.itemsize)
     procs, reads = np.zeros((3, num_procs)), np.zeros((2, num_reads), np.int64)
     ones, turned = np.zeros((2, 1), np.int64), np.zeros(len(program.space), np.int64)
@@ -55,7 +55,7 @@ def log_for(num_procs: int, program: Program) -> Log:
 
 
 def uses_of(program: Program) -> Uses:
-    """Which node each read is of, and by node its flows, by flow its reads."""
+    """`Uses` of a program."""
     num_flows, num_nodes = len(program.made_ptr) - 1, len(program.space)
     reader = np.repeat(program.node, np.diff(program.read_ptr))
     made = np.repeat(np.arange(num_flows), np.diff(program.made_ptr))
@@ -74,8 +74,8 @@ def uses_of(program: Program) -> Uses:
 
 
 def _sources(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(source_ptr, source, late) of `Uses`: of each read the passes that make its flow and come before it, and of each
-    of these the next pass of its node if that comes before the read too.
+    """(source_ptr, source, late) of `Uses`: for each read the passes before it that make its flow, and for each of
+    these the next pass of its node, if that comes before the read too.
     """
     count, reads = np.diff(program.made_ptr)[program.flow], np.arange(len(program.flow))
     read, end = np.repeat(reads, count), runs(program.made_ptr[program.flow], count)
