@@ -1,8 +1,8 @@
-"""The largest part of a node under each of many splits: what it touches, and how much it computes.
+"""The largest part of a node under each of many splits: its shapes, operations and bytes.
 
-Many splits are asked about at once: degrees, and so lengths, operations and bytes, are arrays with an entry for each
-split wherever the operator's hooks take arrays; where they do not, they are asked split by split. It does not know
-passes of a program, nor prices.
+Many splits are handled at once: degrees, lengths, operations and bytes are arrays with an entry for each split where
+the operator's hooks take arrays; other hooks are called split by split. It does not know passes of a program, nor
+prices.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from castile.planner.sketch.layouts import reads_of
 class Largest:
     """The largest part of a node under each of many splits, or under one.
 
-    It may stand for several nodes that differ in extents only: the splits of the first, then those of the second, ...
+    It may stand for several nodes that differ only in extents: the splits of the first, then those of the second, ...
     cut     by axis its degree, a number or an array with an entry for each split
-    count   how many splits there are in all
+    count   the number of splits in all
     """
 
     def __init__(self, nodes: Sequence[Node], cut: Cut, counts: Sequence[int]) -> None:
@@ -40,7 +40,7 @@ class Largest:
 
     @classmethod
     def joined(cls, every: Sequence[Largest]) -> Largest:
-        """One for several nodes that differ in extents only."""
+        """Merge those of several nodes that differ only in extents."""
         axes = dict.fromkeys(axis for one in every for axis in one.cut)
         each = {axis: [np.broadcast_to(one.cut.get(axis, 1), one.count) for one in every] for axis in axes}
         cut = {axis: np.concatenate(of) for axis, of in each.items()}
@@ -54,8 +54,8 @@ class Largest:
 
     @cached_property
     def _is_last(self) -> bool:
-        """Whether a part at the end of an axis has more to do than one as long at the beginning, as the last rows of
-        causal attention do.
+        """Whether a part at the end of an axis has more operations than one at the beginning of equal length, as the
+        last rows of causal attention do.
         """
         if type(self.node.op).flops is Op.flops:
             return False
@@ -66,16 +66,14 @@ class Largest:
 
     @cached_property
     def _each(self) -> list[Largest]:
-        """Those of each node by itself."""
+        """One for each node by itself."""
         ends = np.cumsum(self._counts)[:-1]
         parts = [dict(zip(self.cut, row)) for row in zip(*(np.split(of, ends) for of in self.cut.values()))]
         rows = zip(self._nodes, parts or [{} for _ in self._nodes], self._counts, strict=True)
         return [Largest([node], cut, [count]) for node, cut, count in rows]
 
     def _of_each(self, found: Sequence[Any]) -> np.ndarray:
-        """What was found for each node, for all of its splits or for each, as one array with an entry for each split of
-        all.
-        """
+        """Concatenate values of each node, one for all of its splits or one for each split."""
         return np.concatenate([np.broadcast_to(one, count) for one, count in zip(found, self._counts, strict=True)])
 
     def like(self, nodes: Sequence[Node], cut: Cut) -> Largest:
@@ -83,7 +81,7 @@ class Largest:
         return Largest(nodes, cut, self._counts)
 
     def shape(self, is_operand: bool, index: int) -> tuple[Any, ...]:
-        """The shape of what it touches of an operand or result: numbers, or arrays with an entry for each split."""
+        """The shape of its box of an operand or result: numbers, or arrays with an entry for each split."""
         box = over_arrays(lambda: self.part.reads(index) if is_operand else self.part.writes(index))
         return self._by_axis(index) if box is None else box.shape
 
@@ -99,7 +97,7 @@ class Largest:
         return self._sizes[key]
 
     def touches(self, index: int) -> Any:
-        """How many of an operand's elements a pass reads, where it need not read all: rows that are looked up."""
+        """The number of an operand's elements that a pass reads, where it need not read all, as in look-ups of rows."""
         return self.part.touches(index)
 
     def flops(self, which: str) -> Any:
@@ -125,7 +123,7 @@ class Largest:
         return self.node.op.rows(self.shape(True, 0), self.shape(False, 0), self.node.alignment.extents)
 
     def _counted(self, what: str, which: str, part: Part) -> Any:
-        """The "flops" or "looks" of a pass, of each split's part."""
+        """The "flops" or "looks" of a pass, by split."""
         op, ranges = self.node.op, part.ranges
         count = getattr(op, what)
         found = over_arrays(lambda: count(which, part))
@@ -138,7 +136,7 @@ class Largest:
         return np.array([count(which, Part(op, self.node.alignment, of)) for of in parts])
 
     def _by_axis(self, index: int) -> tuple[Any, ...]:
-        """The shape of an operand whose hook takes no arrays: asked axis by axis, each cut while others are whole."""
+        """The shape of an operand whose hook takes no arrays: found axis by axis, with the other axes whole."""
         if len(self._nodes) > 1:
             return tuple(map(self._of_each, zip(*[one.shape(True, index) for one in self._each], strict=True)))
         degrees = {axis: tuple(sorted({*degree.tolist()} - {1})) for axis, degree in self.cut.items()}
@@ -155,19 +153,19 @@ class Largest:
 
 
 def _joined(nodes: Sequence[Node], counts: Sequence[int]) -> Node:
-    """A node whose extents are arrays: those of these nodes, for so many splits of each."""
+    """A node whose extents are arrays: the extents of these nodes, each repeated for its number of splits."""
     a = nodes[0].alignment
     extents: Any = {axis: np.repeat([node.alignment.extents[axis] for node in nodes], counts) for axis in a.axes}
     return msgspec.structs.replace(nodes[0], alignment=replace(a, extents=extents))
 
 
 def _largest(node: Node, cut: Cut) -> Part:
-    """The first part of a node under each split, which is as long as any."""
+    """The first part of a node under each split, which is the longest."""
     a = node.alignment
     return Part(node.op, a, {axis: (0, -(-n // cut.get(axis, 1))) for axis, n in a.extents.items()})
 
 
 def _at_end(part: Part) -> Part:
-    """A part as long at the end of every axis."""
+    """A part of equal length at the end of every axis."""
     extents = part.alignment.extents
     return Part(part.op, part.alignment, {x: (extents[x] - hi, extents[x]) for x, (_, hi) in part.ranges.items()})

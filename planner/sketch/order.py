@@ -17,70 +17,69 @@ Slots = Sequence[tuple[int, int]]
 
 
 class Joined(NamedTuple):
-    """The ports that flows join, flow by flow: the number of the flow, the slot of the pass, and the number of its
-    port.
-    """
+    """The ports of flows, flow by flow: the number of the flow, the slot of the pass, and the number of its port."""
 
     flow: np.ndarray
     slot: np.ndarray
     port: np.ndarray
 
     def of(self, which: np.ndarray) -> Joined:
-        """Some of it."""
+        """The selected entries."""
         return Joined(*(column[which] for column in self))
 
 
 def joined(flows: Sequence[Slots]) -> Joined:
-    """Flat arrays of what each flow has in a row."""
+    """The ports of flows, from a sequence of (slot, port) for each flow."""
     count = [len(slots) for slots in flows]
     pairs = np.fromiter(chain.from_iterable(chain.from_iterable(flows)), np.int64, 2 * sum(count)).reshape(-1, 2)
     return Joined(np.repeat(np.arange(len(count)), count), *pairs.T)
 
 
 class Agenda(NamedTuple):
-    """Passes in the order in which a sketch takes them: their slots, and which entries only send for later ones."""
+    """The order in which a sketch takes passes: their slots, and which entries only send for a later one."""
 
     slot: np.ndarray
     is_ahead: np.ndarray
 
     def places(self, num_slots: int, is_ahead: bool) -> np.ndarray:
-        """By slot the place in the order of its pass, or of its entry that only sends; -1 where there is none."""
+        """int64[num_slots]: by slot the position of its pass, or of its entry that only sends; -1 for none."""
         found, here = np.full(num_slots, -1), np.flatnonzero(self.is_ahead == is_ahead)
         found[self.slot[here]] = here
         return found
 
 
 def ordered(is_kept: np.ndarray, is_late: np.ndarray, micro: np.ndarray, made: Joined, read: Joined) -> Agenda:
-    """The order of the passes that are kept; those that update parameters come twice. The first entry (`is_ahead`)
-    stands where their gradient is made and only sends it; the second, at the end, updates. Otherwise the gradient sums
-    of all layers would wait for the last gradient.
+    """Order the kept passes. A pass that updates a parameter has two entries: the first (`is_ahead`) stands where its
+    gradient is made and only sends it; the second, at the end, updates. Otherwise the gradient sums of all layers would
+    wait for the last gradient.
 
-    Passes that could begin together stand together, as processors take what is ready first: while one waits for data,
-    others go on. What the next passes read is sent before sums that were made at the same time.
+    Passes that could begin together are adjacent, as processors serve what is ready first: while one waits for data,
+    others run. Data for the next passes is sent before sums that were made at the same time.
 
-    is_late   of each slot, whether it updates a parameter; made, read: the ports of flows, by those that are kept
-    micro     of each slot the number of its microbatch, -1 where it is of the whole batch
+    is_kept, is_late   bool by slot: whether the sketch keeps the pass, and whether it updates a parameter
+    micro              int by slot: the number of its microbatch, -1 for the whole batch
+    made, read         the ports of flows that kept passes make and read
     """
     slots, is_made = np.flatnonzero(is_kept), np.bincount(made.flow, minlength=int(read.flow.max(initial=-1)) + 1) > 0
     read = read.of(is_made[read.flow])
     turn = _turns(slots, made, read)
-    # Passes but for updates: by microbatch, then by turn, then by slot.
+    # Passes without updates: by microbatch, then by turn, then by slot.
     sooner = slots[np.lexsort((turn[slots], np.maximum(micro, 0)[slots]))]
     rank = np.zeros(len(is_kept), np.int64)
     rank[sooner] = np.arange(len(slots))
     late = slots[is_late[slots]]
     due = _due(late, sooner, rank, made, read)
-    # Updates in the order in which their gradients are made, the last layer's first: none waits for a later one.
+    # Updates follow the order in which their gradients are made, the last layer's first: none waits for a later one.
     order, waits = slots.copy(), is_late[slots]
     order[waits] = late[np.argsort(due, kind="stable")]
     run = _numbered((micro[order], waits))
     inner = np.lexsort((np.where(waits, np.arange(len(order)), rank[order]), run))
     order, waits = order[inner], waits[inner]
-    # Passes of one microbatch and turn are a block; so are updates that follow each other.
+    # Passes of one microbatch and turn are a block, and so are adjacent updates.
     block = _numbered((run[inner], np.where(waits, -1, turn[order])))
     place = np.zeros(len(is_kept), np.int64)
     place[order] = np.arange(len(order))
-    # An entry that only sends comes behind the block after the one in which its data is made, before updates.
+    # An entry that only sends comes one block after that in which its data is made, before updates.
     source = sooner[due]
     early = ~is_late[source]
     behind, source, ahead = block[place[source[early]]] + 1, source[early], late[early]
@@ -91,9 +90,9 @@ def ordered(is_kept: np.ndarray, is_late: np.ndarray, micro: np.ndarray, made: J
 
 
 def _turns(slots: np.ndarray, made: Joined, read: Joined) -> np.ndarray:
-    """By slot the length of the longest chain of passes that must come before it."""
+    """By slot, the turn of its pass: the length of the longest chain of passes that must come before it."""
     found = np.zeros(int(slots.max(initial=-1)) + 1, np.int64)
-    # By flow, the earliest turn of a pass that reads what has been made of it so far.
+    # By flow, the earliest turn of a pass that reads what is made of it so far.
     ready = [0] * (1 + int(made.flow.max(initial=-1)))
     for slot, reads, makes in zip(slots.tolist(), _by_slot(slots, read), _by_slot(slots, made), strict=True):
         turn = max([ready[flow] for flow in reads], default=0)
@@ -104,7 +103,7 @@ def _turns(slots: np.ndarray, made: Joined, read: Joined) -> np.ndarray:
 
 
 def _by_slot(slots: np.ndarray, joined: Joined) -> list[list[int]]:
-    """The flows that each of these slots joins."""
+    """The flows with a port at each of these slots."""
     flows = joined.flow[np.argsort(joined.slot, kind="stable")].tolist()
     ends = np.cumsum(np.bincount(joined.slot, minlength=int(slots.max(initial=-1)) + 1))[slots].tolist()
     return [flows[begin:end] for begin, end in zip([0, *ends], ends)]

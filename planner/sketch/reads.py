@@ -1,7 +1,7 @@
-"""What reads cost: the seconds of the transfers that bring a flow to where a pass reads it.
+"""Costs of reads: the seconds of the transfers that bring a flow to a pass that reads it.
 
-They are found when a step is worked out (`sweep.work_block`) and kept until a change has to do with them. Compiled
-where it can be. The words and arrays are those of `arrays`.
+They are computed when a step is timed (`sweep.work_block`), and kept until a change affects them. Compiled where numba
+is installed. Terms and arrays are those of `arrays`. It does not know when transfers begin.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from castile.planner.sketch.contents import contents, index
 from castile.planner.sketch.prices import ADDED, FETCHED, JOINED, MIXED, SUMMED, summands, transfer_seconds
 
-# What stands for the seconds of a read, and for the number of ends of a flow that differ, before they are found.
+# In place of the seconds of a read, and of the number of different ends of a flow, before they are computed.
 UNPRICED, UNKNOWN = -1.0, -1
-# `brought_by` of a read that no earlier read brings, and which is packed before it is sent.
+# `brought_by` of a read that has transfers of its own, which are packed before they are sent.
 PACKED = -2
 
 
 def price_read(e, is_ahead, plan, axes_of, program, uses, spaces, layouts, links, prices, room):  # type: ignore[no-untyped-def]
-    """Find the seconds of the transfers that read e takes under the plan's Configs: `room.transfer[e]`.
+    """Compute `room.transfer[e]`: the seconds of the transfers of read e under the plan's Configs.
 
-    They are 0 where an earlier read brings the same (`find_ends`), or where the reader's parts lie as the flow's ends
-    do.
-    is_ahead   whether it is read long after it is sent, so that what is sent may go together with others, in a bucket
+    They are 0 where an earlier read brings the same content (`find_ends`), or the reader's parts have the content of
+    the flow's ends.
+    is_ahead   whether it is read long after it is sent, so that it may be sent in a bucket
     """
     flow = index(program.flow[e])
     if room.num_ends[flow] == UNKNOWN:
@@ -35,7 +35,7 @@ def price_read(e, is_ahead, plan, axes_of, program, uses, spaces, layouts, links
         m = index(room.ends[k])
         owner = index(program.owner[m])
         c, made = index(plan[owner]), index(program.made[m])
-        # Summands of which one processor has several are added up there before they are sent.
+        # Several summands on one processor are added up there before they are sent.
         if program.partial[m] and spaces.parts[c] < room.fullest[flow]:
             continue
         axes = (axes_of[index(program.space[owner])], reader_axes)
@@ -55,11 +55,11 @@ def price_read(e, is_ahead, plan, axes_of, program, uses, spaces, layouts, links
 
 
 def find_ends(flow, plan, axes_of, program, uses, spaces, layouts, prices, room):  # type: ignore[no-untyped-def]
-    """Find the ends of a flow that differ in content, and of those of its reads that are not priced which earlier read
-    of the flow brings the same content.
+    """Find the ends of a flow that differ in content; and for each unpriced read of it the earlier read that brings the
+    same content, if any.
 
-    Two ends of equal content cost one transfer: summands that lie alike are added up where they lie. Two reads of equal
-    content do too: who has fetched something once has it for all later passes.
+    Ends of equal content cost one transfer, as equally placed summands are added up in place. Reads of equal content
+    also cost one, as a processor that has fetched something has it for all later passes.
     """
     begin, end, count, most, replicated = index(program.made_ptr[flow]), index(program.made_ptr[flow + 1]), 0, 0, False
     first = room.entries[1] + 1

@@ -1,23 +1,22 @@
-"""The seconds of one step of a plan: the program's passes in their order, on one processor of each class.
+"""The seconds of one step of a plan: the program's passes are timed in order, on one processor of each class.
 
-A pass begins when all that it reads has arrived and its processors are free. Transfers wait for the links of those who
-receive, and go on beside kernels. Compiled where it can be. It does not know which nodes, operators and collectives
-these are. The words and arrays are those of `arrays`; begin with `step_seconds`.
+A pass begins when all that it reads has arrived and its processors are free. Transfers wait for the links of their
+receivers, and overlap with kernels. Compiled where numba is installed. Terms and arrays are those of `arrays`; begin
+with `step_seconds`. It does not know nodes, operators and collectives.
 
-How a changed plan is worked out with little work. The program is cut into blocks of STRIDE passes, and the state before
-each block (when processors and links are free) is noted in `kept_state`. If a proposal changes a node whose first pass
-is in block 2, work begins with the state noted before block 2; blocks 0 and 1 are as they were:
+A changed plan is timed incrementally. The program is cut into blocks of STRIDE passes, and the state before each block
+(when processors and links are free) is noted in `kept_state`. If a proposal changes a node whose first pass is in block
+2, timing begins with the state noted before block 2; blocks 0 and 1 are unchanged:
 
     block        0      1      2      3      4      5
-                 as it was     |work  |work  |skip  |skip
+                 unchanged     |work  |work  |skip  |skip
     lag                                      +3 us  +3 us
 
-From there on each block either is worked out pass by pass (`work_block`), or is skipped (`skip_block`): where the block
-has nothing to do with the change, and all that it begins with is later by the same number of seconds, its lag, all that
-it does is later by that too. So its state is that of the kept plan plus the lag. Slack decides what may be ignored:
-what had come long before anybody waited for it may be a little later without any effect (`lag_of_block`). If the tried
-plan is accepted, `commit` adds the lags and makes its notes the kept ones; else `roll_back` restores what was
-overwritten.
+From there on each block is either timed pass by pass (`work_block`) or skipped (`skip_block`). If a change does not
+affect a block, and all that it begins with is later by the same number of seconds, the lag, all its passes are later by
+the lag too: its state is that of the kept plan plus the lag. Data that arrived long before it was waited for has slack,
+and may be a little later without any effect (`lag_of_block`). If the tried plan is accepted, `commit` adds the lags and
+makes its notes the kept ones; otherwise `roll_back` restores what was overwritten.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ def step_seconds(  # type: ignore[no-untyped-def]
     begin, side, is_whole, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log,
     limit,
 ):  # fmt: skip
-    """(seconds of a step of the plan, and the number of the block before which work ended); NEVER as soon as it shows
-    that the seconds are more than `limit`.
+    """(seconds of a step of the plan, number of the block before which timing ended); the seconds are NEVER once they
+    are known to exceed `limit`.
 
-    begin      the first block that a change has to do with; those before are as in the kept plan
-    is_whole   whether every block is worked out, and none skipped
+    begin      the first block that a change affects; those before are as in the kept plan
+    is_whole   whether every block is timed, and none skipped
 
     The program has two microbatches written out; `program.micro_steps[2]` more are taken to last as long as the first
     one. With pipeline stages they do not follow one another: a new one begins every `period` seconds, which is the
@@ -57,7 +56,7 @@ def step_seconds(  # type: ignore[no-untyped-def]
         room.waited[p] = room.kept_state[begin, 2, p]
     room.micro[1, 0], room.micro[1, 1] = room.micro[0, 0], room.micro[0, 1]
     num_stages = room.num_stages[1]
-    # In a pipeline who waits in one microbatch works on another meanwhile, so waiting says nothing.
+    # In a pipeline a processor that waits in one microbatch works on another meanwhile: waiting bounds nothing.
     most_waited = limit if num_stages == 1 else NEVER
     for block in range(index(begin), last):
         note_state(block, longest, side, classes, room)
@@ -89,11 +88,11 @@ def step_seconds(  # type: ignore[no-untyped-def]
         busiest = 0.0
         for k in range(classes.num_first[side]):
             busiest = max(busiest, room.work[classes.each[side, k]] / (program.micro_steps[2] + 2))
-        # Only of the first stage do gradients of parameters hold others up: those of the rest fill idle time.
+        # Parameter gradients delay others only in the first stage; those of other stages fill idle time.
         sooner = max(0.0, min(period * program.slopes * (1 - 1 / num_stages), period - busiest))
         period = min(max((period - sooner) / num_stages, busiest), period)
         longest -= sooner + room.micro[1, 1] - period
-        # A pipeline with several rounds (interleaved) fills and drains in as many times less.
+        # An interleaved pipeline fills and drains faster by its number of rounds.
         longest -= (num_stages - 1) * period * (1 - 1 / room.rounds[1])
     longest += program.micro_steps[2] * period
     return longest if longest <= limit else NEVER, int(last)
@@ -102,12 +101,12 @@ def step_seconds(  # type: ignore[no-untyped-def]
 def work_block(  # type: ignore[no-untyped-def]
     block, longest, side, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, limit
 ):
-    """Work out a block pass by pass: (when the last pass so far ended, and by how many seconds at least and at most
-    what is made and has arrived in this block is later than in the kept plan). NEVER for the first where a processor
-    works and waits for longer than `limit`.
+    """Time a block pass by pass: (when the last pass so far ended; the least and the most seconds by which results and
+    arrivals of this block are later than in the kept plan). The first is NEVER where a processor works and waits for
+    longer than `limit`.
     """
     peak, slack, link_slack, least, most = 0.0, NEVER, NEVER, NEVER, -NEVER
-    # Stages compute gradients of parameters last, so these are summed when all else has been sent.
+    # Stages compute parameter gradients last, so these are summed when all else has been sent.
     is_piped = room.num_stages[1] > 1
     for s in range(index(block * STRIDE), block_end(block, program)):
         if s == index(program.micro_steps[0]):
@@ -156,7 +155,7 @@ def work_block(  # type: ignore[no-untyped-def]
 
 
 def sent_ahead_by(e, uses, room):  # type: ignore[no-untyped-def]
-    """The read by which read e's data was to be sent ahead; e itself where it was not."""
+    """The read that sends the data of read e ahead; e itself if none does."""
     other = room.brought_by[e]
     while other >= 0 and uses.is_ahead[index(other)]:
         e, other = other, room.brought_by[index(other)]
@@ -164,10 +163,10 @@ def sent_ahead_by(e, uses, room):  # type: ignore[no-untyped-def]
 
 
 def available(e, block, uses, room):  # type: ignore[no-untyped-def]
-    """(since, old): since when all that read e brings is there where it is made. `since` counts what this block or the
-    one before it makes, `old` what earlier ones do, 0 where there is none: slack is about the latter.
+    """(since, old): when all that read e brings has been made: by this block and the one before (`since`), and by
+    earlier ones (`old`), to which slack applies; 0 for none.
 
-    What has to be packed first is packed by its maker, behind what that can compute meanwhile (`uses.late`).
+    Data to be packed is packed by its producer, behind what that can compute meanwhile (`uses.late`).
     """
     since, old = 0.0, 0.0
     if room.brought_by[e] >= 0:
@@ -187,8 +186,8 @@ def available(e, block, uses, room):  # type: ignore[no-untyped-def]
 
 
 def send(seconds, since, old, block, first, last, side, classes, room):  # type: ignore[no-untyped-def]
-    """Send for so many seconds what is there since then: (when it has arrived; by how much `old` came before it was
-    waited for, negative where it was; the same of links that were at work before this block).
+    """Send data for `seconds`: (when it has arrived; by how much `old` was too early, negative where it was waited for;
+    the same for links that were busy before this block).
 
     first, last   the receivers, in `classes.listed`
     """
@@ -212,15 +211,14 @@ def block_end(block, program):  # type: ignore[no-untyped-def]
 
 
 def lag_of_block(block, least, most, earliest, latest, side, program, classes, room, log):  # type: ignore[no-untyped-def]
-    """By how many seconds a block is later, as a whole, than in the kept plan; not a number where it must be worked
-    out.
+    """The lag of a block: the seconds by which it is later, as a whole, than in the kept plan; NaN where it must be
+    timed.
 
-    least, most         by how many seconds what the block before made is later, at least and at most
-    earliest, latest    the same of all blocks before
-    It may be skipped where (1) the change has nothing to do with it; (2) all its processors, and all that the block
-    before made, are later by one and the same lag; (3) links that are not later by as much, and older data that is not,
-    were not waited for and will not be: slack says by how much they came too early. What a read gets at no cost from an
-    earlier read is taken to belong to the block of that one.
+    least, most         the least and the most seconds by which results of the block before are later
+    earliest, latest    the same for all blocks before
+    A block may be skipped if (1) the change does not affect it; (2) all its processors, and all results of the block
+    before, are later by one lag; (3) links and older data with another lag were not waited for and will not be, by
+    their slack. What a read gets at no cost from an earlier read belongs to the block of that one.
     """
     is_edge = index(program.micro_steps[0]) // STRIDE == block or index(program.micro_steps[1]) // STRIDE == block
     if is_edge or room.affected_in[block] == log.proposal[0]:
@@ -244,7 +242,7 @@ def lag_of_block(block, least, most, earliest, latest, side, program, classes, r
 
 
 def skip_block(block, lag, latest, longest, side, classes, room, limit):  # type: ignore[no-untyped-def]
-    """Go on behind a block that is later by `lag` as a whole: when the last pass so far ends, NEVER where a processor
+    """Skip a block that is later by `lag` as a whole; returns when the last pass so far ends, NEVER where a processor
     works and waits for longer than `limit`.
     """
     for k in range(index(0), index(classes.num_first[side])):
@@ -263,7 +261,7 @@ def skip_block(block, lag, latest, longest, side, classes, room, limit):  # type
 
 
 def note_state(mark, longest, side, classes, room):  # type: ignore[no-untyped-def]
-    """Note the state before a block of the tried plan, from which working out a later plan may begin."""
+    """Note the state before a block of the tried plan, from which timing a later plan may begin."""
     room.tried_longest[mark] = longest
     for k in range(index(0), index(classes.num_first[side])):
         p = index(classes.each[side, k])
@@ -272,10 +270,10 @@ def note_state(mark, longest, side, classes, room):  # type: ignore[no-untyped-d
 
 
 def invalidate(begin, nodes, count, program, uses, room, log):  # type: ignore[no-untyped-def]
-    """Mark what the change of `count` nodes has to do with, from block `begin` on: blocks with passes of these nodes
-    are affected, and so are reads of flows that these nodes make or read, whose transfers are to be found anew.
+    """Mark what the change of `count` nodes affects, from block `begin` on: blocks with passes of these nodes, and
+    reads of flows that these nodes make or read, whose transfers must be priced again.
 
-    A read that has the same from an earlier one, neither of them of a changed node, stays as it is.
+    A read that an earlier one serves, neither of them of a changed node, stays as it is.
     """
     log.proposal[0] += 1
     proposal, earliest = log.proposal[0], index(program.read_ptr[begin * STRIDE])
@@ -303,7 +301,7 @@ def invalidate(begin, nodes, count, program, uses, room, log):  # type: ignore[n
 
 
 def commit(begin, side, program, classes, room, log):  # type: ignore[no-untyped-def]
-    """The tried plan is accepted: what was worked out from block `begin` on is noted as the kept plan's."""
+    """Accept the tried plan: its state from block `begin` on becomes that of the kept plan."""
     for block in range(index(begin), index(len(room.lag) - 1)):
         lag, room.lag[block] = room.lag[block], 0.0
         if lag != 0:
@@ -326,9 +324,7 @@ def commit(begin, side, program, classes, room, log):  # type: ignore[no-untyped
 
 
 def roll_back(begin, stop, program, room, log):  # type: ignore[no-untyped-def]
-    """The tried plan is rejected: restore what was worked out in blocks `begin` to `stop`, and the transfers of its
-    reads.
-    """
+    """Reject the tried plan: restore the state of blocks `begin` to `stop`, and the transfers of its reads."""
     for block in range(index(begin), index(stop)):
         room.lag[block] = 0.0
         if room.reworked_in[block] == log.proposal[0]:
