@@ -4,11 +4,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from castile.launch.jobs import first
+from castile.launch.__main__ import main
+from castile.launch.jobs import first, plan_search
 from castile.runtime.compiled import can_compile
 from tests.effort import rare
 from tests.mpi import CHECKOUT
@@ -30,7 +33,7 @@ def test_another_process_compiles_while_this_one_searches(
         begun.write_text(str(os.getpid()))
         time.sleep(60)
 
-    monkeypatch.setattr(first, "_sized", compile_for_long)
+    monkeypatch.setattr(first, "_compile_simulation", compile_for_long)
     with first.compiled_beside():
         deadline = time.monotonic() + 20
         while is_begun and not (begun.exists() and begun.read_text()) and time.monotonic() < deadline:
@@ -42,6 +45,24 @@ def test_another_process_compiles_while_this_one_searches(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("search", "budget", "is_begun"), [("mcmc", "5000", True), ("mcmc", "5", False), ("fsdp", "", False)]
+)
+def test_only_a_search_that_walks_through_sketches_has_loops_compiled_beside_it(
+    search: str, budget: str, is_begun: bool, alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[bool]()
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        begun.append(True)
+        yield
+
+    monkeypatch.setattr(plan_search, "compiled_beside", noted)
+    words = ["plan", "mlp", "--machine", "local:procs=2", "--search", search, *(["--budget", budget] if budget else [])]
+    assert main(words) == 0 and bool(begun) == is_begun
+
+
 COLD = """
 from numba.core import event
 compiled = set()
@@ -51,10 +72,8 @@ class Listener(event.Listener):
         compiled.add((body.__module__, body.__name__))
     def on_end(self, ended): pass
 event.register("numba:compile", Listener())
-from castile.launch import models
 from castile.launch.jobs import first
-from castile.planner.sketch.sieve import Sieve
-first._sized(first.MODEL)
+first._compile_simulation(first.MODEL)
 beside = {*compiled}
 from castile.launch.__main__ import main
 assert main(["plan", "gpt", "--machine", "dgx-h100:nodes=1", "--budget", "200", "--json"]) == 0

@@ -8,7 +8,7 @@ import pytest
 
 from castile.launch import models
 from castile.launch.__main__ import main
-from castile.launch.training import slopes
+from castile.launch.training import own_operators, slopes
 from tests import homes
 from tests.op_cases import Case, every_case
 from tests.op_laws import node_of
@@ -50,7 +50,7 @@ def test_who_is_asked_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     asked = list[str]()
     monkeypatch.setattr(slopes, "_remarks", lambda node, tensors: asked.append(node.name) or [])
     assert told(tmp_path / "own.py", OWN) == [] and asked == ["fc", "twice"]
-    monkeypatch.setattr(slopes, "MOST_FLOPS", 1000)
+    monkeypatch.setattr(own_operators, "MOST_FLOPS", 1000)
     assert told(tmp_path / "own.py", OWN) == [] and asked == ["fc", "twice", "twice"]
 
 

@@ -111,7 +111,7 @@ class Stream:
         # until it has begun no epoch has, so that a question after a failure begins anew
         self._epoch = -1
         at = {"start": start} if self._seeks else {}
-        words = ", ".join([f"{self._seed}, {epoch}", *[f"start={start}" for _ in at]])
+        words = ", ".join([str(self._seed), str(epoch), *(f"{name}={value}" for name, value in at.items())])
         with theirs.running(self.file, f"{self._who} samples({words})"):
             self._iterator = iter(self._function(self._seed, epoch, **at))
         self._epoch, self._within = epoch, start

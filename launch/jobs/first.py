@@ -1,5 +1,5 @@
-"""A user's first search compiles for half a minute: on two cores at once, as a forked process compiles the loops that
-simulate and pack plans while this one compiles those that walk through sketches.
+"""A user's first search, which compiles loops on two cores at once: a forked process compiles those that simulate and
+pack plans, while this one compiles the walk through sketches.
 
 It does not know what is searched for, nor what the loops compute.
 """
@@ -21,7 +21,7 @@ from castile.planner.sketch.sketch import is_compiled
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import num_cores, parse
 
-# A small plan whose tasks need all loops: some are for several microbatches, collectives or kinds of processors only.
+# A small network on a few processors: simulating and packing it compiles the loops that all plans need.
 MODEL, MACHINE = "mlp", "flexflow-p100:nodes=1"
 
 
@@ -34,7 +34,7 @@ def compiled_beside() -> Iterator[None]:
     if is_compiled() or num_cores() < 2:
         yield
         return
-    fork = Fork(_sized)
+    fork = Fork(_compile_simulation)
     fork.ask(MODEL)
     try:
         yield
@@ -42,8 +42,8 @@ def compiled_beside() -> Iterator[None]:
         fork.end(at_once=True)
 
 
-def _sized(model: str) -> Strategy:
-    """Simulates and packs data parallelism of a model, with and without buckets and in every order."""
+def _compile_simulation(model: str) -> Strategy:
+    """Simulate and pack data parallelism of a model, with and without buckets and in every order."""
     lowering = Lowering(models.parse(model).graph(), parse(MACHINE))
     cost = CostModel(lowering.machine)
     return with_best_buckets(Evaluator(lowering, cost), seeds(lowering, [DATA_PARALLEL], cost)[DATA_PARALLEL])

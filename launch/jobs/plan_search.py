@@ -19,6 +19,7 @@ from castile.planner.searching.fronts import Point, front_of, search_front
 from castile.planner.searching.results import NoPlanFits, SearchResult, matching_seed
 from castile.planner.searching.screening import BatchedResult
 from castile.planner.searching.subsets import SUBSET_SHARE, could_gain, faster_subsets
+from castile.planner.sketch.sieve import is_long
 from castile.runtime.garbage import uncollected
 
 # If no plan fits once a budget of time is spent, the search goes on for as long again, and at least for this long.
@@ -48,7 +49,8 @@ class PlanSearch(Request):
         try:
             # Caches of plans with many parts are large: the garbage collector need not go through them.
             uncollecting = uncollected() if self.is_dear else nullcontext()
-            compiling = nullcontext() if self.is_alone else compiled_beside()
+            is_worth = not self.is_alone and is_long(self.desk.evaluator, limits)
+            compiling = compiled_beside() if is_worth else nullcontext()
             with compiling, self.prefetcher.running(self.compute_forecasts), uncollecting:
                 best = Escalation(self, limits, progress).run()
         except NoPlanFits as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class Begun:
     def first_step(self) -> int:
         return self.saved.step if self.saved is not None else 0
 
-    @property
+    @cached_property
     def rate(self) -> Callable[[int], float]:
         """The learning rate of each step 0 <= step < num_steps; ValueError where the user's function fails."""
         return rates.parse(self.command.schedule).rates(self.command.lr, self.num_steps)

@@ -7,12 +7,12 @@ It does not know what an operator is for: one may give parts of a batch somethin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 
 import numpy as np
 
 from castile.launch.arrays import defined
 from castile.launch.arrays.defined import Arrays
+from castile.launch.training import own_operators
 from castile.planner.graph import Graph, Node
 from castile.planner.op import PASSES, Tensor
 from castile.planner.strategy import parts
@@ -20,23 +20,13 @@ from castile.runtime.region import slices
 
 # How far off numbers may be, of the largest.
 TOLERANCE = 1e-6
-# Definitions of kernels are slow: what takes more operations is not looked at.
-MOST_FLOPS = 1e8
 
 
 def remarks(graph: Graph) -> list[str]:
     """A line for each axis of an operator from elsewhere that may be split, and that parts give something else along
     than the whole does, at numbers that are drawn.
     """
-    seen, found = set[str](), list[str]()
-    for node in graph.nodes.values():
-        is_asked = node.op.is_from_elsewhere and node.op.flops("F", node.whole()) <= MOST_FLOPS
-        if is_asked and node.op.name not in seen:
-            seen.add(node.op.name)
-            # what is drawn may be nothing that it takes
-            with np.errstate(all="ignore"), suppress(IndexError, ValueError, TypeError, ArithmeticError):
-                found += _remarks(node, [graph.tensors[name] for name in node.inputs])
-    return found
+    return own_operators.remarks(graph, _remarks)
 
 
 def _remarks(node: Node, tensors: Sequence[Tensor]) -> Iterator[str]:

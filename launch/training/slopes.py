@@ -6,12 +6,12 @@ It does not know what an operator is for: one may give other gradients on purpos
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 
 import numpy as np
 
 from castile.launch.arrays import defined
 from castile.launch.arrays.defined import Arrays
+from castile.launch.training import own_operators
 from castile.planner.graph import Graph, Node
 from castile.planner.op import PASSES, Part, Tensor
 from castile.runtime.region import slices
@@ -20,26 +20,11 @@ from castile.runtime.region import slices
 STEP, TOLERANCE = 1e-6, 1e-3
 # Of two directions one may cross a kink.
 DIRECTIONS = 2
-# Definitions of kernels are slow: what takes more operations is not looked at.
-MOST_FLOPS = 1e8
 
 
 def remarks(graph: Graph) -> list[str]:
     """A line for each operand of an operator from elsewhere whose gradient is no slope, at numbers that are drawn."""
-    seen, found = set[str](), list[str]()
-    for node in graph.nodes.values():
-        if node.op.name not in seen and _is_asked(node):
-            seen.add(node.op.name)
-            # what is drawn may be nothing that it takes
-            with np.errstate(all="ignore"), suppress(IndexError, ValueError, ArithmeticError):
-                found += _remarks(node, [graph.tensors[name] for name in node.inputs])
-    return found
-
-
-def _is_asked(node: Node) -> bool:
-    """Whether an operator has gradients that nobody has looked at, and that are soon looked at."""
-    has_some = any(node.op.has(which) for which in PASSES if which != "F")
-    return node.op.is_from_elsewhere and has_some and node.op.flops("F", node.whole()) <= MOST_FLOPS
+    return own_operators.remarks(graph, _remarks)
 
 
 def _remarks(node: Node, tensors: Sequence[Tensor]) -> Iterator[str]:

@@ -1,0 +1,30 @@
+"""Operators of a model's own file, each looked at once before training: the suite holds only castile's own to laws.
+
+It does not know what is looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from castile.planner.graph import Graph, Node
+from castile.planner.op import Tensor
+
+# Definitions of kernels are slow: an operator with more operations is not looked at.
+MOST_FLOPS = 1e8
+
+
+def remarks(graph: Graph, look: Callable[[Node, Sequence[Tensor]], Iterable[str]]) -> list[str]:
+    """The lines that `look` gives for a node of each such operator and its operands, at numbers that it draws."""
+    seen, found = set[str](), list[str]()
+    for node in graph.nodes.values():
+        is_asked = node.op.is_from_elsewhere and node.op.flops("F", node.whole()) <= MOST_FLOPS
+        if is_asked and node.op.name not in seen:
+            seen.add(node.op.name)
+            # an operator may not take the numbers that are drawn
+            with np.errstate(all="ignore"), suppress(IndexError, ValueError, TypeError, ArithmeticError):
+                found += look(node, [graph.tensors[name] for name in node.inputs])
+    return found
