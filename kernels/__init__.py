@@ -1,4 +1,4 @@
-"""The array kernels: what every operator body may call, each with a slow definition and faster forms.
+"""Array kernels: everything an operator's body may call, each with a slow definition and faster forms.
 
 Reading order: `reference` (the definitions, plain NumPy), `form` (what a faster form looks like), `table` (finds forms
 by name and binds them to arrays), `numpy/` (the fast CPU forms). Nothing here knows who calls it.

@@ -1,4 +1,4 @@
-"""Calls that need nothing more: one that does nothing, and several as one.
+"""Calls without arguments: one that does nothing, and several as one.
 
 It does not know what they do.
 """

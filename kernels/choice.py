@@ -1,7 +1,8 @@
-"""Choices: which form of a kernel, with which setting, is taken for arrays of certain shapes, as text that can be kept.
+"""Choices: the form of a kernel, and its setting, that is used for arrays of certain shapes; as text that can be
+stored.
 
-A call is named by its `key`: the kernel, shapes, strides and dtypes, and literals. Device, sources and libraries, on
-which a choice depends too, belong to whoever keeps it. It knows no kernel and no form.
+A call is named by its `key`: the kernel, shapes, strides and dtypes, and literals. A choice also depends on the device,
+the sources and the libraries' versions; whoever stores it keeps track of those. It knows no kernel and no form.
 """
 
 import json
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 
 class Choice(NamedTuple):
-    """A folder of forms, and the setting of the form there, as text; "" where the form leaves nothing to choose."""
+    """A folder of forms, and the setting of the form there, as text; "" where the form has no settings."""
 
     form: str
     setting: str = ""
@@ -28,7 +29,7 @@ class Array(NamedTuple):
     dtype: str
 
     def transpose(self, dims: Sequence[int]) -> "Array":
-        """With its dims in another order."""
+        """The array with its dims in another order."""
         return self._replace(shape=tuple(self.shape[d] for d in dims), strides=tuple(self.strides[d] for d in dims))
 
     @property
@@ -38,18 +39,18 @@ class Array(NamedTuple):
                 ) * self.itemsize if prod(self.shape) else 0  # fmt: skip
 
     @property
-    def laid(self) -> tuple[int, ...]:
-        """Strides for making such an array: its own, but along dims of one element those of a dense array."""
+    def full_strides(self) -> tuple[int, ...]:
+        """Strides to allocate such an array: its own, but those of a contiguous array along dims of one element."""
         dense = (self.itemsize * prod(self.shape[dim + 1 :]) for dim in range(len(self.shape)))
         return tuple(own if n > 1 else step for n, own, step in zip(self.shape, self.strides, dense, strict=True))
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element, by the digits with which names of dtypes end."""
+        """Bytes of one element, from the digits with which names of dtypes end."""
         return max(1, int("".join(filter(str.isdigit, self.dtype)) or 8) // 8)
 
 
-def inwards(x: Any) -> tuple[int, ...]:
+def memory_order(x: Any) -> tuple[int, ...]:
     """The dims of an array, the outermost in memory first, and those of one element last."""
     return tuple(sorted(range(len(x.shape)), key=lambda dim: -x.strides[dim] if x.shape[dim] > 1 else 0))
 
@@ -83,19 +84,19 @@ def setting_text(setting: Any) -> str:
 def kernel_call(
     name: str, outs: tuple[Any, ...], args: tuple[Any, ...], params: dict[str, Any], accumulate: bool
 ) -> KernelCall:
-    """A call upon arrays of any library, without its data."""
+    """A call on arrays of any library, without its data."""
     bare = {word: _bare(value) for word, value in params.items()}
     return KernelCall(name, tuple(map(_bare, outs)), tuple(map(_bare, args)), bare, accumulate)
 
 
 def key(call: KernelCall) -> str:
-    """The call as text; `call_of` gives it back."""
+    """The call as text; `call_of` is the inverse."""
     fields = [call.kernel, _as_json(call.outs), _as_json(call.args), _as_json(call.params), call.accumulate]
     return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
 def call_of(text: str) -> KernelCall:
-    """The call that a `key` names. ValueError in one sentence for what is none."""
+    """The call that a `key` names. ValueError in one sentence for text that names none."""
     try:
         kernel, outs, args, params, accumulate = json.loads(text)
         params = {word: _read(value) for word, value in params.items()}
@@ -109,29 +110,29 @@ def call_of(text: str) -> KernelCall:
 
 
 def remember(which: str, choice: Choice) -> None:
-    """Bind the call of that key by this choice from now on."""
+    """Let the call of that key be bound by this choice from now on."""
     _chosen[which] = choice
 
 
 def forget() -> None:
-    """Drop all that was remembered, so that calls are bound by their forms' own settings."""
+    """Drop all remembered choices: calls are bound by their forms' first settings."""
     _chosen.clear()
 
 
 def known(which: str) -> Choice | None:
-    """What was remembered for the call of that key."""
+    """The choice that was remembered for the call of that key."""
     return _chosen.get(which)
 
 
 def find(
     name: str, outs: tuple[Any, ...], args: tuple[Any, ...], params: dict[str, Any], accumulate: bool
 ) -> Choice | None:
-    """What was remembered for a call upon these arrays."""
+    """The choice that was remembered for a call on these arrays."""
     return known(key(kernel_call(name, outs, args, params, accumulate))) if _chosen else None
 
 
 def arrays_of(call: KernelCall) -> Iterator[Array]:
-    """All arrays that a call touches."""
+    """All arrays of a call."""
     yield from call.outs
     yield from (arg for arg in call.args if isinstance(arg, Array))
 

@@ -1,7 +1,7 @@
-"""How numba compiles castile's loops: its compiler, less what takes long and is for none of them, and each loop in one
-process at a time.
+"""How Numba compiles castile's loops: without passes that take long and bring nothing, and each loop by one process
+only.
 
-It does not know what the loops compute. It needs numba, and is imported where that is installed.
+It does not know what the loops compute. It needs Numba, and is imported where that is installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numba.core.compiler import CompilerBase, DefaultPassBuilder, Flags
 
 
 class Loop(CompilerBase):
-    """Compiles what Python calls."""
+    """The compiler of functions that Python calls."""
 
     def compile_extra(self, func: Any) -> Any:
         self.state.update(flags=_Options(self.state.flags))
@@ -33,8 +33,10 @@ class Loop(CompilerBase):
 
 
 class Part(Loop):
-    """Compiles what loops alone call. Numba would optimise it and make machine code of it, and do both again in each
-    function that calls it: it becomes machine code only as a part of these.
+    """The compiler of functions that only compiled loops call.
+
+    Numba would optimise such a function and make machine code of it, and do both again in each caller. Here it becomes
+    machine code only as a part of its callers.
     """
 
     def define_pipelines(self) -> list[Any]:
@@ -43,8 +45,8 @@ class Part(Loop):
 
 
 class _Options(Flags):
-    """Numba's options, told apart by those that are set. Numba asks for them with each of the ways there are to add two
-    numbers, and makes a dictionary of all of them to compare.
+    """Numba's options, compared by those that are set. Numba compares them for each of the ways there are to add two
+    numbers, and makes a dictionary of all of them each time.
     """
 
     def __hash__(self) -> int:
@@ -55,7 +57,7 @@ class _Options(Flags):
 
 
 class _Joined(JITCodeLibrary):
-    """The code of a function and of those that it calls, as it was written."""
+    """The unoptimised code of a function and of those that it calls."""
 
     def _optimize_final_module(self) -> None:
         pass
@@ -82,9 +84,9 @@ class _NoEnvironment:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Python looks for no garbage meanwhile: it would look through all that numba knows of a function, many times.
+    """A context without garbage collection, which would traverse all that Numba knows of a function, many times.
 
-    What is left is garbage, unlike in `castile.runtime.garbage`: it stays among the youngest, which are looked at next.
+    Unlike in `castile.runtime.garbage`, what is left over is garbage: it stays in the youngest generation.
     """
     looked = gc.isenabled()
     gc.disable()
@@ -96,8 +98,8 @@ def _uncollected() -> Iterator[None]:
 
 
 def by_one_process(loop: Any) -> Any:
-    """The loop, which waits while another process compiles it, and then has what that one kept on disk: ranks need the
-    same loops at the same time.
+    """The loop, which waits while another process compiles it and then loads the result from disk: ranks need the same
+    loops at the same time.
     """
     compile_here = loop.compile
 
@@ -111,7 +113,7 @@ def by_one_process(loop: Any) -> Any:
 
 @contextlib.contextmanager
 def turn(loop: Any) -> Iterator[None]:
-    """No other process has its turn with this loop; where nothing can be locked all go on."""
+    """A context that holds the loop's lock among processes; where nothing can be locked, none."""
     place = crc32(loop.__qualname__.encode())
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
@@ -128,5 +130,5 @@ def turn(loop: Any) -> Iterator[None]:
 
 @cache
 def _turns(folder: Path) -> Any:
-    """The file of a folder in which each loop locks a byte. It stays open: to close it would give up all of them."""
+    """The lock file of a folder, in which each loop locks a byte. It stays open: closing it would release all locks."""
     return (folder / "turns.lock").open("ab")

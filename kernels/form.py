@@ -2,7 +2,7 @@
 
 It does not know which forms exist.
 
-Two manners, told apart by a mark:
+There are two kinds, distinguished by a mark:
 
 - plain: `def relu(out, x)` does the work at once, on each call;
 - prepared: `@prepares def contract(out, spec, *xs, ...)` looks at shapes and strides once and returns a callable that

@@ -1,4 +1,4 @@
-"""Integers that stand for rows or classes: what is out of range is refused.
+"""Integers that number rows or classes: those that are out of range are refused.
 
 They do not know what they stand for.
 """

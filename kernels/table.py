@@ -1,4 +1,4 @@
-"""The table of kernels: definitions and forms found by name, and bound to arrays as calls that need nothing more.
+"""The table of kernels: finds definitions and forms by name, and binds them to arrays as calls without arguments.
 
 It knows no kernel by name.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from castile.kernels import choice, reference
 from castile.kernels.calls import Call, chain
 from castile.kernels.choice import Choice
-from castile.kernels.narrow import is_plain
+from castile.kernels.half_precision import fits_form
 
 Arrays = tuple[np.ndarray, ...]
 # Forms that calls of a library may do better than, and the folder of these.
@@ -114,7 +114,9 @@ class Table:
         """Whether a kernel's form can add into its results; if not, they are computed in scratch and then added."""
         return name in self.forms and native_accumulate(self.forms[name])
 
-    def ways(self, name: str, args: tuple[Any, ...], outs: Arrays, params: dict[str, Any], adds: bool) -> list[Choice]:
+    def choices(
+        self, name: str, args: tuple[Any, ...], outs: Arrays, params: dict[str, Any], adds: bool
+    ) -> list[Choice]:
         """All ways in which a call could be bound, the likeliest first; none where there is nothing to choose from.
 
         adds: whether it adds into its results, which its form then does by itself. Of the arrays only shapes, strides
@@ -130,7 +132,7 @@ class Table:
                 found += [Choice(folder, text) for text in form.settings(*work.args, **work.keywords)]
         return found if len(found) > 1 else []
 
-    def leading(
+    def library_choice(
         self, name: str, args: tuple[Any, ...], outs: Arrays, params: dict[str, Any], adds: bool
     ) -> Choice | None:
         """The library, if it is to be taken for a call of which nothing was measured; as `ways` it looks at no data."""
@@ -151,7 +153,7 @@ class Table:
         chosen: Choice | None,
     ) -> Call | None:
         """As `bind`, by a form alone; None if there is none or it cannot."""
-        if name not in self.forms or (self.form in PLAIN and not is_plain(definitions()[name], args, outs)):
+        if name not in self.forms or (self.form in PLAIN and not fits_form(definitions()[name], args, outs)):
             return None
         form = self.forms[name]
         taken = chosen or choice.find(name, outs, args, params, accumulate)
@@ -200,7 +202,7 @@ def _padded_results(outs: Arrays, scratch: np.ndarray | None) -> tuple[Arrays, n
     assert scratch is not None, "adding to a result needs scratch"
     held = []
     for out in outs:
-        nbytes, order = prod(out.shape) * out.itemsize, choice.inwards(out)
+        nbytes, order = prod(out.shape) * out.itemsize, choice.memory_order(out)
         dense = scratch[:nbytes].view(out.dtype).reshape([out.shape[dim] for dim in order])
         held.append(dense.transpose([*map(order.index, range(out.ndim))]) if out.ndim > 1 else dense)
         scratch = scratch[-(-nbytes // 64) * 64 :]

@@ -1,6 +1,6 @@
-"""Windows over rows and columns: padding, how many there are, and what a window's element meets.
+"""Windows over rows and columns: padding, how many windows there are, and what an element of theirs sees.
 
-They do not know what is done with what they meet.
+They do not know what is done with it.
 """
 
 import numpy as np
@@ -39,5 +39,5 @@ def count(padded: tuple[int, ...], kernel: tuple[int, ...], stride: Pair) -> Pai
 
 
 def tap(padded: np.ndarray, r: int, s: int, size: tuple[int, ...], stride: Pair) -> np.ndarray:
-    """What element (r, s) of the window meets in each of the size[0] x size[1] windows, as a view."""
+    """What element (r, s) of the window sees in each of the size[0] x size[1] windows, as a view."""
     return padded[:, :, r :: stride[0], s :: stride[1]][:, :, : size[0], : size[1]]

@@ -43,7 +43,7 @@ def ways() -> None:
     for kind in cases.KERNELS:
         for case in getattr(cases, kind)():
             for call in ours.calls(case):
-                found = tuning.ways(Table("triton"), call.named)
+                found = tuning.choices(Table("triton"), call.named)
                 known = call_of(call.named)
                 outs, args = (tuple(map(laid, xs)) for xs in (known.outs, known.args))
                 made = plan(call.kernel, outs, (args, call.params))

@@ -131,7 +131,7 @@ def plans(draw: st.DrawFn, exact: bool, updated: str = "") -> tuple[Problem, Low
 def test_what_is_put_together_leaves_the_same_numbers(exact: bool, updated: str) -> None:
     num_examples, updates, forms = 0, 0, Counter[str]()
 
-    @settings(DRAWN, max_examples=examples(16))
+    @settings(DRAWN, max_examples=examples(32))
     @given(plans(exact, updated), st.sampled_from((2**20, 200)))
     def check(plan: tuple[Problem, Lowering, Strategy, int], most: int) -> None:
         nonlocal num_examples, updates

@@ -194,7 +194,7 @@ def leading(m: int, n: int, k: int, batch: int = 1, apart: int = 0) -> Choice | 
     a, b, c = (dense_array((batch, *size), "bfloat16") for size in ((m, apart or k), (k, n), (m, n)))
     a = a._replace(shape=(batch, m, k))
     wanted = choice.kernel_call("contract", (c,), ("lik,lkj->lij", a, b), {}, False)
-    return tuning.leading(Table("triton"), choice.key(wanted))
+    return tuning.library_choice(Table("triton"), choice.key(wanted))
 
 
 def test_a_library_leads_in_large_products_whose_rows_begin_where_vectors_do() -> None:
@@ -212,14 +212,14 @@ def test_a_library_does_not_lead_where_it_takes_several_calls() -> None:
     turned = dense_array((2, 3, 64, 64), "bfloat16").transpose((1, 0, 2, 3))
     for first, expected in ((a, Choice("cupy")), (turned, None)):
         wanted = choice.kernel_call("contract", (c,), ("hlik,hlkj->hlij", first, b), {}, False)
-        assert tuning.leading(Table("triton"), choice.key(wanted)) == expected
-        assert Choice("cupy") in tuning.ways(Table("triton"), choice.key(wanted))
+        assert tuning.library_choice(Table("triton"), choice.key(wanted)) == expected
+        assert Choice("cupy") in tuning.choices(Table("triton"), choice.key(wanted))
 
 
 def test_a_library_led_where_it_was_measured_to_be_the_fastest() -> None:
     found = json.loads((RESULTS / "h200-gpt2-ways.json").read_text())["calls"]
     named = [(json.dumps(one["call"], separators=(",", ":")), one["ways"]) for one in found]
-    led = [ways for name, ways in named if tuning.leading(Table("triton"), name)]
+    led = [ways for name, ways in named if tuning.library_choice(Table("triton"), name)]
     assert len(led) == 10 and all(min(ways, key=lambda way: way[2])[0] == "cupy" for ways in led)
 
 
@@ -297,19 +297,19 @@ def run(table: Table, size: int, adds: bool = False, chosen: Choice | None = Non
 
 def relu(table: Table, size: int, adds: bool = False) -> str:
     x = dense_array((size,), "float64")
-    return tuning.named(table, "relu", [x], [x], {}, adds)
+    return tuning.call_key(table, "relu", [x], [x], {}, adds)
 
 
 def test_what_is_remembered_is_bound_for_its_call_alone(table: Table) -> None:
     assert run(table, 8) == 0
     for taken, value in ((Choice("triton", "third"), 2), (Choice("cupy"), 3), (Choice("triton", "first"), 0)):
-        tuning.take({relu(table, 8): taken})
+        tuning.remember_all({relu(table, 8): taken})
         assert run(table, 8) == value and run(table, 9) == run(table, 8, adds=True) == 0
     choice.forget()
     assert run(table, 8) == 0
     assert run(table, 8, chosen=Choice("triton", "third")) == 2
     # Another table has no such forms and goes its own way.
-    tuning.take({relu(table, 8): Choice("cupy")})
+    tuning.remember_all({relu(table, 8): Choice("cupy")})
     out, x = np.zeros(8), np.full(8, 5.0)
     Table("numpy").bind("relu", (x,), (out,), {})()
     assert out[0] == 5
@@ -354,7 +354,7 @@ def test_tuning_times_each_way_that_the_device_takes(table: Table) -> None:
 
 def test_a_kernel_that_cannot_add_is_tuned_as_it_fills_what_is_added(table: Table) -> None:
     wide = choice.Array((3, 4), (64, 8), "float64")
-    texts = [tuning.named(table, "clip", [out], [], {}, adds)
+    texts = [tuning.call_key(table, "clip", [out], [], {}, adds)
              for out in (wide, dense_array((3, 4), "float64")) for adds in (True, False)]  # fmt: skip
     assert texts[0] == texts[2] == texts[3] != texts[1]
 

@@ -85,9 +85,9 @@ def test_tuning_on_a_gpu_times_every_way(name: str, monkeypatch: pytest.MonkeyPa
     table, case = Table("triton"), next(large(name, "bfloat16"))
     args, params = case
     outs = [tuning.dense(one.shape, one.dtype) for one in vocabulary.results(name, specs(args), params)]
-    which = tuning.named(table, name, outs, args, params, False)
+    which = tuning.call_key(table, name, outs, args, params, False)
     found = tuning.tune(table, which, tuning.gpu())
-    assert 1 < len(found) <= len(tuning.ways(table, which))
+    assert 1 < len(found) <= len(tuning.choices(table, which))
     nbytes = sum(one.nbytes for one in choice.arrays_of(choice.call_of(which)))
     # No memory moves ten terabytes a second.
     assert all(nbytes / 1e13 < seconds < 0.1 for seconds in found.values()), found
@@ -97,19 +97,21 @@ def test_processes_compile_what_a_gpu_runs(tmp_path: Any, monkeypatch: pytest.Mo
     import cupy
     from triton import knobs
 
-    from castile.kernels.triton import ahead
+    from castile.kernels.triton import precompile
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(ahead, "LEAST_CALLS", 1)
-    monkeypatch.setattr(ahead, "_seen", set())
+    monkeypatch.setattr(precompile, "LEAST_CALLS", 1)
+    monkeypatch.setattr(precompile, "_seen", set())
     table, calls, built = Table("triton"), [], list[bool]()
     for name in ("softmax", "contract", "layer_norm"):
         args, params = next(large(name, "bfloat16"))
         there = tuple(cupy.zeros(x.shape, x.dtype) if isinstance(x, np.ndarray) else x for x in args)
         outs = tuple(cupy.zeros(x.shape, np.dtype(x.dtype)) for x in vocabulary.results(name, specs(args), params))
         which = choice.key(choice.kernel_call(name, outs, there, params, False))
-        calls += [(name, there, outs, params, which, way) for way in tuning.ways(table, which) if way.form == "triton"]
-    tuning.ahead([(which, way) for *_, which, way in calls], lambda done, total: None)
+        calls += [
+            (name, there, outs, params, which, way) for way in tuning.choices(table, which) if way.form == "triton"
+        ]
+    tuning.precompile([(which, way) for *_, which, way in calls], lambda done, total: None)
     with knobs.compilation.scope():
         knobs.compilation.listener = lambda cache_hit, **_: built.append(not cache_hit)
         for name, there, outs, params, _, way in calls:

@@ -170,7 +170,7 @@ def test_all_that_is_bound_is_compiled_before_by_its_name(plan: Plan) -> None:
             assert told, "nothing is bound before"
             return bound(*call)
 
-        ahead = patch.object(kernels.tuning, "ahead", lambda calls, tell: told.append(calls))
+        ahead = patch.object(kernels.tuning, "precompile", lambda calls, tell: told.append(calls))
         with patch.object(kernels.Listed, "__init__", formed), patch.object(LateTable, "bind", bind), ahead:
             tasks = Ranks(plan, "cuda").prepared.tasks
     (calls,) = told
@@ -182,8 +182,8 @@ def test_a_library_that_leads_is_taken_where_nothing_was_measured_and_the_device
     pytest.importorskip("triton")
     xs = [tuning.dense((64, 64), "bfloat16") for _ in range(3)]
     outs, args, params = (xs[0],), ("ik,kj->ij", *xs[1:]), dict[str, Any]()
-    named = tuning.named(Table("triton"), "contract", outs, args, params, False)
-    there = tuning.operands(choice.call_of(named), tuning.hollow)
+    named = tuning.call_key(Table("triton"), "contract", outs, args, params, False)
+    there = tuning.operands(choice.call_of(named), tuning.dataless)
     tried, refused, first = list[Choice | None](), list[Choice](), Choice("triton", "first")
 
     def bind(table: Any, *call: Any) -> Any:
@@ -192,7 +192,7 @@ def test_a_library_that_leads_is_taken_where_nothing_was_measured_and_the_device
             raise Refused("too little memory")
         return len(tried)
 
-    with device(), patch.object(Table, "bind", bind), patch.object(Table, "ways", lambda *call: [first]):
+    with device(), patch.object(Table, "bind", bind), patch.object(Table, "choices", lambda *call: [first]):
         from castile.runtime.backends.cuda import kernels
 
         for known, lacking, expected in (
@@ -205,7 +205,7 @@ def test_a_library_that_leads_is_taken_where_nothing_was_measured_and_the_device
             with patch.object(kernels.choice, "_chosen", known):
                 kernels.DeviceTable(None).bind("contract", there.args, there.outs, params)
                 assert tried == expected
-                with patch.object(kernels.tuning, "ahead") as ahead:
+                with patch.object(kernels.tuning, "precompile") as ahead:
                     kernels.compile_ahead([named])
                 assert ahead.call_args.args[0] == [(named, None if known else Choice("cupy"))]
 
@@ -376,7 +376,7 @@ def test_a_kernel_that_the_device_refuses_runs_in_the_next_way(taken: str) -> No
         return plain(table, *call) if table.form == "numpy" else partial(bound.append, chosen.setting)
 
     plain, bound = Table.bind, []
-    with nccl.installed(), patch.object(Table, "bind", bind), patch.object(Table, "ways", lambda *call: ways):
+    with nccl.installed(), patch.object(Table, "bind", bind), patch.object(Table, "choices", lambda *call: ways):
         import cupy
 
         from castile.runtime.backends.cuda.kernels import DeviceTable

@@ -82,12 +82,12 @@ def test_steps_are_measured_and_told(
 
     def tune(table: Any, name: str, meter: object) -> dict[Any, float]:
         timed.append(name)
-        return dict.fromkeys(tuning.ways(table, name), 1.0)
+        return dict.fromkeys(tuning.choices(table, name), 1.0)
 
     for name, value in home.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(tuning, "gpu", lambda: None)
-    monkeypatch.setattr(tuning, "ahead", lambda calls, tell: None)
+    monkeypatch.setattr(tuning, "precompile", lambda calls, tell: None)
     monkeypatch.setattr(tuning, "tune", tune)
     with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
         row = steps.measure(case, str(tmp_path / "kept"))

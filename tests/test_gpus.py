@@ -320,7 +320,7 @@ def test_the_first_rank_of_a_host_shows_what_is_compiled() -> None:
 
         for rank in range(2):
             gpus.use(rank)
-            with patch.object(kernels.tuning, "ahead", compiled):
+            with patch.object(kernels.tuning, "precompile", compiled):
                 kernels.compile_ahead({choice.key(choice.kernel_call("copy", (few,), (few,), {}, False))})
                 kernels.compile_ahead(set())
         assert bar.call_args_list == [call(True, "compiling"), call(False, "compiling")]
@@ -351,8 +351,8 @@ def test_training_there_says_what_runs_as_measured(tmp_path, capsys, monkeypatch
     kernels = pytest.importorskip("castile.kernels.tuning")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kernels, "gpu", lambda: None)
-    monkeypatch.setattr(kernels, "ahead", lambda calls, tell: None)
-    monkeypatch.setattr(kernels, "tune", lambda table, name, meter: dict.fromkeys(kernels.ways(table, name), 1.0))
+    monkeypatch.setattr(kernels, "precompile", lambda calls, tell: None)
+    monkeypatch.setattr(kernels, "tune", lambda table, name, meter: dict.fromkeys(kernels.choices(table, name), 1.0))
     given = ["train", *f"mlp:layers=2,width=16 --steps 4 --profile {tmp_path}/p".split()]
     words = [*given, "--search", "data_parallel"]
     with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.kernels.estimates.counted import Counted, counted
-from castile.kernels.estimates.running import Run
-from castile.kernels.estimates.text import Idle, text_of
-from castile.kernels.estimates.turns import Turns
+from castile.kernels.estimates.counting import Counts, count_program
+from castile.kernels.estimates.loop_skipping import LoopSkipper
+from castile.kernels.estimates.ptx import Skippable, parse_ptx
+from castile.kernels.estimates.ptx_interpreter import Interpreter
 from tests.effort import examples
 
 THREADS = 64
@@ -98,25 +98,25 @@ def _access(one: Access) -> Iterator[str]:
         yield f"@%p4 ld.global.b32 {{%f2}}, [%rd4+{one.begin}]"
 
 
-def count(these: Sequence[Loop]) -> Counted:
+def count(these: Sequence[Loop]) -> Counts:
     params = [np.array([place]) for place in PLACES]
-    return counted(text(these), THREADS, (0, 0, 0), (1, 1, 1), params)
+    return count_program(text(these), THREADS, (0, 0, 0), (1, 1, 1), params)
 
 
 @contextmanager
 def followed() -> Iterator[None]:
     """Every turn is followed meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Turns, "leapt", lambda self, run: run)
+        patch.setattr(LoopSkipper, "skip_ahead", lambda self, run: run)
         yield
 
 
 @contextmanager
 def working() -> Iterator[list[int]]:
     """The items that are worked out meanwhile."""
-    does, found = Run.goes_on, list[int]()
+    does, found = Interpreter.step, list[int]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "goes_on", lambda self: (found.append(self.at), does(self)))
+        patch.setattr(Interpreter, "step", lambda self: (found.append(self.position), does(self)))
         yield found
 
 
@@ -171,8 +171,8 @@ def test_a_loop_of_a_thousand_million_turns_ends() -> None:
 
 
 def test_lines_that_decide_nothing_are_not_worked_out() -> None:
-    found = text_of(text([Loop(3, (ROW,))]))
-    idle = [one for one in found.items if isinstance(one, Idle)]
+    found = parse_ptx(text([Loop(3, (ROW,))]))
+    idle = [one for one in found.items if isinstance(one, Skippable)]
     assert idle[-1].reads == {"%f1", "%f2"} and len(idle) == 2, "a sum, and an array that is left alone"
     assert sum(one.num for one in idle) + len(found.items) - len(idle) == found.lines
 
@@ -182,7 +182,7 @@ def test_what_is_wanted_of_memory_is_waited_for_in_lines_that_decide_nothing() -
 
 
 def test_a_program_that_does_not_end_is_given_up(monkeypatch: Any) -> None:
-    monkeypatch.setattr("castile.kernels.estimates.counted._MOST", 1000)
+    monkeypatch.setattr("castile.kernels.estimates.counting._MOST", 1000)
     endless = text([Loop(3, (ROW,))]).replace("add.s32 %r2, %r2, 1", "add.s32 %r2, %r2, 0")
     with pytest.raises(ValueError, match="does not end"):
-        counted(endless, THREADS, (0, 0, 0), (1, 1, 1), [np.array([place]) for place in PLACES])
+        count_program(endless, THREADS, (0, 0, 0), (1, 1, 1), [np.array([place]) for place in PLACES])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from castile.kernels import reference
 from castile.kernels.ids import OutOfRange
-from castile.kernels.numpy.unfolding import samples_at_once
+from castile.kernels.numpy.im2col import samples_at_once
 from castile.kernels.table import Table, definitions, forms, native_accumulate
 from castile.planner.bodies import vocabulary
 from castile.planner.bodies.vocabulary import Spec

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from castile.kernels import reference
-from castile.kernels.arithmetic import FUNCTIONS, parse
-from castile.kernels.numpy import lines
-from castile.kernels.numpy.lanes import after, pointer, spare
-from castile.kernels.numpy.walk import FIRST, elementwise, fetch, settle
+from castile.kernels.expression import FUNCTIONS, parse
+from castile.kernels.numpy import codegen
+from castile.kernels.numpy.pointers import after, pointer, spare
+from castile.kernels.numpy.strided import FIRST, elementwise, fetch, settle
 from castile.kernels.reference.dropout import _philox
 from castile.kernels.table import Table
 from castile.planner.graph import Graph
@@ -55,7 +55,7 @@ def test_the_larger_of_a_number_and_nan_is_nan() -> None:
 
 @pytest.mark.parametrize("text", ["x -> x ** 2", "x -> x.sum()", "x -> tan(x)", "x -> [x]", "x -> x if x else 0"])
 def test_what_is_no_arithmetic_is_refused(text: str) -> None:
-    with pytest.raises(AssertionError, match="line"):
+    with pytest.raises(AssertionError, match="expression"):
         parse(text)
 
 
@@ -79,8 +79,12 @@ def test_what_moves_blocks_is_in_no_loop_that_calls_it(dtype: str) -> None:
 
 def test_lines_have_no_walk_of_their_own_and_who_waits_for_them_is_told() -> None:
     before = compiling_seconds()
-    for kind in (lines.writes, lines.adds, lines.alters, lines.sums):
-        line = kind(lines.Loop("x, y -> x - 7.25 * y", (False,) * (1 + (kind is not lines.alters)), (), "float64"))
+    for kind in (codegen.compile_write, codegen.compile_add, codegen.compile_update, codegen.compile_sum):
+        line = kind(
+            codegen.LoopSpec(
+                "x, y -> x - 7.25 * y", (False,) * (1 + (kind is not codegen.compile_update)), (), "float64"
+            )
+        )
         assert "block_gathered" not in line.made.inspect_llvm()
         spent = compiling_seconds()
         assert spent > before, "what compiles counts"
@@ -108,14 +112,14 @@ def test_rows_of_any_length_are_walked_however_they_lie(cols: int, dims: tuple[i
 
 
 def test_a_line_is_compiled_once_for_each_dtype() -> None:
-    loops = [lines.Loop("x -> x + 1", (False,), (), dtype) for dtype in ("float32", "float32", "float64")]
-    first, again, other = (lines.writes(loop) for loop in loops)
+    loops = [codegen.LoopSpec("x -> x + 1", (False,), (), dtype) for dtype in ("float32", "float32", "float64")]
+    first, again, other = (codegen.compile_write(loop) for loop in loops)
     assert first is again and first.made.native_name != other.made.native_name
 
 
 def test_numbers_of_a_line_have_the_dtype_of_its_arrays() -> None:
     x = np.float32([1.0])
-    loop = lines.writes(lines.Loop("x -> 0.1 * x", (False,), (), "float32"))
+    loop = codegen.compile_write(codegen.LoopSpec("x -> 0.1 * x", (False,), (), "float32"))
     computed("x -> 0.1 * x", x)
     for form in ("numpy", "reference"):
         out = np.zeros(1, "float32")

@@ -9,7 +9,7 @@ from functools import wraps
 import numpy as np
 import pytest
 
-from castile.kernels import arithmetic
+from castile.kernels import expression
 from castile.launch.__main__ import main
 from castile.launch.training import cuts
 from castile.planner.bodies.vocabulary import Spec
@@ -274,7 +274,7 @@ def test_what_is_no_operator_is_refused(given: object) -> None:
 
 
 def test_the_planner_knows_the_functions_of_lines_that_kernels_have():
-    assert FUNCTIONS == arithmetic.FUNCTIONS
+    assert FUNCTIONS == expression.FUNCTIONS
 
 
 @pytest.mark.parametrize("text", LINES)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.kernels.numpy import contract, products
+from castile.kernels.numpy import contract, matmul
 from castile.kernels.numpy.tiles import lanes
 from castile.kernels.table import Table
 from tests.effort import examples
@@ -46,7 +46,7 @@ def test_any_sizes_and_layouts(
     around = np.isnan(out.base).sum()
     steps = (*of_out, *of_x, *of_y)
     places = [[*(n * one.strides[0] // one.itemsize for one in (out, x, y)), adds] for n in range(num)]
-    products.products(out, x, y, (rows, cols, depth), steps, np.array(places, np.int64))()
+    matmul.products(out, x, y, (rows, cols, depth), steps, np.array(places, np.int64))()
     np.testing.assert_allclose(out, want, rtol=STEPS[dtype], atol=STEPS[dtype] * depth)
     assert np.isnan(out.base).sum() == around - (0 if adds else out.size)
 
@@ -72,8 +72,8 @@ def test_what_is_not_wanted_is_left_out(
     matters = np.broadcast_to(by_row * i + by_col * j + first >= 0, (rows, cols)) | bool(by_term)
     want = x @ y + (out if adds else 0)
     steps, places = (*of_out, *of_x, *of_y), np.array([[0, 0, 0, adds]], np.int64)
-    wanted = products.HalfSpace((by_row, by_col, by_term), first)
-    products.products(out, x, y, (rows, cols, depth), steps, places, wanted)()
+    wanted = matmul.HalfSpace((by_row, by_col, by_term), first)
+    matmul.products(out, x, y, (rows, cols, depth), steps, places, wanted)()
     np.testing.assert_allclose(out[0][matters], want[0][matters], rtol=1e-12, atol=1e-12 * depth)
 
 
@@ -81,10 +81,10 @@ def test_tiles_and_terms_far_from_what_is_wanted_are_not_looked_at() -> None:
     size = 96
     x, y, out = np.ones((size, size)), np.ones((size, size)), np.full((size, size), np.nan)
     places = np.zeros((1, 4), np.int64)
-    products.products(out, x, y, (size,) * 3, (size, 1) * 3, places, products.HalfSpace((1, -1, 0)))()
+    matmul.products(out, x, y, (size,) * 3, (size, 1) * 3, places, matmul.HalfSpace((1, -1, 0)))()
     assert np.isnan(out[0, -1]) and np.isfinite(np.tril(out)).all()
     x[0, -1] = np.nan
-    products.products(out, x, y, (size,) * 3, (size, 1) * 3, places, products.HalfSpace((1, 0, -1)))()
+    matmul.products(out, x, y, (size,) * 3, (size, 1) * 3, places, matmul.HalfSpace((1, 0, -1)))()
     assert np.isfinite(out).all()
 
 
@@ -106,7 +106,7 @@ def test_in_tiles_or_by_blas(spec: str, tiled: bool, monkeypatch: pytest.MonkeyP
 
 
 def _is_tiled(work: Any) -> bool:
-    return getattr(work, "func", None) is products._products
+    return getattr(work, "func", None) is matmul._products
 
 
 @pytest.mark.parametrize(

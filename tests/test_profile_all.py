@@ -413,9 +413,9 @@ def test_a_profile_on_gpus_tunes_first_and_times_tasks_in_steps(capsys, monkeypa
     pytest.importorskip("triton")
     monkeypatch.setattr(kernel_tuning, "gpu", lambda: None)
     monkeypatch.setattr(kernel_tuning, "tune", lambda table, name, meter: {
-        way: 1.0 / (1 + number) for number, way in enumerate(kernel_tuning.ways(table, name))})  # fmt: skip
+        way: 1.0 / (1 + number) for number, way in enumerate(kernel_tuning.choices(table, name))})  # fmt: skip
     compiled = []
-    monkeypatch.setattr(kernel_tuning, "ahead", lambda calls, tell: compiled.extend(calls))
+    monkeypatch.setattr(kernel_tuning, "precompile", lambda calls, tell: compiled.extend(calls))
     with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
         facts = told(capsys, MODELS[0], "--profile", "here.db")
         again = told(capsys, MODELS[0], "--profile", "here.db")
@@ -423,7 +423,7 @@ def test_a_profile_on_gpus_tunes_first_and_times_tasks_in_steps(capsys, monkeypa
     table = tuning._table("cuda")
     # all that was timed was compiled before, and nothing else
     assert len({name for name, _ in compiled}) == facts["num_tuned_calls"]
-    assert compiled == [(name, way) for name in dict(compiled) for way in kernel_tuning.ways(table, name)]
+    assert compiled == [(name, way) for name in dict(compiled) for way in kernel_tuning.choices(table, name)]
     chosen = [kernel for key in facts["keys"] for kernel in key["kernels"] if kernel["ways"]]
     assert chosen and all(kernel["form"] == kernel["ways"][0]["form"] for kernel in chosen)
     assert {kernel["form"] for kernel in chosen if kernel["kernel"] == "contract"} == {"cupy"}

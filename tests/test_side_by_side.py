@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from castile.kernels import side_by_side
+from castile.kernels import worker_pool
 
 DOUBLES = """
 import os, sys
-from castile.kernels import side_by_side
+from castile.kernels import worker_pool
 def answer(question):
     if question == "die":
         os._exit(1)
     return os.getpid() if question == "who" else 2 * question
-side_by_side.serve(answer)
+worker_pool.serve(answer)
 """
 
 
@@ -31,18 +31,18 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("num_processes", [1, 3])
 def test_answers_come_in_the_order_of_the_questions(num_processes: int, words: list[str]) -> None:
-    with side_by_side.worker_pool(words, num_processes) as ask:
+    with worker_pool.worker_pool(words, num_processes) as ask:
         assert list(ask(range(40))) == [2 * n for n in range(40)]
         assert len(set(ask(["who"] * 40))) <= num_processes, "asked again, the same answer"
 
 
 def test_only_the_question_that_kills_is_left_without_an_answer(words: list[str]) -> None:
-    with side_by_side.worker_pool(words, 2) as ask:
+    with worker_pool.worker_pool(words, 2) as ask:
         assert list(ask([1, "die", 2, "die", "die", 3])) == [2, None, 4, None, None, 6]
 
 
 def test_who_asks_no_more_leaves_no_process_behind(words: list[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), side_by_side.worker_pool(words, 2) as ask:
+    with pytest.raises(KeyboardInterrupt), worker_pool.worker_pool(words, 2) as ask:
         answers = ask(["who"] * 1000)
         some = {next(answers) for _ in range(4)}
         raise KeyboardInterrupt
@@ -53,8 +53,8 @@ def test_who_asks_no_more_leaves_no_process_behind(words: list[str]) -> None:
 
 def test_processes_end_with_one_that_is_killed(words: list[str]) -> None:
     program = (
-        "from castile.kernels import side_by_side\n"
-        "with side_by_side.worker_pool(['doubles'], 1) as ask:\n"
+        "from castile.kernels import worker_pool\n"
+        "with worker_pool.worker_pool(['doubles'], 1) as ask:\n"
         "    print(*ask(['who']), flush=True)\n"
         "    input()\n"
     )

@@ -21,7 +21,16 @@ from castile.kernels.choice import Choice, setting_text
 from castile.kernels.form import Refused
 from castile.kernels.table import Table, definitions, forms
 from castile.kernels.triton import driver, launch
-from castile.kernels.triton.views import View, broadcast, nest, ordered, permuted, power_of_two, split, view
+from castile.kernels.triton.views import (
+    View,
+    broadcast,
+    in_memory_order,
+    loop_nest,
+    permuted,
+    power_of_two,
+    split_dims,
+    view,
+)
 from castile.planner.bodies import vocabulary
 from tests.effort import examples
 from tests.kernel_cases import cases
@@ -114,9 +123,9 @@ def test_views_walk_what_numpy_walks(data: st.DataObject) -> None:
     y = np.broadcast_to(x, (3, *x.shape))
     for one, want in ((view(x), x), (broadcast(view(x), (3, *x.shape)), y)):
         assert np.array_equal(walked(one, whole), want.reshape(-1))
-        walk = nest([one])
+        walk = loop_nest([one])
         assert np.array_equal(walked(View(x, walk.sizes, walk.steps[0]), whole), want.reshape(-1))
-    assert sorted(walked(ordered([view(x)])[0], whole)) == sorted(x.reshape(-1))
+    assert sorted(walked(in_memory_order([view(x)])[0], whole)) == sorted(x.reshape(-1))
     dims = tuple(data.draw(st.permutations(range(x.ndim))))
     assert np.array_equal(walked(permuted(view(x), dims), whole), x.transpose(dims).reshape(-1))
 
@@ -128,7 +137,7 @@ def test_split_views_walk_the_same(data: st.DataObject) -> None:
     whole = np.arange(np.prod(shape) * 2 ** len(shape)).reshape([2 * n for n in shape])
     x = whole[tuple(slice(0, n) for n in shape)]
     pieces = tuple(size for one in apart for size in one)
-    assert np.array_equal(walked(split(view(x), pieces), whole), x.reshape(-1))
+    assert np.array_equal(walked(split_dims(view(x), pieces), whole), x.reshape(-1))
 
 
 def walked(one: View, whole: np.ndarray) -> np.ndarray:

@@ -123,7 +123,7 @@ def test_every_way_to_a_product_comes_to_the_same_on_a_gpu(spec: str, dtype: str
     exact = np.einsum(spec, *(x.astype("float32") for x in low[1:]), optimize=True)
     args = (spec, *map(cupy.asarray, low[1:]))
     most = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype] * float(np.abs(exact).max())
-    ways = Table("triton").ways("contract", args, (cupy.empty(exact.shape, dtype),), {}, False)
+    ways = Table("triton").choices("contract", args, (cupy.empty(exact.shape, dtype),), {}, False)
     for way in ways:
         out = cupy.asarray(unwritten(exact.astype(dtype)))
         with suppress(Refused):

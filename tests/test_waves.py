@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from castile.kernels.triton.waves import Cut, best_parts, microseconds
+from castile.kernels.triton.waves import TileShape, best_split, microseconds
 from tests.triton_arrays import array
 from tests.triton_cases import fake_plan
 
@@ -25,7 +25,7 @@ EXTENTS = {
     ("...o,oi->...i", (8, 1024, 3072), (3072, 768)): (8192, 768, 3072, 1),
     ("...i,oi->...o", (8, 1024, 768), (50257, 768)): (8192, 50257, 768, 1),
 }
-cuts = st.builds(Cut, *[st.sampled_from([16, 32, 64, 128, 256])] * 2, st.sampled_from([16, 32, 64]),
+cuts = st.builds(TileShape, *[st.sampled_from([16, 32, 64, 128, 256])] * 2, st.sampled_from([16, 32, 64]),
                  st.sampled_from([4, 8]), st.sampled_from(["half", "ieee", "tf32x3"]))  # fmt: skip
 lengths = st.integers(1, 60000)
 
@@ -43,11 +43,11 @@ def test_the_first_setting_is_nearly_the_best_that_was_measured(case: Any) -> No
 @pytest.mark.parametrize("case", EXTENTS, ids=str)
 def test_estimates_are_near_what_was_measured(case: Any) -> None:
     for (m, n, warps), spent in zip(TILES, MEASURED[case], strict=True):
-        assert microseconds(Cut(m, n, 64, warps, "half"), *EXTENTS[case]) == pytest.approx(spent, rel=0.18)
+        assert microseconds(TileShape(m, n, 64, warps, "half"), *EXTENTS[case]) == pytest.approx(spent, rel=0.18)
 
 
 @given(cuts, *[lengths] * 3, st.integers(1, 100), st.integers(1, 16))
-def test_more_to_do_never_takes_less(cut: Cut, m: int, n: int, k: int, l: int, parts: int) -> None:
+def test_more_to_do_never_takes_less(cut: TileShape, m: int, n: int, k: int, l: int, parts: int) -> None:
     spent = microseconds(cut, m, n, k, l, parts)
     assert 0 < spent
     for more in ((m + cut.m, n, k, l), (m, n + cut.n, k, l), (m, n, k + cut.k * parts, l), (m, n, k, l + 1)):
@@ -55,11 +55,13 @@ def test_more_to_do_never_takes_less(cut: Cut, m: int, n: int, k: int, l: int, p
 
 
 @given(cuts, *[lengths] * 3, st.integers(1, 100))
-def test_sums_are_divided_where_that_pays_and_what_waits_is_bounded(cut: Cut, m: int, n: int, k: int, l: int) -> None:
-    parts = best_parts(cut, m, n, k, l)
+def test_sums_are_divided_where_that_pays_and_what_waits_is_bounded(
+    cut: TileShape, m: int, n: int, k: int, l: int
+) -> None:
+    parts = best_split(cut, m, n, k, l)
     assert microseconds(cut, m, n, k, l, parts) <= microseconds(cut, m, n, k, l)
     assert parts == 1 or (parts * m * n * l <= 2**23 and k > cut.k * parts)
 
 
 def test_a_long_sum_of_a_small_result_fills_the_chip() -> None:
-    assert best_parts(Cut(128, 128, 64, 8, "half"), 128, 128, 65536, 1) == 16
+    assert best_split(TileShape(128, 128, 64, 8, "half"), 128, 128, 65536, 1) == 16

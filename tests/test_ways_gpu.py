@@ -74,8 +74,8 @@ def test_every_way_comes_to_the_same_on_a_gpu(name: str) -> None:
     args, params = min(large(name, "bfloat16"), key=nbytes)
     outs = [tuning.dense(one.shape, one.dtype) for one in vocabulary.results(name, specs(args), params)]
     table = Table("triton")
-    which = tuning.named(table, name, outs, args, params, False)
-    ways = tuning.ways(table, which) or [Choice("triton")]
+    which = tuning.call_key(table, name, outs, args, params, False)
+    ways = tuning.choices(table, which) or [Choice("triton")]
     call, found = choice.call_of(which), list[Any]()
     with measuring.place():
         taken = measuring.operands(call)[0].args

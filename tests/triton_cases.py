@@ -12,7 +12,7 @@ import numpy as np
 
 from castile.kernels.estimates import estimate
 from castile.kernels.table import definitions, forms
-from castile.kernels.triton.launch import Launch, Plan
+from castile.kernels.triton.launch import Launch, LaunchPlan
 from castile.planner.bodies import vocabulary
 from castile.planner.bodies.vocabulary import Spec
 from tests import triton_cases_images, triton_cases_tokens
@@ -89,19 +89,19 @@ def error(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.abs(np.subtract(one, other, where=one != other, out=np.zeros_like(one))).max(initial=0))
 
 
-def plan(name: str, outs: tuple[Any, ...], case: Case, accumulate: bool = False) -> Plan | None:
+def plan(name: str, outs: tuple[Any, ...], case: Case, accumulate: bool = False) -> LaunchPlan | None:
     """What a form says of its work, before anything is bound."""
     args, params = case
     return estimate.plan(name, outs, args, params, accumulate)
 
 
-def fake_plan(name: str, case: Case) -> Plan | None:
+def fake_plan(name: str, case: Case) -> LaunchPlan | None:
     """The plan on arrays like those of a case, with results that lie dense."""
     outs = tuple(array(one.shape, one.dtype) for one in results(name, *case))
     return plan(name, outs, case)
 
 
-def asked(name: str, dtype: str) -> Iterator[tuple[str, Plan]]:
+def asked(name: str, dtype: str) -> Iterator[tuple[str, LaunchPlan]]:
     """The plans of `large` cases in every way that planners ask for them, and that way in words: with images in each
     layout, logits in both, added to what is there, and written in float32; reading boxes of larger arrays; writing by
     columns what is read by rows. The first of a case, as it comes, has none.
@@ -121,7 +121,7 @@ def asked(name: str, dtype: str) -> Iterator[tuple[str, Plan]]:
             yield " ".join(filter(None, (layout, add, cast_to))), made
 
 
-def launches(made: Plan) -> list[Launch]:
+def launches(made: LaunchPlan) -> list[Launch]:
     """What the likeliest setting would launch."""
     return made.launches(made.settings[0])
 

@@ -21,10 +21,10 @@ from castile.kernels.estimates.chips import CHIPS, H200
 from castile.kernels.estimates.compiled import Compiled, compiled
 from castile.kernels.estimates.estimate import least_seconds
 from castile.kernels.triton import launch as launching
-from castile.kernels.triton.chip import Absent, Chip
-from castile.kernels.triton.contract import ALONE, Tile, contract_pointwise
-from castile.kernels.triton.launch import Launch, Plan, arrays_of
-from castile.kernels.triton.product import Walk
+from castile.kernels.triton.chip import AbsentArray, Chip
+from castile.kernels.triton.contract import DEEP_TILES, Tile, contract_pointwise
+from castile.kernels.triton.launch import Launch, LaunchPlan, arrays_of
+from castile.kernels.triton.tma_gemm import TmaTile
 from tests import triton_cases_images
 from tests.kernel_cases import Case, cases
 from tests.triton_arrays import array
@@ -110,7 +110,7 @@ def test_the_default_setting_of_all_else_fits_in_float32(name: str) -> None:
         fits(compiled(launch, 90))
 
 
-def ways(name: str) -> list[tuple[str, int, str, Plan]]:
+def ways(name: str) -> list[tuple[str, int, str, LaunchPlan]]:
     """Each way to ask for a kernel once, for chips and in dtypes in turn, whatever other kernels there are: all of all
     are compiled by `make kernels`.
     """
@@ -214,7 +214,7 @@ def of(name: str, *shapes: tuple[int, ...], dtype: str = "bfloat16", **params: f
     return launches(made)
 
 
-def few_tiles() -> Iterator[tuple[str, Plan]]:
+def few_tiles() -> Iterator[tuple[str, LaunchPlan]]:
     """Products of fewer tiles than any chip has processors."""
     x, w = array((64, 512, 7, 7), "bfloat16"), array((512, 512, 3, 3), "bfloat16")
     how = {"stride": (1, 1), "pads": (1, 1, 1, 1), "dilation": (1, 1), "groups": 1}
@@ -232,14 +232,14 @@ def few_tiles() -> Iterator[tuple[str, Plan]]:
 def test_products_of_few_tiles_have_more_on_their_way_where_a_chip_has_room() -> None:
     """Products of matrices for every chip, windows for chips in turn: `make kernels` compiles all settings for all."""
     for name, made in few_tiles():
-        deep = [one for one in made.settings if getattr(one, "tile", one) in ALONE]
-        assert len(deep) == len(ALONE) and made.settings[0] == deep[0], name
+        deep = [one for one in made.settings if getattr(one, "tile", one) in DEEP_TILES]
+        assert len(deep) == len(DEEP_TILES) and made.settings[0] == deep[0], name
         for turn, setting in enumerate(deep):
             launch = max(made.launches(setting), key=lambda one: one.flops)
-            chips = [chip for chip in CHIPS if chip >= launch.since]
+            chips = [chip for chip in CHIPS if chip >= launch.min_capability]
             for chip in chips if name == "contract" else [chips[turn % len(chips)]]:
                 fits(compiled(launch, chip), f"{name} {setting}")
-        assert all(launch.since == 0 for launch in launches(made)), "any chip takes what comes first"
+        assert all(launch.min_capability == 0 for launch in launches(made)), "any chip takes what comes first"
 
 
 def adafactors(shapes: list[tuple[int, ...]]) -> list[Launch]:
@@ -323,8 +323,8 @@ def test_blocks_of_products_are_copied_in_bulk(spec: str, m_k: bool, n_k: bool) 
     x, y = (array((512, 1024) if turned else (1024, 512), "bfloat16") for turned in (m_k, n_k))
     made = fake_plan("contract", ((spec, x, y), {}))
     assert made is not None
-    walks = [launch for way in made.settings if isinstance(way, Walk) for launch in made.launches(way)[:1]]
-    assert any(launch.walks for launch in walks) and {launch.since for launch in walks} == {90}
+    walks = [launch for way in made.settings if isinstance(way, TmaTile) for launch in made.launches(way)[:1]]
+    assert any(launch.is_persistent for launch in walks) and {launch.min_capability for launch in walks} == {90}
     for launch in walks:
         for chip, word in {90: "wgmma.mma_async", 100: "tcgen05.mma"}.items():
             found = compiled(launch, chip)
@@ -339,14 +339,14 @@ def test_where_a_chip_has_a_copy_engine_long_sums_walk_first(capability: int, li
     """Of tiles that the product has most of; what any chip takes is next, and is taken where memory begins anywhere."""
     for m, n, k in ((8192, 8192, 8192), (8192, 768, 3072), (8192, 3072, 768), (8192, 3072, 512)):
         shapes = ((m, k), (n, k), (n,), (m, n))[: 2 + line.count(",")]
-        some = [array(shape, "bfloat16").view(Absent) for shape in shapes]
+        some = [array(shape, "bfloat16").view(AbsentArray) for shape in shapes]
         triton.runtime.driver.set_active(Chip(capability))
         made, on_host = (fake_plan("contract_pointwise", (("ik,jk->ij", line, *xs), {}))
                          for xs in (some, [array(shape, "bfloat16") for shape in shapes]))  # fmt: skip
         assert made is not None and on_host is not None
         walks = capability >= 90 and k > 512
         first, *rest = made.settings
-        assert set(made.settings) == set(on_host.settings) and isinstance(first, Walk) == walks
+        assert set(made.settings) == set(on_host.settings) and isinstance(first, TmaTile) == walks
         assert (rest if walks else [first])[0] == on_host.settings[0]
         for launch in made.launches(first) if walks else ():
             assert launch.constants["N"] == (256 if n == 8192 and line.count(",") == 1 else 128)
@@ -356,9 +356,9 @@ def test_where_a_chip_has_a_copy_engine_long_sums_walk_first(capability: int, li
 def test_what_begins_between_16_bytes_is_fetched_as_on_any_chip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "bound", lambda plan, setting: setting)
     triton.runtime.driver.set_active(Chip(90))
-    for first, wanted in ((0, Walk), (1, Tile)):
+    for first, wanted in ((0, TmaTile), (1, Tile)):
         flat = np.zeros(16, "bfloat16")[first:]
-        out, x, y = (as_strided(flat, shape, (2 * shape[1], 2)).view(Absent) for shape in [(4096, 4096)] * 3)
+        out, x, y = (as_strided(flat, shape, (2 * shape[1], 2)).view(AbsentArray) for shape in [(4096, 4096)] * 3)
         found = contract_pointwise(out, "ik,jk->ij", "s -> 2 * s", x, y, accumulate=False)
         assert isinstance(found, wanted), found
 

@@ -21,12 +21,12 @@ from benchmarks.gpu import cases
 from benchmarks.gpu.calls import calls
 from castile.kernels.estimates.chips import CHIPS, H200
 from castile.kernels.estimates.compiled import Compiled, code, compiled, parameters
-from castile.kernels.estimates.counted import Counted, counted
+from castile.kernels.estimates.counting import Counts, count_program
 from castile.kernels.estimates.estimate import estimate, lost, moved_bytes, of_call, of_plan
+from castile.kernels.estimates.ptx import semantics
 from castile.kernels.estimates.sectors import SECTOR
-from castile.kernels.estimates.text import made
 from castile.kernels.triton.contract import Tile
-from castile.kernels.triton.launch import Launch, Plan
+from castile.kernels.triton.launch import Launch, LaunchPlan
 from tests import triton_chips
 from tests.kernel_cases import Case
 from tests.test_kernel_loops import followed
@@ -61,11 +61,11 @@ def test_whole_numbers_are_worked_out_as_a_processor_does(word: str, kind: str, 
         other %= bits
     if word in ("div", "rem"):
         other = other or 1
-    compute = made(f"{word}.{kind}")
+    compute = semantics(f"{word}.{kind}")
     assert compute is not None
     got = compute(*(np.array([_within(n, True, bits)]) for n in (one, other)))
     assert int(got[0]) == _within(WORDS[word](one, other, bits), True, bits)
-    less = made(f"setp.lt.{kind}")
+    less = semantics(f"setp.lt.{kind}")
     assert less is not None
     assert bool(less(*(np.array([_within(n, True, bits)]) for n in (one, other)))[0]) == (one < other)
 
@@ -109,7 +109,7 @@ $L__BB0_1:                              // =>This Inner Loop Header: Depth=1
 
 @given(st.integers(1, 50), st.sampled_from([0, 2**44]))
 def test_a_program_is_followed_through_its_loops(turns: int, place: int) -> None:
-    found = counted(TEXT, 64, (0, 0, 0), (1, 1, 1), [np.array([place]), np.array([turns])])
+    found = count_program(TEXT, 64, (0, 0, 0), (1, 1, 1), [np.array([place]), np.array([turns])])
     assert found.instructions == 2 * (7 + 5 * turns + 5), "of two warps, and what memory holds decides no branch"
     assert found.requests == 2 * (turns + 2), "none where a predicate holds nowhere"
     sectors = len({(place + 36 * n) // SECTOR for n in range(64)})
@@ -125,12 +125,12 @@ def only(name: str, case: Case) -> Launch:
     return launch
 
 
-def all_counted(launch: Launch) -> list[Counted]:
+def all_counted(launch: Launch) -> list[Counts]:
     """What each program of a launch does."""
     found, grid = compiled(launch, 90), (*launch.grid, 1, 1)[:3]
     params = [None if one is None else np.array([one]) for one in parameters(launch, 90)]
     places = (np.unravel_index(n, grid[::-1])[::-1] for n in range(prod(grid)))
-    return [counted(found.ptx, 32 * launch.warps, tuple(map(int, place)), grid, params) for place in places]
+    return [count_program(found.ptx, 32 * launch.warps, tuple(map(int, place)), grid, params) for place in places]
 
 
 @pytest.mark.parametrize("name, num", [("copy", 1), ("relu", 1), ("add", 2), ("softmax", 1)])
@@ -157,7 +157,7 @@ def test_a_row_that_is_not_held_is_read_again_and_lost_where_many_run() -> None:
         (launch,) = offered.launches(next(one for one in offered.settings if one[1] == block))
         found = compiled(launch, 90)
         params = [None if one is None else np.array([one]) for one in parameters(launch, 90)]
-        one = counted(found.ptx, 32 * launch.warps, (5, 0, 0), (*launch.grid, 1, 1), params)
+        one = count_program(found.ptx, 32 * launch.warps, (5, 0, 0), (*launch.grid, 1, 1), params)
         row = 50264 * 2 // SECTOR
         again = row * (block < 50264)
         far = sum(num for others, num in one.again.items() if others > row // 2)
@@ -184,9 +184,9 @@ def test_turns_of_kernels_are_counted_as_if_they_were_followed(case: str) -> Non
         program, grid = compiled(launch, 90), (*launch.grid, 1, 1)[:3]
         params = [None if one is None else np.array([one]) for one in parameters(launch, 90)]
         place = (prod(grid) // 2 % grid[0], 0, 0)
-        once = counted(program.ptx, 32 * launch.warps, place, grid, params)
+        once = count_program(program.ptx, 32 * launch.warps, place, grid, params)
         with followed():
-            assert once == counted(program.ptx, 32 * launch.warps, place, grid, params)
+            assert once == count_program(program.ptx, 32 * launch.warps, place, grid, params)
 
 
 def test_halves_of_sectors_are_seen() -> None:
@@ -217,7 +217,7 @@ def test_a_product_is_written_along_what_lies_together() -> None:
     same = plan("contract", (array((1024, 512), "bfloat16"),), (("vi,ti->vt", w, x), {}))
     assert columns is not None and same is not None
 
-    def codes(made: Plan) -> list[str]:
+    def codes(made: LaunchPlan) -> list[str]:
         return [code(launch, 90) for setting in made.settings for launch in made.launches(setting)]
 
     assert codes(columns) == codes(same)
@@ -265,7 +265,7 @@ def test_settings_are_ranked_as_an_h200_ranked_them(case: Any) -> None:
 def test_what_all_programs_touch_together_is_not_lost_where_the_cache_holds_it(
     others: list[int], held: int, nbytes: int
 ) -> None:
-    one, cache = Counted(again=Counter(others)), CHIPS[90]
+    one, cache = Counts(again=Counter(others)), CHIPS[90]
     assert lost(one, held, nbytes, cache) <= lost(one, held, 2 * nbytes, cache) <= len(others)
     assert nbytes > cache.cache_bytes / 2 or not lost(one, held, nbytes, cache)
 

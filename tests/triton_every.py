@@ -65,7 +65,7 @@ def parts(chips: Iterable[int] = CHIPS, dtypes: Iterable[str] = DTYPES, names: I
         for way, made in asked(name, dtype):
             for number, setting in enumerate(made.settings):
                 launches = made.launches(setting)
-                since = max((launch.since for launch in launches), default=0)
+                since = max((launch.min_capability for launch in launches), default=0)
                 text = setting_text(setting)
                 every += [Part(name, way, dtype, chip, text, number == 0, since, launch) for launch in launches]
     return sorted(every, key=lambda part: not part.default)

@@ -20,7 +20,7 @@ from castile.kernels import choice, tuning
 from castile.kernels.choice import Choice
 from castile.kernels.form import Refused
 from castile.kernels.table import Table
-from castile.kernels.triton import ahead, chip, driver
+from castile.kernels.triton import chip, driver, precompile
 from tests.effort import rare
 from tests.kernel_cases import cases
 from tests.triton_arrays import array
@@ -166,7 +166,7 @@ def test_programs_that_walk_are_no_more_than_processors(library: ctypes.CDLL, mo
         call = Table("triton").bind("contract", ("ik,jk->ij", x, y), (out,), {}, None, False, way)
         return recorded(library, call, 3)[0]
 
-    ways = Table("triton").ways("contract", ("ik,jk->ij", x, y), (out,), {}, False)
+    ways = Table("triton").choices("contract", ("ik,jk->ij", x, y), (out,), {}, False)
     pointers, walks = ([way for way in ways if way.form == "triton" and ('"' in way.setting) == there]
                        for there in (True, False))  # fmt: skip
     # of those that fetch blocks not all walk
@@ -178,7 +178,7 @@ def test_programs_that_walk_are_no_more_than_processors(library: ctypes.CDLL, mo
 
 
 def test_a_grid_that_no_device_takes_is_refused() -> None:
-    launch = types.SimpleNamespace(grid=(1, 70000), kernel=types.SimpleNamespace(__name__="some"), walks=False)
+    launch = types.SimpleNamespace(grid=(1, 70000), kernel=types.SimpleNamespace(__name__="some"), is_persistent=False)
     with pytest.raises(Refused, match="no grid"):
         driver.call(launch, ())
 
@@ -190,7 +190,7 @@ def test_more_products_than_a_grid_has_rows_go_another_way(dtype: str) -> None:
     spec, table = "bik,bkj->bij", Table("triton")
     with pytest.raises(Refused, match="no grid"):
         table.bind("contract", (spec, *xs[:2]), xs[2:], {}, None, False)
-    ways = table.ways("contract", (spec, *xs[:2]), xs[2:], {}, False)
+    ways = table.choices("contract", (spec, *xs[:2]), xs[2:], {}, False)
     assert any(way.form == "cupy" for way in ways)
 
 
@@ -224,12 +224,12 @@ def test_what_is_compiled_ahead_is_what_is_bound(name: str, monkeypatch: pytest.
         there = tuple(DeviceArray(x.shape, x.dtype.name) if hasattr(x, "strides") else x for x in args)
         outs = tuple(DeviceArray(one.shape, one.dtype) for one in results(name, args, params))
         wanted = choice.kernel_call(name, outs, there, params, False)
-        ways = [one for one in tuning.ways(table, choice.key(wanted)) if one.form == "triton"] or [None]
+        ways = [one for one in tuning.choices(table, choice.key(wanted)) if one.form == "triton"] or [None]
         for way in ways if number == 0 else ways[:: max(1, len(ways) - 1)]:
             with suppress(Refused):
                 table.bind(name, there, outs, params, None, False, way)
             bound, noted[:] = list(noted), []
-            ahead._compile(choice.key(wanted), way.setting if way else "")
+            precompile._compile(choice.key(wanted), way.setting if way else "")
             assert noted == bound and bound
             noted.clear()
 
@@ -240,17 +240,17 @@ def test_processes_leave_nothing_to_compile(library: Any, monkeypatch: pytest.Mo
         arrays = tuple(DeviceArray((48, 256), "float32") for _ in range(num))
         which = choice.key(choice.kernel_call(name, arrays[:1], arrays, {}, False))
         # what is chosen is compiled, what was remembered too, and else what comes first
-        way = tuning.ways(table, which)[-1] if num == 1 else None
+        way = tuning.choices(table, which)[-1] if num == 1 else None
         if name == "relu":
             monkeypatch.setattr(choice, "_chosen", {which: way})
         calls.append((name, arrays, which, way if name == "softmax" else None))
     heard: list[tuple[int, int]] = []
     built: list[bool] = []
-    monkeypatch.setattr(ahead, "LEAST_CALLS", 1)
-    monkeypatch.setattr(ahead, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(precompile, "LEAST_CALLS", 1)
+    monkeypatch.setattr(precompile, "sched_getaffinity", lambda process: {0, 1})
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.listener = lambda cache_hit, **_: built.append(not cache_hit)
-        tuning.ahead([(which, way) for *_, which, way in calls], lambda *one: heard.append(one))
+        tuning.precompile([(which, way) for *_, which, way in calls], lambda *one: heard.append(one))
         assert heard == [(0, 3), *((n, 3) for n in range(2, 4))]
         monkeypatch.setattr(triton.runtime.build, "_build", None)
         for name, arrays, _, way in calls:
@@ -258,18 +258,18 @@ def test_processes_leave_nothing_to_compile(library: Any, monkeypatch: pytest.Mo
             assert recorded(library, call, 1)
     assert built and not any(built), "each of them is found in the cache"
     # and then no process is started
-    ahead._seen.clear()
-    monkeypatch.setattr(ahead.side_by_side, "worker_pool", None)
-    tuning.ahead([(which, way) for *_, which, way in calls], lambda *one: None)
+    precompile._seen.clear()
+    monkeypatch.setattr(precompile.worker_pool, "worker_pool", None)
+    tuning.precompile([(which, way) for *_, which, way in calls], lambda *one: None)
 
 
 def test_processes_that_die_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "LEAST_CALLS", 1)
-    monkeypatch.setattr(ahead, "sched_getaffinity", lambda process: {0, 1})
-    monkeypatch.setattr(ahead, "_is_kept", lambda one: False)
+    monkeypatch.setattr(precompile, "LEAST_CALLS", 1)
+    monkeypatch.setattr(precompile, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(precompile, "_is_kept", lambda one: False)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     heard: list[tuple[int, int]] = []
     calls = [("b", str(n)) for n in range(10)]
     for _ in range(2):
-        ahead.compile_all(calls, 90, lambda *one: heard.append(one))
+        precompile.compile_all(calls, 90, lambda *one: heard.append(one))
     assert heard == [(0, 10), *((n, 10) for n in range(2, 11))], "and once is enough"

@@ -15,9 +15,9 @@ from triton import language as tl
 
 from castile.kernels.table import Table, definitions
 from castile.kernels.triton import convolution
-from castile.kernels.triton.launch import Launch, Plan, Room, bound, numbered
-from castile.kernels.triton.lines import Text, text
-from castile.kernels.triton.several import summed
+from castile.kernels.triton.codegen import Snippet, snippet
+from castile.kernels.triton.launch import Launch, LaunchPlan, Workspace, bound, workspace_numbers
+from castile.kernels.triton.multi_tensor import multi_tensor_sum
 from castile.planner.bodies import vocabulary
 from tests import triton_programs
 from tests.kernel_cases import Case, Draw, cases
@@ -50,7 +50,7 @@ def test_form_equals_definition(name: str, place: Any) -> None:
         outs = tuple(place(unwritten(np.empty(one.shape, one.dtype))) for one in results(name, *case))
         made = plan(name, outs, case)
         assert made is not None, f"{name} {case[1]} falls back to its definition"
-        again = (place is stepped or number == 0) and bool(numbered(launches(made)))
+        again = (place is stepped or number == 0) and bool(workspace_numbers(launches(made)))
         # Adding differs from writing in the last line of a kernel only.
         check("triton", name, case, place, number % 3 == 1, _exact(name, case), again)
 
@@ -183,7 +183,7 @@ def _faulty(out, x, FAULT: tl.constexpr):  # type: ignore[no-untyped-def]
 def test_what_a_gpu_would_do_in_any_order_is_seen(fault: str) -> None:
     launch = Launch(_faulty, (2,), (np.zeros(8, "float32"), np.zeros(8, "float32")), {"FAULT": fault})
     with triton_programs.watched() as faults:
-        bound(Plan((None,), lambda _: [launch]), None)()
+        bound(LaunchPlan((None,), lambda _: [launch]), None)()
     assert faults == ({f"_faulty: {fault}"} if fault else set())
 
 
@@ -203,7 +203,7 @@ def test_pictures_are_copied_some_samples_at_a_time(name: str) -> None:
             bound(made, made.settings[0])()
         names = [launch.kernel.__name__ for launch in launches(made)]
         assert names.count("_copy_beside") == 3 + (name == "conv2d"), "two samples at a time, and weights"
-        assert set(numbered(launches(made)).values()) == {0, 1}, "copies share their memory"
+        assert set(workspace_numbers(launches(made)).values()) == {0, 1}, "copies share their memory"
         assert error(out.astype("float32"), want + adds) <= 2.0**-7 * float(np.abs(want).max())
 
 
@@ -233,8 +233,8 @@ def test_steps_of_one_place_of_several_images_compute_the_same() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=8))
 def test_memory_is_shared_by_what_is_never_needed_at_once(named: list[list[int]]) -> None:
-    rooms = [Room(1) for _ in range(6)]
-    numbers = numbered([Launch(None, (1,), tuple(rooms[n] for n in some)) for some in named])
+    rooms = [Workspace(1) for _ in range(6)]
+    numbers = workspace_numbers([Launch(None, (1,), tuple(rooms[n] for n in some)) for some in named])
     most = 0
     for at in range(len(named)):
         alive = [n for n in range(6) if any(n in some for some in named[: at + 1]) and any(n in x for x in named[at:])]
@@ -273,7 +273,7 @@ def test_products_by_blocks_equal_the_definition(name: str) -> None:
         out = np.ones(want.shape, dtype) if adds else unwritten(want.astype(dtype))
         made = plan(name, (out,), case, adds)
         assert made is not None
-        walks = [one for one in made.settings if made.launches(one)[0].since >= 90]
+        walks = [one for one in made.settings if made.launches(one)[0].min_capability >= 90]
         assert walks, f"{spec} is not fetched in blocks"
         setting = walks[number % len(walks)]
         launched += len(made.launches(setting))
@@ -376,13 +376,13 @@ def test_many_are_cast_by_few_launches() -> None:
 @pytest.mark.parametrize("place", [dense, stepped, outermost], ids=lambda place: place.__name__)
 @pytest.mark.parametrize("num", [1, 3, 16, 17, 40])
 def test_any_line_is_added_up_over_any_number_of_arrays(num: int, place: Any) -> None:
-    what = Text(("x",), (), ("y = x + 1.0", "z = y * y"), ("z - x",))
+    what = Snippet(("x",), (), ("y = x + 1.0", "z = y * y"), ("z - x",))
     rng, few = np.random.default_rng(num), range(0, num, 16)
     arrays = tuple(place(rng.normal(size=(n % 5 + 2, 7)).astype("float32")) for n in range(num))
     want = sum(((x.astype(float) + 1) ** 2 - x).sum() for x in arrays)
     for adds in (False, True):
         out = np.full((), 3.0, "float32")
-        made = summed(what, out, arrays, adds)
+        made = multi_tensor_sum(what, out, arrays, adds)
         if place is dense and num % 16 != 1:
             assert len(made.launches(made.settings[0])) == 2 * len(few)
         bound(made, made.settings[-1])()
@@ -393,7 +393,7 @@ def test_any_line_is_added_up_over_any_number_of_arrays(num: int, place: Any) ->
 def test_what_cannot_be_added_up_is_refused(line: str) -> None:
     arrays = (np.ones(8, "float32"), np.ones(8, "float32"))
     with pytest.raises(AssertionError, match="names="):
-        summed(text(line, *(["c"] if "c" in line else [])), np.zeros((), "float32"), arrays, False)
+        multi_tensor_sum(snippet(line, *(["c"] if "c" in line else [])), np.zeros((), "float32"), arrays, False)
 
 
 def _exact(name: str, case: Case) -> list[np.ndarray]:

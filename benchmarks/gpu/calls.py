@@ -38,7 +38,7 @@ class Call(NamedTuple):
     def named(self) -> str:
         """What choices know it by."""
         args, outs = ([self._array(x) for x in xs] for xs in (self.args, self.outs))
-        return tuning.named(Table("triton"), self.kernel, outs, args, self.params, False)
+        return tuning.call_key(Table("triton"), self.kernel, outs, args, self.params, False)
 
     @property
     def nbytes(self) -> int:

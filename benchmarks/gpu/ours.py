@@ -45,7 +45,7 @@ def fastest(call: Call, errand: str) -> dict[str, Any]:
         every = measuring.operands(call_of(call.named))
         bound = [table.bind(call.kernel, one.args, one.outs, call.params) for one in every]
         return {"seconds": measuring.seconds(bound)}
-    tuning.take({call.named: min(found, key=lambda way: found[way])})
+    tuning.remember_all({call.named: min(found, key=lambda way: found[way])})
     best = {form: min(found[way] for way in found if way.form == form) for form in {way.form for way in found}}
     told = {("seconds" if form == "triton" else "library_seconds"): took for form, took in best.items()}
     return told | {"ways": [[way.form, way.setting, found[way]] for way in sorted(found, key=lambda way: found[way])]}
@@ -53,7 +53,7 @@ def fastest(call: Call, errand: str) -> dict[str, Any]:
 
 def asked(table: Table, which: str, errand: str) -> list[list[Choice]]:
     """The ways in which a call is to be timed; the next ones only where the device refuses those before."""
-    ways = tuning.ways(table, which)
+    ways = tuning.choices(table, which)
     if errand == "tuned":
         return [ways]
     of_triton, others = ([way for way in ways if (way.form == "triton") == own] for own in (True, False))
@@ -189,7 +189,7 @@ def compile_ways(named: str) -> None:
     table, call = Table("triton"), call_of(named)
     with cupy.cuda.Stream(non_blocking=True), suppress(Exception):
         outs, args = (tuple(_empty(x) if isinstance(x, Array) else x for x in xs) for xs in (call.outs, call.args))
-        for way in tuning.ways(table, named) or [Choice("triton")]:
+        for way in tuning.choices(table, named) or [Choice("triton")]:
             with suppress(Refused):
                 table.bind(call.kernel, args, outs, call.params, None, False, way)
     cupy.get_default_memory_pool().free_all_blocks()
@@ -197,7 +197,7 @@ def compile_ways(named: str) -> None:
 
 def _empty(one: Array) -> Any:
     flat = cupy.empty(max(1, one.nbytes // one.itemsize), np.dtype(one.dtype))
-    return cupy.ndarray(one.shape, flat.dtype, memptr=flat.data, strides=one.laid)
+    return cupy.ndarray(one.shape, flat.dtype, memptr=flat.data, strides=one.full_strides)
 
 
 def compile_all(names: Sequence[str]) -> None:

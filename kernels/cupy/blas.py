@@ -1,8 +1,8 @@
-"""cuBLAS by ctypes, on a handle for each stream: what it does there a stream may capture, as CuPy's own calls may not.
+"""cuBLAS through ctypes, with a handle for each stream, so that its calls can be captured in CUDA graphs.
 
-CuPy sets the stream of its one handle before each call, and refuses to while that is captured. A handle that keeps its
-stream keeps its working memory too, so that a captured call asks for none, and sums are the same whatever other streams
-do. It does not know what is multiplied.
+CuPy sets the stream of its one handle before each call, and refuses to during capture. A handle that keeps its stream
+also keeps its workspace, so a captured call allocates nothing, and sums do not depend on what other streams do. It does
+not know what is multiplied.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
-"""The contraction as products of matrices by cuBLAS: one call, with one batch, for each index of the labels left over.
+"""Contractions as matrix products by cuBLAS: one call, with one batch dim, for each index of the remaining labels.
 
-It knows nothing of what is contracted. Nothing is packed or allocated: what cuBLAS cannot see has no form here.
+It knows nothing of what is contracted. Nothing is packed or allocated: what cuBLAS cannot express has no form here.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from castile.kernels.cupy import blas
 from castile.kernels.form import leads, offers, prepares
 from castile.kernels.numpy.contract import parse
 from castile.kernels.numpy.gemm import Matrix, matrix
-from castile.kernels.triton.views import View, nest, ordered, view
+from castile.kernels.triton.views import View, in_memory_order, loop_nest, view
 
 # cudaDataType and cublasComputeType_t of CUDA 11 and later: float16 and bfloat16 are summed in float32.
 _TYPES = {"float16": (2, 68), "bfloat16": (14, 68), "float32": (0, 68), "float64": (1, 70)}
@@ -57,7 +57,7 @@ class Products(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """The largest number that cuBLAS is told, but for distances between matrices."""
+        """The largest number passed to cuBLAS, but for distances between matrices."""
         return max(self.batch.size, *(n for one in (self.a, self.b, self.c) for n in (one.rows, one.cols, one.lead)))
 
 
@@ -126,7 +126,7 @@ def _dims(views: list[View], terms: list[str], sizes: dict[str, int], bearers: t
     shape = tuple(sizes[x] for x in labels)
     # Those whose steps tell the order come first.
     order = sorted(range(3), key=lambda n: not bearers[n])
-    merged = nest(ordered([View(None, shape, steps[n]) for n in order]))
+    merged = loop_nest(in_memory_order([View(None, shape, steps[n]) for n in order]))
     by_number = dict(zip(order, merged.steps, strict=True))
     return [Dim(size, *(by_number[n][dim] for n in range(3))) for dim, size in enumerate(merged.sizes)]
 

@@ -1,4 +1,4 @@
-"""Measuring on a GPU: random operands of a call's shapes, as many as outgrow the caches, and the seconds that it takes.
+"""Timing on a GPU: random operands of a call's shapes, as many as outgrow the caches, and the seconds that it takes.
 
 It knows no kernel.
 """
@@ -92,7 +92,7 @@ def _random(cupy: Any, one: Array, random: Any, below: int) -> Any:
         flat = random.standard_normal(max(size, 1), dtype="float32").astype(np.dtype(one.dtype))
     else:
         flat = random.randint(0, 2 if one.dtype == "bool" else below, max(size, 1)).astype(one.dtype)
-    return cupy.ndarray(one.shape, flat.dtype, memptr=flat.data, strides=one.laid)
+    return cupy.ndarray(one.shape, flat.dtype, memptr=flat.data, strides=one.full_strides)
 
 
 def _run(calls: Sequence[Call]) -> None:

@@ -1,4 +1,4 @@
-"""Copies by the CUDA runtime, of arrays that lie dense. It does not know what is copied."""
+"""Copies of contiguous arrays by the CUDA runtime. It does not know what is copied."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,1 +1,1 @@
-"""Estimates: what kernels would take on a chip that is not there, told from what Triton makes of them for it."""
+"""Estimates of what kernels take on a chip that is not there, from the code that Triton compiles for it."""

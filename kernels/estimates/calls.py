@@ -1,4 +1,4 @@
-"""Estimates of many kernel calls, told by processes side by side: each takes seconds to compile and to count.
+"""Estimates of many kernel calls, by worker processes: each takes seconds to compile and to count.
 
 It does not know which calls are worth asking for.
 """
@@ -9,7 +9,7 @@ from contextlib import suppress
 from os import sched_getaffinity
 from typing import Any, NamedTuple
 
-from castile.kernels import side_by_side
+from castile.kernels import worker_pool
 from castile.kernels.estimates.chips import KINDS
 
 # A process takes a second to begin.
@@ -34,7 +34,7 @@ def estimates(calls: Sequence[str], kind: str) -> Iterator[tuple[str, Estimate |
     None for those that are left to their definitions, and for those that Triton cannot compile for it.
     """
     num_processes = min(MOST_PROCESSES, len(sched_getaffinity(0)), -(-len(calls) // LEAST_CALLS))
-    with side_by_side.worker_pool([__name__, kind], max(1, num_processes)) as ask:
+    with worker_pool.worker_pool([__name__, kind], max(1, num_processes)) as ask:
         for name, answer in zip(calls, ask(calls), strict=True):
             yield name, Estimate(*answer) if answer else None
 
@@ -52,11 +52,11 @@ def estimate(name: str, kind: str) -> Estimate | None:
 
 
 def _answer(name: str, kind: str) -> Any:
-    # What is wrong with a kernel is told where it is to run.
+    # Errors of a kernel are reported where it is to run.
     with suppress(Exception):
         return estimate(name, kind)
     return None
 
 
 if __name__ == "__main__":
-    side_by_side.serve(lambda name: _answer(name, sys.argv[1]))
+    worker_pool.serve(lambda name: _answer(name, sys.argv[1]))

@@ -1,6 +1,6 @@
-"""Chips: what NVIDIA says of those for which kernels are compiled, by the kinds of processors that machines name.
+"""Data sheets of the chips for which kernels are compiled, by the kinds of processors that machine files name.
 
-It does not know kernels, nor what of this a kernel attains.
+It does not know kernels, nor what share of these figures they attain.
 """
 
 from dataclasses import dataclass, replace

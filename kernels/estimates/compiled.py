@@ -1,5 +1,5 @@
-"""Kernels compiled for chips that are not there, and what their code says of what it takes: registers, spills, shared
-memory, how many warps fit at once. How long they take it does not know.
+"""Kernels compiled for chips that are not there, and the resources of their code: registers, spills, shared memory and
+occupancy. It does not know how long they take.
 """
 
 import struct
@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from castile.kernels.estimates.chips import CHIPS
 from castile.kernels.triton import chip as absent
-from castile.kernels.triton.launch import Blocks, Launch, Room
+from castile.kernels.triton.launch import BlockDescriptor, Launch, Workspace
 from castile.kernels.triton.views import View
 
 _REGISTERS, WARPS, _BLOCKS = 65536, 64, 32
@@ -116,10 +116,10 @@ def _flat(kinds: Any, args: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _argument(arg: Any) -> Any:
-    if isinstance(arg, Blocks):
+    if isinstance(arg, BlockDescriptor):
         return TensorDescriptor(Pointer(arg.array.dtype), list(arg.shape), list(arg.steps), list(arg.block))
     inner = arg.array if isinstance(arg, View) else arg
-    return Pointer(inner.dtype) if isinstance(inner, Room) or hasattr(inner, "strides") else arg
+    return Pointer(inner.dtype) if isinstance(inner, Workspace) or hasattr(inner, "strides") else arg
 
 
 def _resources(cubin: bytes) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
-"""How long kernels would take, told from what was compiled for a chip that need not be there.
+"""How long kernels take, from code that was compiled for a chip that need not be there.
 
-The rates were fitted to what an H200 took for 94 settings of products and convolutions (decision 0089); on other chips
-they are guesses. It does not know whose turn it is where several things are waited for at once.
+The rates were fitted to what an H200 took for 94 settings of products and convolutions (decision 0089); for other chips
+they are guesses. It does not know in which order a program waits for several things at once.
 """
 
 import inspect
@@ -14,13 +14,13 @@ import numpy as np
 from castile.kernels import choice
 from castile.kernels.estimates.chips import Chip
 from castile.kernels.estimates.compiled import Compiled, compiled, parameters
-from castile.kernels.estimates.counted import Counted, counted
+from castile.kernels.estimates.counting import Counts, count_program
+from castile.kernels.estimates.ptx import parse_ptx
 from castile.kernels.estimates.sectors import SECTOR
-from castile.kernels.estimates.text import text_of
 from castile.kernels.table import forms, given
-from castile.kernels.triton.launch import Blocks, Launch, Plan
+from castile.kernels.triton.launch import BlockDescriptor, Launch, LaunchPlan
 from castile.kernels.triton.views import View
-from castile.kernels.tuning import hollow, operands
+from castile.kernels.tuning import dataless, operands
 
 # Of what a data sheet promises: of memory, by a copy; of tensor cores, by cuBLAS.
 _MEMORY, _TENSOR = 0.894, 0.78
@@ -86,7 +86,7 @@ def _rate(launch: Launch, about: Chip) -> float:
     if not launch.tensor_cores:
         return about.fp32_flops_per_second
     # Sums in parts are written in float32, whatever is multiplied.
-    inner = (arg.array if isinstance(arg, View | Blocks) else arg for arg in launch.args)
+    inner = (arg.array if isinstance(arg, View | BlockDescriptor) else arg for arg in launch.args)
     half = any(np.dtype(one.dtype).itemsize == 2 for one in inner if hasattr(one, "dtype"))
     return about.bf16_flops_per_second if half else about.tf32_flops_per_second
 
@@ -102,7 +102,7 @@ def estimate(launch: Launch, made: Compiled, about: Chip) -> Estimate:
         return float(np.mean([getattr(one, word) for one in some]))
 
     # What the chip has several words for where the text has one, and none where that has some.
-    instructions = each("instructions") * made.instructions / max(1, text_of(made.ptx).lines)
+    instructions = each("instructions") * made.instructions / max(1, parse_ptx(made.ptx).lines)
     again = float(np.mean([lost(one, min(num, held), moved_bytes(launch), about) for one in some]))
     moved = moved_bytes(launch) + num * SECTOR * (again + _PARTLY * each("partly"))
     waves, cycle = num / held, 1 / about.hertz
@@ -129,7 +129,7 @@ def _whole(waves: float) -> float:
 
 def _grid(launch: Launch, about: Chip) -> tuple[int, int, int]:
     first, second, third = (*launch.grid, 1, 1)[:3]
-    return min(first, about.processors) if launch.walks else first, second, third
+    return min(first, about.processors) if launch.is_persistent else first, second, third
 
 
 def _spread(num: int) -> list[int]:
@@ -141,13 +141,13 @@ def _spread(num: int) -> list[int]:
     return sorted({num // low * far // 5 * low + low * near // 5 for near, far in _FIFTHS})
 
 
-def _program(launch: Launch, made: Compiled, grid: tuple[int, int, int], number: int) -> Counted:
+def _program(launch: Launch, made: Compiled, grid: tuple[int, int, int], number: int) -> Counts:
     place = (number % grid[0], number // grid[0] % grid[1], number // grid[0] // grid[1])
     params = [None if one is None else np.array([one]) for one in parameters(launch, made.chip)]
-    return counted(made.ptx, 32 * made.warps, place, grid, params)
+    return count_program(made.ptx, 32 * made.warps, place, grid, params)
 
 
-def lost(one: Counted, held: int, nbytes: int, about: Chip) -> float:
+def lost(one: Counts, held: int, nbytes: int, about: Chip) -> float:
     """Sectors that one of so many programs at once reads again when the cache has lost them; all of them together
     touch so many bytes.
     """
@@ -160,19 +160,19 @@ def of_call(which: str, about: Chip) -> list[Estimate]:
     call = choice.call_of(which)
     if call.kernel not in forms("triton"):
         return []
-    outs, args = operands(call, hollow)
+    outs, args = operands(call, dataless)
     made = plan(call.kernel, outs, args, call.params, call.accumulate)
     return [] if made is None else of_plan(made, about)
 
 
-def of_plan(made: Plan, about: Chip) -> list[Estimate]:
+def of_plan(made: LaunchPlan, about: Chip) -> list[Estimate]:
     """Of each launch of the likeliest setting."""
     return [estimate(one, compiled(one, about.capability), about) for one in made.launches(made.settings[0])]
 
 
 def plan(
     name: str, outs: tuple[Any, ...], args: tuple[Any, ...], params: dict[str, Any], accumulate: bool = False
-) -> Plan | None:
+) -> LaunchPlan | None:
     """What a form says of its work, before anything is bound; None where it leaves that to the definition."""
-    found: Plan | None = given(inspect.unwrap(forms("triton")[name]), args, outs, params, None, accumulate)()
+    found: LaunchPlan | None = given(inspect.unwrap(forms("triton")[name]), args, outs, params, None, accumulate)()
     return found

@@ -1,7 +1,7 @@
-"""Sectors of memory that a program touches: which it had touched before, how long ago, and which bytes it wrote.
+"""Memory sectors that a program touches: which it touched before, how long ago, and which bytes it wrote.
 
-Of turns of a loop that go on as those before it need be told no more than how many they are. It does not know what a
-program is, nor which turns are alike.
+Repeated iterations of a loop are accounted for at once. It does not know what a program is, nor which iterations
+repeat.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Memory:
             last = np.maximum(last, run.touched(sectors))
         return last
 
-    def goes_on(self, touches: Sequence[tuple[Touch, int]], num: int, ticks: int) -> bool:
+    def repeat(self, touches: Sequence[tuple[Touch, int]], num: int, ticks: int) -> bool:
         """What the touches of a turn were to memory so many more turns are, each so many sectors further on than in the
         turn before; the clock goes on by so many `ticks` a turn. What is counted is left to whoever asks.
 

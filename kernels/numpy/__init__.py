@@ -1,1 +1,1 @@
-"""Fast CPU forms, found by their names; a dense or sliced operand costs no allocation. It knows no definition."""
+"""Fast CPU forms, found by their names; they take strided operands without copying them. It knows no definition."""

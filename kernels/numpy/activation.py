@@ -12,8 +12,8 @@ import numpy as np
 from castile.kernels.form import prepares
 from castile.kernels.numpy.elementwise import pointwise
 from castile.kernels.numpy.jit import compiled, exp, f32, normal_tail
-from castile.kernels.numpy.lanes import after, pointer, spare
-from castile.kernels.numpy.walk import FIRST, SECOND, THIRD, block_size, elementwise, fetch, num_rows, room, settle
+from castile.kernels.numpy.pointers import after, pointer, spare
+from castile.kernels.numpy.strided import FIRST, SECOND, THIRD, block_size, elementwise, fetch, num_rows, room, settle
 
 # (1 + tanh(u)) / 2 is the sigmoid of 2u, which loses no digits where tanh(u) nears -1.
 _GATE = "sigmoid(x * (a + b * x * x))"

@@ -1,6 +1,6 @@
-"""The update of Adafactor: one pass to measure gradients by row and column, one for the step's size, one to step.
+"""Adafactor: one pass to reduce squared gradients by row and column, one for the step's size, one to step.
 
-It knows no schedule of learning rates.
+It knows no learning-rate schedule.
 """
 
 import math
@@ -13,9 +13,17 @@ import numpy as np
 from castile.kernels.calls import Call, chain
 from castile.kernels.form import each_of, prepares
 from castile.kernels.numpy.jit import compiled, inlined
-from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.optimizer import guarding, moves
-from castile.kernels.numpy.views import Scratch, even, flat, in_rows, merge, outer, steps_of
+from castile.kernels.numpy.pointers import after, pointer
+from castile.kernels.numpy.views import (
+    Scratch,
+    element_strides,
+    flat,
+    has_contiguous_rows,
+    is_forward,
+    merge_dims,
+    outer_offsets,
+)
 from castile.kernels.reference.optimizer import adafactor as definition
 
 
@@ -93,17 +101,17 @@ def _matrices(w: np.ndarray, g: np.ndarray, rows: np.ndarray, columns: np.ndarra
     None where an array's last dim is not dense, or a step is uneven.
     """
     arrays = w, g, rows, columns
-    if not (even(*arrays) and in_rows(*arrays)):
+    if not (is_forward(*arrays) and has_contiguous_rows(*arrays)):
         return None
     own = 2, 2, 1, 1
-    shape, strides = merge(w.shape[:-2], [x.strides[: x.ndim - n] for x, n in zip(arrays, own, strict=True)])
+    shape, strides = merge_dims(w.shape[:-2], [x.strides[: x.ndim - n] for x, n in zip(arrays, own, strict=True)])
     num = shape[-1] if shape else 1
     pieces = []
-    for offsets in outer(shape[:-1], [one[:-1] for one in strides]):
+    for offsets in outer_offsets(shape[:-1], [one[:-1] for one in strides]):
         lain = []
         for x, n, one, offset in zip(arrays, own, strides, offsets, strict=True):
             far = one[-1] // x.itemsize if one else 0
-            near = steps_of(x)[-2] if n == 2 else 0
+            near = element_strides(x)[-2] if n == 2 else 0
             length = (num - 1) * far + (x.shape[-2] - 1 if n == 2 else 0) * near + x.shape[-1]
             lain.append((flat(x, offset // x.itemsize, length), far, near))
         pieces.append(((num, *w.shape[-2:]), *lain))

@@ -1,7 +1,7 @@
 """Scaled dot-product attention and its gradients, a bounded number of score blocks at a time.
 
-It knows no projections. A block is some query rows of one (sample, head); how many fit is told by the size of the
-scratch memory. Rows of scores carry one more column, for their log-sum-exp or their dot product of dy and y.
+It knows no projections. A block is some query rows of one (sample, head); the size of the scratch memory says how many
+rows fit. Rows of scores have one more column, for their log-sum-exp or their dot product of dy and y.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,6 @@
-"""Sums of rows of a table, those that each bag of integers names, and what flows back to rows and weights.
+"""Embedding bags: sums of the table's rows that each bag of ids names, and the gradients of table and weights.
 
-It knows no meaning of the integers. A bag's first id is addressed, with a step; missing weights are one one, with steps
-of zero.
+It knows no meaning of the ids. A bag is given by its first id and a step; missing weights are one 1 with step 0.
 """
 
 from collections.abc import Callable
@@ -13,9 +12,9 @@ from numpy.lib.stride_tricks import as_strided
 from castile.kernels.calls import Call
 from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
+from castile.kernels.numpy.copying import onto_zeros
 from castile.kernels.numpy.jit import compiled
-from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.moving import onto_zeros
+from castile.kernels.numpy.pointers import after, pointer
 from castile.kernels.numpy.views import by_rows, row_span
 
 
@@ -115,11 +114,11 @@ def _dots(  # type: ignore[no-untyped-def]
     rows, cols, dy, sd, ids, si, weights, sw, table, st, length, first, known, size, i_step, w_step, scale
 ):
     for r in range(rows):
-        d, bag, slope = after(pointer(dy), r * sd), after(pointer(ids), r * si), after(pointer(weights), r * sw)
+        d, bag, grad = after(pointer(dy), r * sd), after(pointer(ids), r * si), after(pointer(weights), r * sw)
         for n in range(size):
             i = _row(bag, n, i_step, first, known)
             v = after(pointer(table), i * st)
             total = scale - scale
             for j in range(cols if 0 <= i < length else 0):
                 total += d[j] * v[j]
-            slope[n * w_step] = total * scale
+            grad[n * w_step] = total * scale

@@ -1,4 +1,4 @@
-"""Batch normalisation: moments, what x meets, and the gradients, one pass over x each.
+"""Batch norm: moments, normalisation, and the gradients, one pass over x each.
 
 It knows no layer. Rows of places are summed in their own dtype or in float64, and these sums in float64.
 """
@@ -10,23 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from castile.kernels.arithmetic import parse
 from castile.kernels.calls import Call, chain_all
+from castile.kernels.expression import parse
 from castile.kernels.form import prepares
 from castile.kernels.numpy.channels import channels
+from castile.kernels.numpy.codegen import fill_template, from_text, typed_text
 from castile.kernels.numpy.jit import compiled, inlined
-from castile.kernels.numpy.lanes import after, pointer, spare
-from castile.kernels.numpy.lines import filled, from_text, typed
-from castile.kernels.numpy.views import even, lain
+from castile.kernels.numpy.pointers import after, pointer, spare
+from castile.kernels.numpy.views import is_forward, strided_operand
 
 # A loop that sums and writes goes element by element, not by vectors, where what it writes begins within some hundred
 # bytes of what it reads. Arrays of fewer bytes would have other sums elsewhere in memory, and so copies of parameters
 # come apart: these are left to the definition.
 _FEW_BYTES = 1024
 
-# The gradients of x and of its factors, where that of the result is a line's value.
+# The gradients of x and of its factors, where that of the result is an expression's value.
 _SLOPES = """
-def {name}(out, seen{arrays}, to, of{steps}, shape, factors, slopes{constants}):
+def {name}(out, seen{arrays}, to, of{steps}, shape, factors, grads{constants}):
     to_first, of_first = pointer(out), pointer(seen)
     {begin}
     for channel in range(shape[1]):
@@ -40,14 +40,14 @@ def {name}(out, seen{arrays}, to, of{steps}, shape, factors, slopes{constants}):
             first = second = mean - mean
             for place in range(shape[3]):
                 {load}
-                slope = {value}
+                grad = {value}
                 {keep}
-                first += slope
-                second += slope * (of_line[place] - mean)
-                to_line[place] = slope * scale
+                first += grad
+                second += grad * (of_line[place] - mean)
+                to_line[place] = grad * scale
             total += first
             moved += second
-        found, row = after(pointer(slopes[0]), channel * slopes[1][1]), slopes[1][0]
+        found, row = after(pointer(grads[0]), channel * grads[1][1]), grads[1][0]
         found[0], found[row], found[2 * row] = -scale * total, moved, total
 """
 
@@ -73,13 +73,13 @@ def norm(out: np.ndarray, x: np.ndarray, factors: np.ndarray) -> Call | None:
 @prepares
 def norm_grad(out: tuple[np.ndarray, np.ndarray], dy: np.ndarray, x: np.ndarray, factors: np.ndarray) -> Call | None:
     """See the definition."""
-    return _slopes(out, "d -> d", [dy], x, factors, {})
+    return _grads(out, "d -> d", [dy], x, factors, {})
 
 
 @prepares
 def norm_grad_pointwise(
     out: tuple[np.ndarray, ...],
-    line: str,
+    expression: str,
     x: np.ndarray,
     factors: np.ndarray,
     *ys: Any,
@@ -87,7 +87,7 @@ def norm_grad_pointwise(
     **constants: float,
 ) -> Call | None:
     """See the definition."""
-    return _slopes(out, line, list(ys), x, factors, constants)
+    return _grads(out, expression, list(ys), x, factors, constants)
 
 
 @prepares
@@ -133,44 +133,46 @@ def _pair(statistics: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 def _work(loop: Callable[..., Any], arrays: list[np.ndarray], rows: list[np.ndarray], *how: Any) -> Call | None:
     """`loop` over arrays of one shape [b,c,...] and rows [...,c]; None where places of the first do not lie dense."""
     found = channels(*arrays)
-    if found is None or not even(*rows):
+    if found is None or not is_forward(*rows):
         return None
-    return partial(loop, *found.flats, *found.steps, found.shape, *map(lain, rows), *how)
+    return partial(loop, *found.flats, *found.steps, found.shape, *map(strided_operand, rows), *how)
 
 
 def _of_channels(loop: Callable[..., Any], arrays: list[np.ndarray], *how: Any) -> Call | None:
     """`loop` over arrays [...,c], the first of them [c]; None where one does not lie evenly."""
-    return partial(loop, arrays[0].size, *map(lain, arrays), *how) if even(*arrays) else None
+    return partial(loop, arrays[0].size, *map(strided_operand, arrays), *how) if is_forward(*arrays) else None
 
 
-def _slopes(
-    out: tuple[np.ndarray, ...], line: str, ys: list[np.ndarray], x: np.ndarray, factors: np.ndarray,
+def _grads(
+    out: tuple[np.ndarray, ...], expression: str, ys: list[np.ndarray], x: np.ndarray, factors: np.ndarray,
     constants: dict[str, float],
 ) -> Call | None:  # fmt: skip
-    """The gradients of `norm` where its result's is what a line makes of ys, and that if it is wanted; None of few
+    """The gradients of `norm` where its result's is an expression's value of ys, and that if it is wanted; None of few
     bytes.
     """
     if x.nbytes < _FEW_BYTES:
         return None
-    to, slopes, *kept = out
-    loop = _slopes_of(line, tuple(constants), bool(kept), x.dtype.name)
-    return _work(loop, [to, x, *ys, *kept], [factors, slopes], *map(x.dtype.type, constants.values()))
+    to, grads, *kept = out
+    loop = _grads_of(expression, tuple(constants), bool(kept), x.dtype.name)
+    return _work(loop, [to, x, *ys, *kept], [factors, grads], *map(x.dtype.type, constants.values()))
 
 
 @cache
-def _slopes_of(line: str, constants: tuple[str, ...], keeps: bool, dtype: str) -> Callable[..., Any]:
-    """The loop of a line over out, x and arrays, the last of them for what the line makes if that is kept."""
-    names, value = parse(line)
+def _grads_of(expression: str, constants: tuple[str, ...], keeps: bool, dtype: str) -> Callable[..., Any]:
+    """The loop of an expression over out, x and arrays, the last of them for its value if that is kept."""
+    names, value = parse(expression)
     every = [*names, *["_kept"] * keeps]
     parts = {
         "begin": [f"p_{y} = pointer(a_{y})" for y in every],
         "fetch": [f"v_{y} = after(p_{y}, sample * s_{y}[0] + channel * s_{y}[1] + line * s_{y}[2])" for y in every],
         "load": [f"{y} = v_{y}[place]" for y in names],
-        "keep": [f"v_{y}[place] = slope" for y in every[len(names) :]],
+        "keep": [f"v_{y}[place] = grad" for y in every[len(names) :]],
     }
     arrays, steps = ("".join(f", {letter}_{y}" for y in every) for letter in "as")
     last = "".join(f", {c}" for c in constants)
-    return from_text(filled(_SLOPES, parts, arrays=arrays, steps=steps, constants=last, value=typed(value)), dtype)
+    return from_text(
+        fill_template(_SLOPES, parts, arrays=arrays, steps=steps, constants=last, value=typed_text(value)), dtype
+    )
 
 
 @inlined
@@ -185,9 +187,9 @@ def _moments(x, steps, shape, out, scale, adds):  # type: ignore[no-untyped-def]
     for c in range(shape[1]):
         total = square = 0.0
         for b, h in np.ndindex(shape[0], shape[2]):
-            line = after(p_x, b * steps[0] + c * steps[1] + h * steps[2])
+            expression = after(p_x, b * steps[0] + c * steps[1] + h * steps[2])
             for w in range(shape[3]):
-                value = np.float64(line[w])
+                value = np.float64(expression[w])
                 total += value
                 square += value * value
         o = _at(out, c)
@@ -202,16 +204,16 @@ def _moments_grad(out, x, to, steps, shape, dm, scale, adds):  # type: ignore[no
         # what is stored has x's dtype, in which the loop then stays
         d = _at(dm, c)
         held[0], held[1] = d[0] * scale, 2 * d[dm[1][0]] * scale
-        constant, slope = held[0], held[1]
+        constant, grad = held[0], held[1]
         for h in range(shape[2]):
             o = after(p_out, b * to[0] + c * to[1] + h * to[2])
             row = after(p_x, b * steps[0] + c * steps[1] + h * steps[2])
             if adds:
                 for w in range(shape[3]):
-                    o[w] += constant + slope * row[w]
+                    o[w] += constant + grad * row[w]
             else:
                 for w in range(shape[3]):
-                    o[w] = constant + slope * row[w]
+                    o[w] = constant + grad * row[w]
 
 
 @compiled

@@ -1,8 +1,8 @@
-"""Blocks of arrays that do not lie dense, brought to the stack and back.
+"""Gathers blocks of strided arrays to the stack, and scatters them back.
 
-Numba puts what a loop calls into the loop, and optimises it there again and again. What is here is much code that few
-calls need, so it is compiled once for each dtype: loops call it by a name, which `known` tells the linker. It does not
-know what loops do with a block.
+Numba inlines what a loop calls, and optimises it there again and again. This is much code that few calls need, so it is
+compiled once for each dtype, and loops call it by a symbol that `known` registers with the linker. It does not know
+what loops do with a block.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import as_dtype, from_dtype
 
 from castile.kernels.numpy.jit import addressed, compiled
-from castile.kernels.numpy.lanes import after, copy_rows, fill
+from castile.kernels.numpy.pointers import after, copy_rows, fill
 
 
 @cache

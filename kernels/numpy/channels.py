@@ -1,4 +1,4 @@
-"""Arrays of samples and channels, each channel with places of any dims, as loops over channels see them.
+"""Arrays of samples and channels, with any dims after these, as loops over channels see them.
 
 It knows no kernel.
 """
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from castile.kernels.numpy.views import merge, plane, steps_of
+from castile.kernels.numpy.views import element_strides, merge_dims, row_major_span
 
 Steps = tuple[int, ...]
 
@@ -23,7 +23,7 @@ class Channels(NamedTuple):
 
 def channels(*arrays: np.ndarray) -> Channels | None:
     """Arrays [b,c,...] of one shape with the fewest rows of places; None where these do not lie dense in all."""
-    shape, strides = merge(arrays[0].shape[2:], [x.strides[2:] for x in arrays])
+    shape, strides = merge_dims(arrays[0].shape[2:], [x.strides[2:] for x in arrays])
     if len(shape) > 2:
         return None
     missing = 2 - len(shape)
@@ -32,7 +32,7 @@ def channels(*arrays: np.ndarray) -> Channels | None:
     for x, own in zip(arrays, strides, strict=True):
         own = (x.itemsize,) * missing + own
         image = as_strided(x, (*x.shape[:2], *shape), (*x.strides[:2], *own))
-        flats.append(plane(image))
-        found.append(steps_of(image)[:3])
+        flats.append(row_major_span(image))
+        found.append(element_strides(image)[:3])
     dense = [flat for flat in flats if flat is not None]
     return Channels((*arrays[0].shape[:2], *shape), dense, found) if len(dense) == len(flats) else None

@@ -1,6 +1,6 @@
-"""Arithmetic on each element and on numbers of its channel, in one pass over memory.
+"""Elementwise expressions with one number for each channel, in one pass over memory.
 
-It knows no line of arithmetic.
+It knows no expression.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from castile.kernels.arithmetic import parse
+from castile.kernels.expression import parse
 from castile.kernels.form import prepares
 from castile.kernels.numpy.channels import channels
+from castile.kernels.numpy.codegen import fill_template, from_text, typed_text
 from castile.kernels.numpy.elementwise import pointwise
-from castile.kernels.numpy.lines import filled, from_text, typed
 
 # Numbers of a channel are read once for each of its rows of places, and stay where the loop has them.
 _LOOP = """
@@ -33,7 +33,7 @@ def {name}(shape, out, to{arguments}):
 
 @prepares
 def channelwise(
-    out: np.ndarray, line: str, *xs: np.ndarray, tables: int, accumulate: bool, **constants: float
+    out: np.ndarray, expression: str, *xs: np.ndarray, tables: int, accumulate: bool, **constants: float
 ) -> Callable[[], Any] | None:
     """See the definition."""
     arrays, last = xs[: len(xs) - tables], xs[len(xs) - tables :]
@@ -42,17 +42,17 @@ def channelwise(
     if found is None:
         # one number for each channel of what lies below it, as a view
         views = [row.reshape(-1, *[1] * (out.ndim - 2), copy=False) for row in rows]
-        return pointwise(out, line, *arrays, *views, accumulate=accumulate, **constants)
-    loop = _loop(line, len(arrays), tuple(constants), out.dtype.name, accumulate)
+        return pointwise(out, expression, *arrays, *views, accumulate=accumulate, **constants)
+    loop = _loop(expression, len(arrays), tuple(constants), out.dtype.name, accumulate)
     operands = [part for pair in zip(found.flats[1:], found.steps[1:], strict=True) for part in pair]
     numbers = [out.dtype.type(value) for value in constants.values()]
     return partial(loop, found.shape, found.flats[0], found.steps[0], *operands, *rows, *numbers)
 
 
 @cache
-def _loop(line: str, num_arrays: int, constants: tuple[str, ...], dtype: str, adds: bool) -> Callable[..., Any]:
-    """The loop of a line, whose first names are arrays; the others are numbers of channels."""
-    names, value = parse(line)
+def _loop(expression: str, num_arrays: int, constants: tuple[str, ...], dtype: str, adds: bool) -> Callable[..., Any]:
+    """The loop of an expression whose first names are arrays; the others are numbers of channels."""
+    names, value = parse(expression)
     arrays, rows = names[:num_arrays], names[num_arrays:]
     parts = {
         "begin": [f"p_{x} = pointer(a_{x})" for x in arrays],
@@ -62,5 +62,5 @@ def _loop(line: str, num_arrays: int, constants: tuple[str, ...], dtype: str, ad
     }
     given = (*(f"a_{x}, s_{x}" for x in arrays), *(f"a_{x}" for x in rows), *constants)
     arguments = "".join(f", {x}" for x in given)
-    body = filled(_LOOP, parts, arguments=arguments, value=typed(value), assign="+=" if adds else "=")
+    body = fill_template(_LOOP, parts, arguments=arguments, value=typed_text(value), assign="+=" if adds else "=")
     return from_text(body, dtype)

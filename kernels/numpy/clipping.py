@@ -11,10 +11,10 @@ import numpy as np
 
 from castile.kernels.calls import chain_all
 from castile.kernels.form import prepares
+from castile.kernels.numpy.copying import onto_zeros
 from castile.kernels.numpy.jit import compiled
-from castile.kernels.numpy.lanes import after, pointer, spare
-from castile.kernels.numpy.moving import onto_zeros
-from castile.kernels.numpy.walk import FIRST, SECOND, block_size, elementwise, fetch, num_rows, room, settle
+from castile.kernels.numpy.pointers import after, pointer, spare
+from castile.kernels.numpy.strided import FIRST, SECOND, block_size, elementwise, fetch, num_rows, room, settle
 
 
 @prepares

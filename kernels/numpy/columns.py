@@ -1,6 +1,6 @@
-"""Rows that lie side by side, so that neighbours in memory are those of one column: what loops over them share.
+"""What loops share over arrays whose columns, not rows, are contiguous.
 
-A loop over a column is over as many rows as working memory on the stack holds. It knows no kernel.
+A loop over a column handles as many rows as the buffer on the stack holds. It knows no kernel.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import numpy as np
 
 from castile.kernels.calls import chain
 from castile.kernels.numpy.jit import compiled, exp
-from castile.kernels.numpy.views import flat, forward, merge, outer
+from castile.kernels.numpy.views import flat, has_forward_strides, merge_dims, outer_offsets
 
 
 def by_columns(
@@ -27,14 +27,14 @@ def by_columns(
     lead, every = arrays[0].shape[:-1], [*arrays, *bare]
     if prod(lead) == 0 or arrays[0].shape[-1] == 0:
         return None
-    shape, strides = merge(lead, [x.strides[: len(lead)] for x in every])
+    shape, strides = merge_dims(lead, [x.strides[: len(lead)] for x in every])
     columns = [(x.strides[-1],) for x in arrays]
-    if not shape or not forward([*every, *arrays], [*strides, *columns]):
+    if not shape or not has_forward_strides([*every, *arrays], [*strides, *columns]):
         return None
     if any(one[-1] != x.itemsize for x, one in zip(arrays, strides, strict=False)):
         return None
     rows, cols, calls = shape[-1], arrays[0].shape[-1], []
-    for offsets in outer(shape[:-1], [one[:-1] for one in strides]):
+    for offsets in outer_offsets(shape[:-1], [one[:-1] for one in strides]):
         operands: list[Any] = []
         for n, (x, one, offset) in enumerate(zip(every, strides, offsets, strict=True)):
             step = (x.strides[-1] if n < len(arrays) else one[-1]) // x.itemsize

@@ -1,8 +1,9 @@
-"""The contraction as matrix products: labels merge where strides allow, one of each sort is a matrix's, the rest loop.
+"""Contractions as matrix products: labels merge where strides allow, one of each kind is a matrix's, the others are
+loops.
 
-Matrices are multiplied in register tiles or by BLAS, by what is expected to take less. A line of arithmetic is worked
-out on the sums where they stand. It knows nothing of what is contracted. What is multiplied stays where it lies: a dim
-that BLAS cannot step over becomes a loop.
+Matrices are multiplied in register tiles or by BLAS, whichever is expected to take less. An epilogue is applied to the
+sums in place. It knows nothing of what is contracted. Operands are not packed: a dim that BLAS cannot step over becomes
+a loop.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,10 +18,10 @@ from numpy.lib.stride_tricks import as_strided
 
 from castile.kernels.calls import chain, nothing
 from castile.kernels.form import prepares
-from castile.kernels.numpy.elementwise import altered
+from castile.kernels.numpy.elementwise import updated_in_place
 from castile.kernels.numpy.gemm import Gemm, Matrix, address, has_gemm, matrix
-from castile.kernels.numpy.products import ALL, HalfSpace, by_blas, in_tiles, products
-from castile.kernels.numpy.views import Scratch, merge
+from castile.kernels.numpy.matmul import ALL, HalfSpace, blas_cost, products, tile_cost
+from castile.kernels.numpy.views import Scratch, merge_dims
 
 Ints = tuple[int, ...]
 # That one label and a number are at least another label.
@@ -36,7 +37,7 @@ class Label(NamedTuple):
     c: int
 
     @property
-    def turned(self) -> "Label":
+    def transposed(self) -> "Label":
         """Of the product of b and a."""
         return Label(self.size, self.b, self.a, self.c)
 
@@ -59,14 +60,14 @@ class Split(NamedTuple):
         return self.m.size, self.n.size, self.k.size
 
     @property
-    def turned(self) -> "Split":
+    def transposed(self) -> "Split":
         """The transposed products, of b and a."""
         m, n, k, kept, summed = self
-        others = (tuple(label.turned for label in labels) for labels in (kept, summed))
-        return Split(n.turned, m.turned, k.turned, *others)
+        others = (tuple(label.transposed for label in labels) for labels in (kept, summed))
+        return Split(n.transposed, m.transposed, k.transposed, *others)
 
     def matrices(self) -> tuple[Matrix | None, Matrix | None, Matrix | None]:
-        """How BLAS sees a, b and the result."""
+        """a, b and the result as BLAS sees them."""
         m, n, k = self.m, self.n, self.k
         return (
             matrix(m.size, k.size, m.a, k.a),
@@ -91,13 +92,13 @@ def contracted(
     accumulate: bool = False,
     after: After | None = None,
 ) -> Callable[[], Any]:
-    """The same, given which terms matter: all others are 0, and a result that has no other may be left as it is."""
+    """As `contract`, given which terms are not zero; results without such terms need not be written."""
     terms, result = parse(spec, [x.ndim for x in xs])
     plain = all(len(set(term)) == len(term) for term in terms)
     if len(xs) == 2 and plain and has_gemm(out.dtype) and xs[0].dtype == xs[1].dtype == out.dtype:
         if any(x.size == 0 for x in xs):
             return nothing if accumulate else partial(out.fill, 0)
-        return _two(out, xs[0], xs[1], terms, result, accumulate, after)
+        return _matrix_products(out, xs[0], xs[1], terms, result, accumulate, after)
     spec = ",".join(terms) + "->" + result
     if not accumulate:
         return partial(np.einsum, spec, *xs, out=out)
@@ -107,10 +108,10 @@ def contracted(
 
 @prepares
 def contract_pointwise(
-    out: np.ndarray, spec: str, line: str, *xs: np.ndarray, **constants: float
+    out: np.ndarray, spec: str, expression: str, *xs: np.ndarray, **constants: float
 ) -> Callable[[], Any] | None:
     """See the definition."""
-    work = altered(out, line, xs[2:], constants)
+    work = updated_in_place(out, expression, xs[2:], constants)
     return work and chain([contract(out, spec, *xs[:2], scratch=None, accumulate=False), work])
 
 
@@ -123,7 +124,7 @@ def parse(spec: str, num_dims: list[int]) -> tuple[list[str], str]:
     return [term.replace("...", leading) for term in terms], result.replace("...", leading)
 
 
-def _two(
+def _matrix_products(
     out: np.ndarray,
     x: np.ndarray,
     y: np.ndarray,
@@ -152,7 +153,7 @@ def _split(terms: tuple[str, ...], shapes: tuple[Ints, ...], strides: tuple[Ints
 def _labels(
     terms: tuple[str, ...], shapes: tuple[Ints, ...], strides: tuple[Ints, ...], itemsize: int
 ) -> list[list[Label]]:
-    """Merged labels of the four sorts m (x and result), n (y and result), k (x and y) and loops (all others)."""
+    """Merged labels of four kinds: m (x and result), n (y and result), k (x and y) and loops (all others)."""
     steps = [dict(zip(term, one, strict=True)) for term, one in zip(terms, strides, strict=True)]
     sizes: dict[str, int] = {}
     for term, shape in zip(terms, shapes, strict=True):
@@ -171,12 +172,12 @@ def _merged(names: list[str], sizes: dict[str, int], steps: list[dict[str, int]]
     bearer = next(one for one in steps if names[0] in one)
     names = sorted(names, key=lambda name: -bearer[name])
     strides = [tuple(one.get(name, 0) for name in names) for one in steps]
-    shape, strides = merge(tuple(sizes[name] for name in names), strides)
+    shape, strides = merge_dims(tuple(sizes[name] for name in names), strides)
     return [Label(size, *(one[i] // itemsize for one in strides)) for i, size in enumerate(shape)]
 
 
 def _best_split(sorts: list[list[Label]]) -> Split:
-    """The choice that gives BLAS the largest product among those it can see."""
+    """The split with the largest product that BLAS can compute."""
     ms, ns, ks, rest = sorts
     best, most = None, 0
     for m, n, k in product([*ms, NONE], [*ns, NONE], [*ks, NONE]):
@@ -192,7 +193,9 @@ def _best_split(sorts: list[list[Label]]) -> Split:
 
 
 def _half_space(split: Split, terms: list[str], shape: Ints, after: After) -> HalfSpace:
-    """What a product's indices say of the two labels; all where these are not all that two of its labels stand for."""
+    """The half space of indices that the causal condition means; ALL where its labels are not single dims of the
+    product.
+    """
     late, first, early = after
     sizes = dict(zip(terms[0] + terms[1], shape, strict=True))
     x, y, z = map(set, terms)
@@ -206,24 +209,24 @@ def _half_space(split: Split, terms: list[str], shape: Ints, after: After) -> Ha
 def _in_tiles(
     out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split, accumulate: bool, wanted: HalfSpace
 ) -> Callable[[], Any] | None:
-    """A compiled loop that makes all products where it is expected to take less than BLAS, None elsewhere."""
+    """A compiled loop over all products, where that is expected to take less than BLAS; else None."""
     num = prod(label.size for label in (*split.kept, *split.summed))
-    here, turned = (_expected(one, out.itemsize) for one in (split, split.turned))
-    if min(here, turned) >= by_blas(split.sizes, split.m.a != 1 and split.n.b != 1, num, out.itemsize):
+    here, turned = (_expected(one, out.itemsize) for one in (split, split.transposed))
+    if min(here, turned) >= blas_cost(split.sizes, split.m.a != 1 and split.n.b != 1, num, out.itemsize):
         return None
     if turned < here:
-        x, y, split, wanted = y, x, split.turned, wanted.turned
+        x, y, split, wanted = y, x, split.transposed, wanted.transposed
     m, n, k = split.m, split.n, split.k
     places = np.array([*_places(split, accumulate)], np.int64)
     return products(out, x, y, split.sizes, (m.c, n.c, m.a, k.a, k.b, n.b), places, wanted)
 
 
 def _expected(split: Split, itemsize: int) -> float:
-    return in_tiles(split.sizes, split.n.b != 1, split.n.c != 1, itemsize)
+    return tile_cost(split.sizes, split.n.b != 1, split.n.c != 1, itemsize)
 
 
 def _places(split: Split, accumulate: bool) -> Iterator[tuple[int, int, int, bool]]:
-    """Where the matrices of each product begin in the result, a and b, in elements, and whether it is added there."""
+    """The offsets of each product's matrices in the result, a and b, in elements, and whether it is added."""
     for kept in _offsets(split.kept):
         adds = accumulate
         for summed in _offsets(split.summed):
@@ -233,7 +236,7 @@ def _places(split: Split, accumulate: bool) -> Iterator[tuple[int, int, int, boo
 
 
 def _batched(out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split) -> Callable[[], Any]:
-    """One call of NumPy's matmul, which costs less than a call by address and loops over the kept labels itself."""
+    """One call of NumPy's matmul, which costs less than calls of BLAS and loops over the kept labels itself."""
     m, n, k, kept, _ = split
     size = out.itemsize
     lead = tuple(label.size for label in kept)

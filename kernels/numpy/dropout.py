@@ -1,4 +1,4 @@
-"""Dropout: the random bits of some hundred elements at a time are made on the stack, then their rows are multiplied.
+"""Dropout: random bits are made on the stack for a few hundred elements at a time, then their rows are multiplied.
 
 It knows no layer.
 """
@@ -15,8 +15,8 @@ import numpy as np
 from castile.kernels.calls import nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled
-from castile.kernels.numpy.lanes import BLOCK, after, pointer, spare
-from castile.kernels.numpy.views import Shape, flat, merge, steps_of
+from castile.kernels.numpy.pointers import BLOCK, after, pointer, spare
+from castile.kernels.numpy.views import Shape, element_strides, flat, merge_dims
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -42,7 +42,7 @@ def dropout(
     # The index in the whole is walked as if it were an array, by steps of its own.
     inside = tuple(accumulated((1, *whole[:0:-1]), mul))[::-1] if whole else ()
     first = sum(o * step for o, step in zip(offset, inside, strict=True))
-    shape, merged = merge(x.shape, [steps_of(out), steps_of(x), inside])
+    shape, merged = merge_dims(x.shape, [element_strides(out), element_strides(x), inside])
     walk = np.array([shape or (1,), *(one or (0,) for one in merged)], np.int64)
     limit, scale = np.uint64(round(rate * 2**32)), x.dtype.type(1 / (1 - rate))
     # All that the loop takes of an array is where it begins: with its dims it would be compiled anew for each number.

@@ -1,6 +1,6 @@
-"""Rows of a table looked up by integers, and the sums that flow back into them.
+"""Embedding lookup, and the gradient of the table.
 
-It knows no meaning of the integers.
+It knows no meaning of the ids.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,8 @@ import numpy as np
 
 from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
+from castile.kernels.numpy.copying import onto_zeros
 from castile.kernels.numpy.jit import compiled
-from castile.kernels.numpy.moving import onto_zeros
 from castile.kernels.numpy.views import by_rows, row_span
 
 

@@ -1,6 +1,6 @@
-"""Mixtures of experts: places in queues, and tokens moved to the queues of experts and back.
+"""Mixtures of experts: positions in queues, and tokens moved to the queues of experts and back.
 
-It knows no experts' work. Missing gates are one one, with steps of zero.
+It knows no experts' work. Missing gates are one 1 with steps of 0.
 """
 
 from collections.abc import Callable
@@ -12,19 +12,19 @@ import numpy as np
 from castile.kernels.calls import Call
 from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
+from castile.kernels.numpy.copying import onto_zeros
 from castile.kernels.numpy.jit import compiled, f32, inlined
-from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.moving import onto_zeros
-from castile.kernels.numpy.views import Scratch, even, in_rows, lain
+from castile.kernels.numpy.pointers import after, pointer
+from castile.kernels.numpy.views import Scratch, has_contiguous_rows, is_forward, strided_operand
 
 
 @prepares
 def queue(out: np.ndarray, experts: np.ndarray, *, num_experts: int, capacity: int, scratch: np.ndarray) -> Call | None:
     """See the definition."""
-    if not even(out, experts):
+    if not is_forward(out, experts):
         return None
     waiting = Scratch(scratch).take((num_experts,), np.dtype("int64"))
-    return partial(_queue, experts.shape, lain(out), lain(experts), waiting, capacity)
+    return partial(_queue, experts.shape, strided_operand(out), strided_operand(experts), waiting, capacity)
 
 
 @prepares
@@ -83,9 +83,9 @@ def expert_share(
     out: np.ndarray, experts: np.ndarray, *, num_experts: int, first_expert: int, dtype: str
 ) -> Call | None:
     """See the definition."""
-    if not even(out, experts):
+    if not is_forward(out, experts):
         return None
-    count = partial(_count, experts.shape, lain(experts), lain(out), num_experts, first_expert)
+    count = partial(_count, experts.shape, strided_operand(experts), strided_operand(out), num_experts, first_expert)
     return onto_zeros(count, False, out)
 
 
@@ -105,10 +105,10 @@ def _moving(
 ) -> Call | None:
     """The work of `kernel` on tokens [b,s,d] and places [e,b,c,d]; None where their rows do not lie dense."""
     arrays = experts, slots, gates, tokens, places
-    if not (even(*arrays) and in_rows(tokens, places)):
+    if not (is_forward(*arrays) and has_contiguous_rows(tokens, places)):
         return None
     first = (first_expert, first_slot)
-    return partial(kernel, experts.shape, places.shape, first, *map(lain, arrays))
+    return partial(kernel, experts.shape, places.shape, first, *map(strided_operand, arrays))
 
 
 @inlined
@@ -165,9 +165,9 @@ def _combine(shape, sizes, first, experts, slots, gates, tokens, places):  # typ
 
 
 @compiled
-def _gate_grad(shape, sizes, first, experts, slots, out, slopes, places):  # type: ignore[no-untyped-def]
+def _gate_grad(shape, sizes, first, experts, slots, out, grads, places):  # type: ignore[no-untyped-def]
     for sample, token in np.ndindex(shape[0], shape[1]):
-        u = _at(slopes, sample, token, 0)
+        u = _at(grads, sample, token, 0)
         for choice in range(shape[2]):
             expert, slot = _place(sizes, first, experts, slots, sample, token, choice)
             if expert >= 0:

@@ -1,6 +1,6 @@
-"""Group normalisation and its gradients: each group of channels of a sample is read again while it is in the cache.
+"""Group norm and its gradients: each group of channels of a sample is read again while it is in the cache.
 
-It knows no other groups. Places of a channel lie in rows of neighbours, as they do in parts of images.
+It knows no other groups. Places of a channel lie in contiguous rows, as they do in parts of images.
 """
 
 from functools import partial
@@ -12,10 +12,10 @@ import numpy as np
 from castile.kernels.calls import Call, nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.channels import Channels, channels
+from castile.kernels.numpy.copying import onto_zeros
 from castile.kernels.numpy.jit import compiled, f32, inlined
-from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.moving import onto_zeros
-from castile.kernels.numpy.views import dense, even, lain
+from castile.kernels.numpy.pointers import after, pointer
+from castile.kernels.numpy.views import is_contiguous, is_forward, strided_operand
 
 
 @prepares
@@ -33,7 +33,7 @@ def group_norm(
     if x.size == 0:
         return nothing
     places = channels(y, x)
-    if places is None or not (dense(g) and dense(b) and even(mean, rstd)):
+    if places is None or not (is_contiguous(g) and is_contiguous(b) and is_forward(mean, rstd)):
         return None
     return partial(_normal, *_lain(places, mean, rstd), g, b, _per(x, groups), x.dtype.type(eps))
 
@@ -46,7 +46,7 @@ def group_norm_grad_input(
     if x.size == 0:
         return nothing
     places = channels(out, dy, x)
-    if places is None or not (dense(g) and even(mean, rstd)):
+    if places is None or not (is_contiguous(g) and is_forward(mean, rstd)):
         return None
     return partial(_normal_grad, *_lain(places, mean, rstd), g, _per(x, mean.shape[1]))
 
@@ -63,7 +63,7 @@ def group_norm_grad_params(
 ) -> Call | None:
     """See the definition."""
     places = channels(dy, x)
-    if places is None or not (all(map(dense, out)) and even(mean, rstd)):
+    if places is None or not (all(map(is_contiguous, out)) and is_forward(mean, rstd)):
         return None
     work = partial(_normal_sums, *_lain(places, mean, rstd), *out, x.dtype.type(0)) if x.size else nothing
     return onto_zeros(work, accumulate, *out)
@@ -76,7 +76,13 @@ def _per(x: np.ndarray, groups: int) -> Any:
 
 def _lain(places: Channels, mean: np.ndarray, rstd: np.ndarray) -> list[Any]:
     """Arrays of channels and of groups as the loops take them: the number of these, the shape, each with its steps."""
-    return [mean.shape[1], places.shape, *zip(places.flats, places.steps, strict=True), lain(mean), lain(rstd)]
+    return [
+        mean.shape[1],
+        places.shape,
+        *zip(places.flats, places.steps, strict=True),
+        strided_operand(mean),
+        strided_operand(rstd),
+    ]
 
 
 @inlined

@@ -11,8 +11,8 @@ import numpy as np
 from castile.kernels.calls import Call
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled
-from castile.kernels.numpy.lanes import after, fill, pointer
-from castile.kernels.numpy.views import even, in_rows, span, steps_of
+from castile.kernels.numpy.pointers import after, fill, pointer
+from castile.kernels.numpy.views import element_strides, has_contiguous_rows, is_forward, span
 
 
 @prepares
@@ -31,9 +31,9 @@ def pair_dots_grad(out: np.ndarray, dy: np.ndarray, x: np.ndarray) -> Call | Non
 
 def _lain(*arrays: np.ndarray) -> list[Any] | None:
     """Each array as its elements in memory, and a step for each dim but the last; None where that is not dense."""
-    if not (even(*arrays) and in_rows(*arrays)):
+    if not (is_forward(*arrays) and has_contiguous_rows(*arrays)):
         return None
-    return [part for x in arrays for part in (span(x), *steps_of(x)[:-1])]
+    return [part for x in arrays for part in (span(x), *element_strides(x)[:-1])]
 
 
 @compiled
@@ -56,7 +56,7 @@ def _dots(b, f, d, x, xb, xf, y, yb):  # type: ignore[no-untyped-def]
 def _dots_grad(b, f, d, x, xb, xf, dy, db, dx, ob, of):  # type: ignore[no-untyped-def]
     zero = x.dtype.type(0)
     for sample in range(b):
-        slopes = after(pointer(dy), sample * db)
+        grads = after(pointer(dy), sample * db)
         for first in range(f):
             o = after(pointer(dx), sample * ob + first * of)
             fill(o, zero, d)
@@ -64,7 +64,7 @@ def _dots_grad(b, f, d, x, xb, xf, dy, db, dx, ob, of):  # type: ignore[no-untyp
                 if second == first:
                     continue
                 high, low = max(first, second), min(first, second)
-                slope = slopes[high * (high - 1) // 2 + low]
+                grad = grads[high * (high - 1) // 2 + low]
                 v = after(pointer(x), sample * xb + second * xf)
                 for j in range(d):
-                    o[j] += slope * v[j]
+                    o[j] += grad * v[j]

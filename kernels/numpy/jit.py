@@ -1,4 +1,4 @@
-"""How loops of the CPU forms are compiled, and the exponential and error functions that they may vectorise.
+"""How loops of the CPU forms are compiled, and exponential and error functions that LLVM can vectorise.
 
 It knows no kernel.
 """

@@ -1,6 +1,6 @@
-"""Arrays laid out anew in one pass over memory: dims in another order, side by side, a range of one.
+"""Rearranged copies in one pass over memory: permuted dims, concatenation, slices.
 
-It knows no meaning of dims. Dims that are only divided are views, so whatever the order, every element moves once.
+It knows no meaning of dims. Dims that are only split are views, so every element moves once.
 """
 
 from functools import partial
@@ -9,10 +9,10 @@ import numpy as np
 
 from castile.kernels.calls import Call, chain, nothing
 from castile.kernels.form import prepares
+from castile.kernels.numpy.copying import copy, copy_call
 from castile.kernels.numpy.jit import compiled
-from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.moving import copy, moves
-from castile.kernels.numpy.views import Shape, flat, merge, outer
+from castile.kernels.numpy.pointers import after, pointer
+from castile.kernels.numpy.views import Shape, flat, merge_dims, outer_offsets
 
 # A tile of each array fits into the first-level cache, and a row of it is some cache lines.
 _TILE = 8
@@ -58,12 +58,12 @@ def _into(out: np.ndarray, x: np.ndarray, accumulate: bool) -> Call | None:
     """The work of copying or adding x to out, of one shape."""
     if accumulate:
         return copy(out, x, accumulate=True)
-    return _transposed(out, x) or moves(out, x)
+    return _transposed(out, x) or copy_call(out, x)
 
 
 def _transposed(out: np.ndarray, x: np.ndarray) -> Call | None:
     """The work of copying x to out where neighbours in one are far apart in the other; None where they are not."""
-    shape, strides = merge(out.shape, [out.strides, x.strides])
+    shape, strides = merge_dims(out.shape, [out.strides, x.strides])
     steps = [tuple(step // x.itemsize for step in one) for one in strides]
     if x.dtype.kind != "f" or out.dtype != x.dtype or any(step < 0 for one in strides for step in one):
         return None
@@ -78,7 +78,7 @@ def _transposed(out: np.ndarray, x: np.ndarray) -> Call | None:
     middle = others[-1:]
     num, step = (shape[middle[0]], [one[middle[0]] for one in steps]) if middle else (1, [0, 0])
     far = others[:-1]
-    for offsets in outer(tuple(shape[dim] for dim in far), [tuple(one[dim] for dim in far) for one in steps]):
+    for offsets in outer_offsets(tuple(shape[dim] for dim in far), [tuple(one[dim] for dim in far) for one in steps]):
         flats = [
             flat(array, offset, span + (num - 1) * one)
             for array, offset, span, one in zip((out, x), offsets, spans, step, strict=True)

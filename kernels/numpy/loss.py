@@ -12,9 +12,9 @@ import numpy as np
 from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.columns import by_columns, log_sums
+from castile.kernels.numpy.copying import onto_zeros
 from castile.kernels.numpy.jit import compiled, exp, f32, row_max
-from castile.kernels.numpy.lanes import BLOCK, after, pointer, spare
-from castile.kernels.numpy.moving import onto_zeros
+from castile.kernels.numpy.pointers import BLOCK, after, pointer, spare
 from castile.kernels.numpy.views import by_rows
 
 

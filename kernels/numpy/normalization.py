@@ -1,4 +1,4 @@
-"""Layer and root mean square normalisation over the last dim and their gradients, row by row.
+"""Layer norm and RMS norm over the last dim, and their gradients, row by row.
 
 It knows no other statistics.
 """
@@ -9,9 +9,9 @@ import numpy as np
 
 from castile.kernels.calls import Call
 from castile.kernels.form import prepares
+from castile.kernels.numpy.copying import onto_zeros
 from castile.kernels.numpy.jit import compiled, f32
-from castile.kernels.numpy.moving import onto_zeros
-from castile.kernels.numpy.views import by_rows, dense
+from castile.kernels.numpy.views import by_rows, is_contiguous
 
 
 @prepares
@@ -19,7 +19,7 @@ def layer_norm(
     out: tuple[np.ndarray, np.ndarray, np.ndarray], x: np.ndarray, g: np.ndarray, b: np.ndarray, *, eps: float
 ) -> Call | None:
     """See the definition."""
-    if not (dense(g) and dense(b)):
+    if not (is_contiguous(g) and is_contiguous(b)):
         return None
     real = x.dtype.type
     return by_rows(_normal, [out[0], x], g, b, real(1 / x.shape[-1]), real(eps), bare=[*out[1:]])
@@ -36,7 +36,7 @@ def layer_norm_grad_input(
     onto: np.ndarray | None = None,
 ) -> Call | None:
     """See the definition."""
-    if not dense(g):
+    if not is_contiguous(g):
         return None
     arrays = [out, dy, x, out if onto is None else onto]
     return by_rows(_normal_grad, arrays, g, x.dtype.type(1 / x.shape[-1]), onto is not None, bare=[mean, rstd])
@@ -53,7 +53,7 @@ def layer_norm_grad_params(
     accumulate: bool,
 ) -> Call | None:
     """See the definition."""
-    if not all(map(dense, out)):
+    if not all(map(is_contiguous, out)):
         return None
     return onto_zeros(by_rows(_normal_sums, [dy, x], *out, bare=[mean, rstd]), accumulate, *out)
 
@@ -61,7 +61,7 @@ def layer_norm_grad_params(
 @prepares
 def rms_norm(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, g: np.ndarray, *, eps: float) -> Call | None:
     """See the definition."""
-    if not dense(g):
+    if not is_contiguous(g):
         return None
     real = x.dtype.type
     return by_rows(_rms, [out[0], x], g, real(1 / x.shape[-1]), real(eps), bare=[out[1]])
@@ -72,7 +72,7 @@ def rms_norm_grad_input(
     out: np.ndarray, dy: np.ndarray, x: np.ndarray, g: np.ndarray, rstd: np.ndarray, onto: np.ndarray | None = None
 ) -> Call | None:
     """See the definition."""
-    if not dense(g):
+    if not is_contiguous(g):
         return None
     arrays = [out, dy, x, out if onto is None else onto]
     return by_rows(_rms_grad, arrays, g, x.dtype.type(1 / x.shape[-1]), onto is not None, bare=[rstd])
@@ -83,7 +83,7 @@ def rms_norm_grad_params(
     out: np.ndarray, dy: np.ndarray, x: np.ndarray, rstd: np.ndarray, *, accumulate: bool
 ) -> Call | None:
     """See the definition."""
-    if not dense(out):
+    if not is_contiguous(out):
         return None
     return onto_zeros(by_rows(_rms_sums, [dy, x], out, bare=[rstd]), accumulate, out)
 
@@ -114,9 +114,9 @@ def _normal_grad(rows, cols, out, so, dy, sd, x, sx, onto, st, mean, sm, rstd, s
         middle, scale = mean[r * sm], rstd[r * sr]
         first = second = per_col - per_col
         for j in range(cols):
-            slope = d[j] * g[j]
-            first += slope
-            second += slope * (v[j] - middle)
+            grad = d[j] * g[j]
+            first += grad
+            second += grad * (v[j] - middle)
         first *= per_col
         second *= per_col * scale
         for j in range(cols):

@@ -1,6 +1,6 @@
-"""The optimizer's update in one pass over memory, which is left out where a guard says so.
+"""Optimizers' updates in one pass over memory, skipped where a guard says so.
 
-It knows no schedule of learning rates.
+It knows no learning-rate schedule.
 """
 
 import math
@@ -14,8 +14,8 @@ from castile.kernels.calls import chain
 from castile.kernels.form import each_of, prepares
 from castile.kernels.numpy.gemm import address
 from castile.kernels.numpy.jit import compiled
-from castile.kernels.numpy.lanes import after, pointer, spare
-from castile.kernels.numpy.walk import FIRST, SECOND, THIRD, block_size, elementwise, fetch, num_rows, settle
+from castile.kernels.numpy.pointers import after, pointer, spare
+from castile.kernels.numpy.strided import FIRST, SECOND, THIRD, block_size, elementwise, fetch, num_rows, settle
 
 _FOURTH = 20
 
@@ -145,9 +145,9 @@ def _adam(walk, w, g, m, v, rate, count, beta1, beta2, eps, decay, decoupled):  
         x, y = fetch(plan, s_w, p_w, first, a), fetch(plan, s_g, p_g, first, b)
         mean, square = fetch(plan, s_m, p_m, first, c), fetch(plan, s_v, p_v, first, d)
         for j in range(block_size(plan, first)):
-            slope = y[j] + added * x[j]
-            mean[j] += share * (slope - mean[j])
-            square[j] = before * square[j] + now * slope * slope
+            grad = y[j] + added * x[j]
+            mean[j] += share * (grad - mean[j])
+            square[j] = before * square[j] + now * grad * grad
             x[j] = kept * x[j] - size * mean[j] / (math.sqrt(square[j]) * spread + least)
         settle(plan, s_w, p_w, first, a)
         settle(plan, s_m, p_m, first, c)

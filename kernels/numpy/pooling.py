@@ -1,4 +1,4 @@
-"""Maxima and means over windows and over all places, and their gradients, one pass over the windows.
+"""Max, average and global pooling and their gradients, one pass over the windows.
 
 It knows no convolution.
 """
@@ -12,10 +12,10 @@ import numpy as np
 from castile.kernels.calls import nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.channels import channels
+from castile.kernels.numpy.copying import onto_zeros
 from castile.kernels.numpy.jit import compiled, f32, inlined
-from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.moving import onto_zeros
-from castile.kernels.numpy.views import even, in_rows, span, steps_of
+from castile.kernels.numpy.pointers import after, pointer
+from castile.kernels.numpy.views import element_strides, has_contiguous_rows, is_forward, span
 
 Pair = tuple[int, int]
 Pads = tuple[int, int, int, int]
@@ -89,9 +89,9 @@ def _work(
     """`loop` over the windows: the first array has an element a window, the others are what windows look at."""
     if arrays[0].size == 0:
         return nothing
-    if not (even(*arrays) and in_rows(*arrays)):
+    if not (is_forward(*arrays) and has_contiguous_rows(*arrays)):
         return None
-    lain = [*map(span, arrays), *(steps_of(x)[:3] for x in arrays)]
+    lain = [*map(span, arrays), *(element_strides(x)[:3] for x in arrays)]
     shape, size = arrays[0].shape, arrays[1].shape[2:]
     return partial(loop, *lain, shape, size, tuple(kernel), tuple(stride), (pads[0], pads[2]), *how)
 

@@ -13,8 +13,8 @@ from castile.kernels.calls import nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.functions import sigmoid, tanh
 from castile.kernels.numpy.jit import compiled, f32
-from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.views import even, in_rows, span, steps_of
+from castile.kernels.numpy.pointers import after, pointer
+from castile.kernels.numpy.views import element_strides, has_contiguous_rows, is_forward, span
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -56,11 +56,11 @@ def _work(kernel: Callable[..., Any], arrays: list[np.ndarray]) -> Callable[[], 
     samples, units = arrays[0].shape[0], arrays[0].shape[-1]
     if samples * units == 0:
         return nothing
-    if not (even(*arrays) and in_rows(*arrays)):
+    if not (is_forward(*arrays) and has_contiguous_rows(*arrays)):
         return None
     steps: list[int] = []
     for x in arrays:
-        own = steps_of(x)
+        own = element_strides(x)
         steps += [0 if x.ndim == 2 else own[0], 0 if x.ndim == 3 else own[-2]]
     return partial(kernel, np.array(steps, np.int64), samples, units, *map(span, arrays))
 

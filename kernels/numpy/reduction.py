@@ -11,12 +11,12 @@ import numpy as np
 
 from castile.kernels.calls import chain
 from castile.kernels.form import prepares
-from castile.kernels.numpy.elementwise import standing
+from castile.kernels.numpy.elementwise import broadcast_result
 from castile.kernels.numpy.functions import maximum
 from castile.kernels.numpy.jit import compiled, inlined
-from castile.kernels.numpy.lanes import after, copy_run, pointer, spare
+from castile.kernels.numpy.pointers import after, copy_run, pointer, spare
+from castile.kernels.numpy.strided import FIRST, SECOND, block_size, elementwise, fetch, num_rows, offset
 from castile.kernels.numpy.views import Shape
-from castile.kernels.numpy.walk import FIRST, SECOND, block_size, elementwise, fetch, num_rows, offset
 
 # One comparison waits for the one before it, so a long row is compared in so many chains, which are vectors.
 _CHAINS = 32
@@ -25,7 +25,7 @@ _CHAINS = 32
 @prepares
 def max_over(out: np.ndarray, x: np.ndarray, *, dims: Shape) -> Callable[[], Any] | None:
     """See the definition."""
-    work = elementwise(_raise, [standing(out, x.shape, dims), x])
+    work = elementwise(_raise, [broadcast_result(out, x.shape, dims), x])
     return work and chain([partial(out.fill, -np.inf), work])
 
 

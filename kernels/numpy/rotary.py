@@ -1,7 +1,7 @@
-"""Rotary position embeddings: each pair of a head's features turned by an angle that grows with the position.
+"""Rotary position embeddings: each pair of a head's features is rotated by an angle that grows with the position.
 
-It knows no attention. Sines are costly, so those of a position are products of those of earlier ones (angles add up,
-in float64), as many times doubled as it takes.
+It knows no attention. Sines are costly, so those of a position are made from those of earlier ones by angle addition,
+in float64, doubling their number each time.
 """
 
 from functools import partial
@@ -11,8 +11,16 @@ import numpy as np
 from castile.kernels.calls import Call, chain, nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled, inlined
-from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.views import Scratch, even, flat, in_rows, merge, outer, steps_of
+from castile.kernels.numpy.pointers import after, pointer
+from castile.kernels.numpy.views import (
+    Scratch,
+    element_strides,
+    flat,
+    has_contiguous_rows,
+    is_forward,
+    merge_dims,
+    outer_offsets,
+)
 
 
 @prepares
@@ -31,17 +39,19 @@ def rotary(
     if x.size == 0:
         return nothing
     apart = [a.reshape(*a.shape[:-1], heads, a.shape[-1] // heads, copy=False) for a in (out, x)]
-    if not (even(*apart) and in_rows(*apart)):
+    if not (is_forward(*apart) and has_contiguous_rows(*apart)):
         return None
     num, num_heads, width = apart[0].shape[-3:]
     memory = Scratch(scratch)
     angles = memory.take((2 * num * (width // 2),), np.dtype("float64"))
     turn = memory.take((width,), x.dtype)
-    shape, strides = merge(x.shape[:-2], [a.strides[:-2] for a in (out, x)])
+    shape, strides = merge_dims(x.shape[:-2], [a.strides[:-2] for a in (out, x)])
     sizes = (shape[-1] if shape else 1, num, num_heads, width)
-    steps = [(one[-1] // x.itemsize if one else 0, *steps_of(a)[-3:-1]) for a, one in zip(apart, strides, strict=True)]
+    steps = [
+        (one[-1] // x.itemsize if one else 0, *element_strides(a)[-3:-1]) for a, one in zip(apart, strides, strict=True)
+    ]
     calls: list[Call] = [partial(_angles, angles, num, width // 2, float(base), offset, inverse)]
-    for offsets in outer(shape[:-1], [one[:-1] for one in strides]):
+    for offsets in outer_offsets(shape[:-1], [one[:-1] for one in strides]):
         flats = [flat(a, start // x.itemsize, 1) for a, start in zip((out, x), offsets, strict=True)]
         calls.append(partial(_rotate, sizes, *flats, *steps, angles, turn, interleaved))
     return chain(calls)

@@ -1,6 +1,6 @@
-"""The two halves of a cross-entropy over blocks of classes, row by row.
+"""Cross-entropy over a vocabulary split into blocks: the statistics of each block, and their combination, row by row.
 
-It knows no processors. The two numbers that a block gives lie a step of the result apart; a row's first is addressed.
+It knows no processors. The two numbers of a block lie a step of the result apart; a row is given by its first one.
 """
 
 from math import log
@@ -11,10 +11,10 @@ from castile.kernels.calls import Call
 from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.columns import by_columns, log_sums
+from castile.kernels.numpy.copying import onto_zeros
 from castile.kernels.numpy.jit import compiled, exp, inlined, row_max
-from castile.kernels.numpy.lanes import BLOCK, after, pointer, spare
-from castile.kernels.numpy.moving import onto_zeros
-from castile.kernels.numpy.views import Shape, by_rows, steps_of
+from castile.kernels.numpy.pointers import BLOCK, after, pointer, spare
+from castile.kernels.numpy.views import Shape, by_rows, element_strides
 
 
 @prepares
@@ -66,7 +66,7 @@ def split_cross_entropy_grad(
 
 def _steps(x: np.ndarray) -> Shape:
     """Elements from block to block and from the first number of a block to the second."""
-    return steps_of(x)[-2:]
+    return element_strides(x)[-2:]
 
 
 @inlined
@@ -129,9 +129,9 @@ def _blocks_grad(  # type: ignore[no-untyped-def]
             width = _border(first + n + 1, of, classes) - begin
             o = out[r * so + past : r * so + past + width]
             v = logits[r * sx + past : r * sx + past + width]
-            slope, lse = d[n * d_block], base[n * y_block]
+            grad, lse = d[n * d_block], base[n * y_block]
             for j in range(width):
-                o[j] = exp(v[j] - lse) * slope
+                o[j] = exp(v[j] - lse) * grad
             place = label - begin
             if 0 <= place < width:
                 o[place] += d[n * d_block + d_second]
@@ -181,7 +181,7 @@ def _beside_grad(  # type: ignore[no-untyped-def]
     of,
     classes,
 ):
-    slope, lse = spare(logits), spare(logits)
+    grad, lse = spare(logits), spare(logits)
     for r in range(0, rows, BLOCK):
         some, o, v = min(BLOCK, rows - r), after(pointer(out), r), after(pointer(logits), r)
         d, base, label = after(pointer(dy), r * sd), after(pointer(y), r * sy), after(pointer(labels), r * st)
@@ -192,10 +192,10 @@ def _beside_grad(  # type: ignore[no-untyped-def]
         for n in range(blocks):
             width = _border(first + n + 1, of, classes) - begin
             for k in range(some):
-                slope[k], lse[k] = d[k * sd + n * d_block], base[k * sy + n * y_block]
+                grad[k], lse[k] = d[k * sd + n * d_block], base[k * sy + n * y_block]
             for j in range(width):
                 for k in range(some):
-                    o[j * so + k] = exp(v[j * sx + k] - lse[k]) * slope[k]
+                    o[j * so + k] = exp(v[j * sx + k] - lse[k]) * grad[k]
             for k in range(some):
                 place = label[k * st] - begin
                 if 0 <= place < width:

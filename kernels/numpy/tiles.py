@@ -1,8 +1,7 @@
-"""Products in vector registers: small tiles whose sums never leave the registers until they are complete.
+"""Matrix products in vector registers: small tiles whose sums stay in registers until they are complete.
 
-It knows no kernel. The compiler would not keep two dozen sums in registers by itself, so the loops are written as
-vectors here. Nothing is checked: pointers must hold what is read, which goes on to the next whole vector but in a
-panel.
+It knows no kernel. The compiler would not keep two dozen sums in registers by itself, so loops are written with LLVM
+vectors here. Nothing is checked: pointers must be valid up to the next whole vector, except in `tile_panel`.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ def lanes(itemsize: int) -> int:
     return _WIDTH // itemsize
 
 
-def product(rows: int, vectors: int) -> Callable[..., None]:
+def tile_product(rows: int, vectors: int) -> Callable[..., None]:
     """A compiled function (out, step, x, offsets, w, num) that computes rows x vectors sums and stores them:
 
     out[m * step + j] = sum over k < num of w[k * rows + m] * x[offsets[k] + j] for every lane j of `vectors` vectors.
@@ -63,7 +62,7 @@ def product(rows: int, vectors: int) -> Callable[..., None]:
     return tile
 
 
-def inner(rows: int, taps: int) -> Callable[..., None]:
+def tile_inner_products(rows: int, taps: int) -> Callable[..., None]:
     """A compiled function (out, a, step, x, offsets, num) that adds rows x taps inner products to out:
 
     out[m * taps + k] += sum over j < num of a[m * step + j] * x[offsets[k] + j]; num is in whole vectors.
@@ -95,7 +94,7 @@ def inner(rows: int, taps: int) -> Callable[..., None]:
     return tile
 
 
-def panel(rows: int, vectors: int) -> Callable[..., None]:
+def tile_panel(rows: int, vectors: int) -> Callable[..., None]:
     """A compiled function (out, step, a, a_row, a_col, x, x_step, num, height, width, adds) for any steps:
 
     out[m * step + j] = sum over k < num of a[m * a_row + k * a_col] * x[k * x_step + j], or += where `adds` is 1 and
@@ -146,7 +145,7 @@ def panel(rows: int, vectors: int) -> Callable[..., None]:
 
 
 @intrinsic
-def turn_square(typing: Any, out: Any, step: Any, x: Any, x_step: Any) -> Any:
+def transpose_square(typing: Any, out: Any, step: Any, x: Any, x_step: Any) -> Any:
     """out[j * step + i] = x[i * x_step + j] for i and j below SQUARE."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -159,7 +158,7 @@ def turn_square(typing: Any, out: Any, step: Any, x: Any, x_step: Any) -> Any:
             lines.append(builder.load(builder.bitcast(place, vector.as_pointer()), align=align))
         # in each turn pairs of lines exchange every other lane, then every other two, then four
         for far in (1, 2, 4):
-            lines = [_exchanged(builder, lines, i, far) for i in range(SQUARE)]
+            lines = [_exchange(builder, lines, i, far) for i in range(SQUARE)]
         for j, line in enumerate(lines):
             place = builder.gep(to, [builder.mul(stride, _number(j))])
             builder.store(line, builder.bitcast(place, vector.as_pointer()), align=align)
@@ -168,8 +167,9 @@ def turn_square(typing: Any, out: Any, step: Any, x: Any, x_step: Any) -> Any:
     return types.none(out, types.intp, x, types.intp), generate
 
 
-def _exchanged(builder: Any, lines: list[Any], i: int, far: int) -> Any:
-    """Line i of a transposition's turn: lanes of a pair of lines that lie `far` apart, of each what the other lacks."""
+def _exchange(builder: Any, lines: list[Any], i: int, far: int) -> Any:
+    """Line i in a step of a transposition: pairs of lines that are `far` apart exchange the lanes that the other lacks.
+    """
     low, high = lines[i & ~far], lines[i | far]
     # lanes of the upper line are numbered on from those of the lower one
     if i & far:
@@ -180,7 +180,8 @@ def _exchanged(builder: Any, lines: list[Any], i: int, far: int) -> Any:
 
 
 def _loop(builder: Any, count: Any, start: list[Any], turn: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
-    """What `turn` makes of the sums when it is called count times, at least once, with the number of the turn."""
+    """The sums after `turn` was called `count` times, at least once, with the sums so far and the iteration's number.
+    """
     before = builder.basic_block
     body, done = builder.append_basic_block("turn"), builder.append_basic_block("done")
     builder.branch(body)

@@ -1,6 +1,7 @@
-"""The largest elements of rows, row by row: a short sorted list is kept of those seen so far.
+"""The largest elements of rows, row by row, in a short sorted list of those seen so far.
 
-It knows no meaning of the rows. Rows of a few elements need not lie dense: their first is addressed, with a step.
+It knows no meaning of the rows. Rows of a few elements need not be contiguous: they are given by a first element and a
+step.
 """
 
 import numpy as np
@@ -8,10 +9,10 @@ import numpy as np
 from castile.kernels.calls import Call
 from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
+from castile.kernels.numpy.copying import onto_zeros
 from castile.kernels.numpy.jit import compiled
-from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.moving import onto_zeros
-from castile.kernels.numpy.views import by_rows, steps_of
+from castile.kernels.numpy.pointers import after, pointer
+from castile.kernels.numpy.views import by_rows, element_strides
 
 
 @prepares
@@ -36,7 +37,7 @@ def pick_grad(out: np.ndarray, dy: np.ndarray, places: np.ndarray, *, size: int,
 
 def _step(x: np.ndarray) -> int:
     """Elements from one to the next of a row."""
-    return steps_of(x)[-1]
+    return element_strides(x)[-1]
 
 
 @compiled

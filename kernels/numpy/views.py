@@ -1,4 +1,4 @@
-"""Strided views: merging dims, cutting arrays into rows that lie dense, and carving arrays out of scratch memory.
+"""Strided views: merging dims, arrays as rows, and buffers in scratch memory.
 
 It knows no kernel.
 """
@@ -16,10 +16,10 @@ from castile.kernels.calls import chain, nothing
 Shape = tuple[int, ...]
 
 
-def merge(shape: Shape, strides: list[Shape]) -> tuple[Shape, list[Shape]]:
-    """The fewest dims that walk the same elements: dims of length 1 vanish, neighbours merge where every array allows.
+def merge_dims(shape: Shape, strides: list[Shape]) -> tuple[Shape, list[Shape]]:
+    """The fewest dims over the same elements: dims of length 1 vanish, neighbours merge where every array allows.
 
-    `strides` holds one tuple an array, all over the dims of `shape`.
+    strides  one tuple for each array, over the dims of `shape`
     """
     sizes: list[int] = []
     steps: list[list[int]] = []
@@ -39,21 +39,21 @@ def merge(shape: Shape, strides: list[Shape]) -> tuple[Shape, list[Shape]]:
 def by_rows(
     kernel: Callable[..., Any], arrays: list[np.ndarray], *constants: Any, bare: list[np.ndarray] | None = None
 ) -> Callable[[], Any] | None:
-    """The work of `kernel(rows, cols, flat, stride, ..., *constants)` over the last dim of `arrays`, of one shape.
+    """The call of `kernel(rows, cols, flat, stride, ..., *constants)` over the last dim of `arrays`, of one shape.
 
-    Every array becomes a 1-D `flat` and the distance `stride` between its rows, in elements: rows r holds
-    flat[r * stride : r * stride + cols]. `bare` arrays have the leading dims only, one element a row; their (flat,
-    stride) follow those of `arrays`. None if rows are not dense or a step is < 0.
+    Every array becomes a 1-D `flat` and the distance `stride` between its rows, in elements: row r is flat[r * stride :
+    r * stride + cols]. `bare` arrays have the leading dims only, one element a row; their (flat, stride) follow those
+    of `arrays`. None if rows are not contiguous or a step is negative.
     """
     lead = arrays[0].shape[:-1]
     everything = [*((x, x.shape[-1], x.strides[:-1]) for x in arrays), *((x, 1, x.strides) for x in bare or [])]
     if prod(lead) == 0 or arrays[0].shape[-1] == 0:
         return nothing
-    shape, strides = merge(lead, [step for _, _, step in everything])
-    if not (in_rows(*arrays) and forward([x for x, _, _ in everything], strides)):
+    shape, strides = merge_dims(lead, [step for _, _, step in everything])
+    if not (has_contiguous_rows(*arrays) and has_forward_strides([x for x, _, _ in everything], strides)):
         return None
     calls: list[Callable[[], Any]] = []
-    for offsets in outer(shape[:-1], [one[:-1] for one in strides]):
+    for offsets in outer_offsets(shape[:-1], [one[:-1] for one in strides]):
         rows = shape[-1] if shape else 1
         operands: list[Any] = []
         for (x, cols, _), one, offset in zip(everything, strides, offsets, strict=True):
@@ -63,61 +63,62 @@ def by_rows(
     return chain(calls)
 
 
-def outer(shape: Shape, strides: list[Shape]) -> Iterator[list[int]]:
+def outer_offsets(shape: Shape, strides: list[Shape]) -> Iterator[list[int]]:
     """Offsets of every array, in the unit of its strides, for each index of `shape`."""
     for index in np.ndindex(*shape):
         yield [sum(i * step for i, step in zip(index, one, strict=True)) for one in strides]
 
 
 def flat(x: np.ndarray, offset: int, length: int) -> np.ndarray:
-    """`length` neighbours in memory, from `offset` elements after the first element of x on."""
+    """`length` contiguous elements, from `offset` elements after the first element of x on."""
     start = as_strided(x, (offset + 1,), (x.itemsize,))[-1:]
     return as_strided(start, (length,), (x.itemsize,))
 
 
-def steps_of(x: np.ndarray) -> Shape:
+def element_strides(x: np.ndarray) -> Shape:
     """Strides in elements."""
     return tuple(step // x.itemsize for step in x.strides)
 
 
-def forward(arrays: list[np.ndarray], strides: list[Shape]) -> bool:
-    """Whether strides in bytes, a tuple an array, lead forwards by whole elements: compiled loops go no other way."""
+def has_forward_strides(arrays: list[np.ndarray], strides: list[Shape]) -> bool:
+    """Whether strides in bytes, a tuple an array, are non-negative multiples of the itemsize, as compiled loops need.
+    """
     return all(step >= 0 and step % x.itemsize == 0 for x, one in zip(arrays, strides, strict=True) for step in one)
 
 
-def even(*arrays: np.ndarray) -> bool:
-    """Whether all strides of all arrays lead forwards by whole elements."""
-    return forward([*arrays], [x.strides for x in arrays])
+def is_forward(*arrays: np.ndarray) -> bool:
+    """Whether all strides of all arrays are non-negative multiples of their itemsize."""
+    return has_forward_strides([*arrays], [x.strides for x in arrays])
 
 
-def in_rows(*arrays: np.ndarray) -> bool:
-    """Whether elements of the last dim lie side by side."""
+def has_contiguous_rows(*arrays: np.ndarray) -> bool:
+    """Whether elements of the last dim are contiguous."""
     return all(x.shape[-1] == 1 or x.strides[-1] == x.itemsize for x in arrays)
 
 
 def span(x: np.ndarray) -> np.ndarray:
-    """An `even` array as the 1-D array of everything between its first and last element."""
-    last = sum((size - 1) * step for size, step in zip(x.shape, steps_of(x), strict=True))
+    """An `is_forward` array as the 1-D array from its first to its last element."""
+    last = sum((size - 1) * step for size, step in zip(x.shape, element_strides(x), strict=True))
     return flat(x, 0, last + 1 if x.size else 0)
 
 
-def lain(x: np.ndarray) -> tuple[np.ndarray, Shape]:
-    """An `even` array as compiled loops take it, one kind for all layouts: its `span`, and its steps in elements."""
-    return span(x), steps_of(x)
+def strided_operand(x: np.ndarray) -> tuple[np.ndarray, Shape]:
+    """An `is_forward` array as compiled loops take it, whatever its layout: its `span`, and its steps in elements."""
+    return span(x), element_strides(x)
 
 
-def plane(x: np.ndarray) -> np.ndarray | None:
-    """The `span` of an array whose rows lie dense, None of others."""
-    return span(x) if even(x) and in_rows(x) else None
+def row_major_span(x: np.ndarray) -> np.ndarray | None:
+    """The `span` of an array with contiguous rows; None of others."""
+    return span(x) if is_forward(x) and has_contiguous_rows(x) else None
 
 
-def dense(x: np.ndarray) -> bool:
-    """Whether x lies in C order without gaps."""
+def is_contiguous(x: np.ndarray) -> bool:
+    """Whether x is contiguous in C order."""
     return x.flags.c_contiguous
 
 
 class Scratch:
-    """Hands out arrays from scratch memory, each from a multiple of 64 bytes on."""
+    """Hands out buffers of scratch memory, each aligned to 64 bytes."""
 
     def __init__(self, memory: np.ndarray | None) -> None:
         self.memory = memory
@@ -129,7 +130,7 @@ class Scratch:
         return 0 if self.memory is None else self.memory.size - self.used
 
     def take(self, shape: Shape, dtype: np.dtype) -> np.ndarray:
-        """A dense array of `shape`, with whatever is there."""
+        """A contiguous, uninitialised array."""
         nbytes = prod(shape) * dtype.itemsize
         assert self.memory is not None and nbytes <= self.left, "scratch is smaller than the kernel needs"
         start = self.used
@@ -138,6 +139,6 @@ class Scratch:
 
 
 def row_span(x: np.ndarray) -> tuple[np.ndarray, int] | None:
-    """x [rows, cols] as one 1-D array and the distance of its rows in elements; None if a row is not dense."""
-    there = plane(x)
-    return None if there is None else (there, steps_of(x)[0])
+    """x [rows, cols] as a 1-D array and the distance of its rows in elements; None if rows are not contiguous."""
+    there = row_major_span(x)
+    return None if there is None else (there, element_strides(x)[0])

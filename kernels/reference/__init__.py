@@ -15,7 +15,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from castile.kernels.narrow import widened
+from castile.kernels.half_precision import in_float32
 
 
 def _definitions() -> dict[str, Callable[..., Any]]:
@@ -24,7 +24,7 @@ def _definitions() -> dict[str, Callable[..., Any]]:
         for name, function in inspect.getmembers(import_module(info.name), inspect.isfunction):
             if function.__module__ == info.name and not name.startswith("_"):
                 assert name not in found, f"two definitions of {name}"
-                found[name] = widened(function)
+                found[name] = in_float32(function)
     return found
 
 

@@ -4,11 +4,11 @@ from string import ascii_letters
 
 import numpy as np
 
-from castile.kernels.narrow import casts
+from castile.kernels.half_precision import castable
 from castile.kernels.reference.elementwise import pointwise
 
 
-@casts
+@castable
 def contract(spec: str, *xs: np.ndarray) -> np.ndarray:
     """Einstein sum of `xs` under `spec`, for example "...i,oi->...o"; what the result does not name is summed.
 
@@ -20,13 +20,14 @@ def contract(spec: str, *xs: np.ndarray) -> np.ndarray:
     return np.array(np.einsum(f"{left}->{result}".replace("...", "".join(leading)), *xs))
 
 
-@casts
-def contract_pointwise(spec: str, line: str, *xs: np.ndarray, **constants: float) -> np.ndarray:
-    """What `line` says of each element of the Einstein sum of the first two of xs, and of the others, which broadcast.
+@castable
+def contract_pointwise(spec: str, expression: str, *xs: np.ndarray, **constants: float) -> np.ndarray:
+    """The expression's value of each element of the Einstein sum of the first two of xs, and of the others, which
+    broadcast.
 
     "s, b -> s + b" under "...i,oi->...o" of x, w and b is a linear layer.
     """
-    return pointwise(line, contract(spec, *xs[:2]), *xs[2:], **constants)
+    return pointwise(expression, contract(spec, *xs[:2]), *xs[2:], **constants)
 
 
 def add(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -46,7 +47,7 @@ def reshape(x: np.ndarray, *, shape: tuple[int, ...]) -> np.ndarray:
     return np.array(x.reshape(shape))
 
 
-@casts
+@castable
 def copy(x: np.ndarray, *more: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
     """The same numbers in another array; more: further arrays, whose copies follow."""
     return (np.array(x), *map(np.array, more)) if more else np.array(x)

@@ -3,8 +3,8 @@
 import numpy as np
 
 from castile.kernels.form import numbers
+from castile.kernels.half_precision import castable
 from castile.kernels.ids import check_ids
-from castile.kernels.narrow import casts
 from castile.kernels.reference.embedding import embedding, embedding_grad
 
 
@@ -24,7 +24,7 @@ def embedding_bag(
     return np.array(mine * table.dtype.type(scale))
 
 
-@casts
+@castable
 @numbers("known")
 def embedding_bag_grad(
     dy: np.ndarray, ids: np.ndarray, *weights: np.ndarray, rows: int, scale: float, first: int, known: int
@@ -43,8 +43,8 @@ def embedding_bag_weights_grad(
     """Gradient of `embedding_bag` to its weights [...,n]."""
     check_ids("embedding_bag_weights_grad", ids, known)
     found = embedding(ids, table, first=first, known=known)
-    slopes = (found * dy[..., None, :]).sum(axis=-1) * dy.dtype.type(scale)
-    return np.where(_here(ids, table, first), slopes, dy.dtype.type(0))
+    grads = (found * dy[..., None, :]).sum(axis=-1) * dy.dtype.type(scale)
+    return np.where(_here(ids, table, first), grads, dy.dtype.type(0))
 
 
 def _here(ids: np.ndarray, table: np.ndarray, first: int) -> np.ndarray:

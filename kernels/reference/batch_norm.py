@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from castile.kernels.narrow import casts
+from castile.kernels.half_precision import castable
 from castile.kernels.reference.elementwise import pointwise
 
 
@@ -30,7 +30,7 @@ def norm_factors(gain: np.ndarray, shift: np.ndarray, *statistics: np.ndarray, e
     return np.stack([mean, gain * rate, shift]).astype(gain.dtype)
 
 
-@casts
+@castable
 def norm_factors_grad(df: np.ndarray, gain: np.ndarray, *statistics: np.ndarray, eps: float) -> tuple[np.ndarray, ...]:
     """Gradients of `norm_factors` to gain, shift and the statistics, from df [3,c]."""
     mean, rate, held = _deviation(statistics, eps)
@@ -58,13 +58,13 @@ def norm_grad(dy: np.ndarray, x: np.ndarray, factors: np.ndarray) -> tuple[np.nd
 
 
 def norm_grad_pointwise(
-    line: str, x: np.ndarray, factors: np.ndarray, *ys: np.ndarray, keeps: bool = False, **constants: float
+    expression: str, x: np.ndarray, factors: np.ndarray, *ys: np.ndarray, keeps: bool = False, **constants: float
 ) -> tuple[np.ndarray, ...]:
-    """`norm_grad` where dy is what `pointwise` makes of ys by a line; of infinities the same holds as there.
+    """`norm_grad` where dy is the value of an expression of ys; of infinities the same holds as there.
 
     keeps: dy is a result, too.
     """
-    dy = pointwise(line, *ys, **constants)
+    dy = pointwise(expression, *ys, **constants)
     return *norm_grad(dy, x, factors), *[dy] * keeps
 
 

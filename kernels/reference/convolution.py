@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from castile.kernels.narrow import casts
+from castile.kernels.half_precision import castable
 from castile.kernels.windows import Pads, Pair, count, extents, pad, tap, unpad
 
 
@@ -57,7 +57,7 @@ def conv2d_grad_input(
     return made if onto is None else made + onto
 
 
-@casts
+@castable
 def conv2d_grad_weight(
     dy: np.ndarray,
     x: np.ndarray,

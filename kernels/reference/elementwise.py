@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from castile.kernels.arithmetic import parse
+from castile.kernels.expression import parse
 
 _OPERATIONS: dict[type, Any] = {
     ast.Add: np.add,
@@ -22,9 +22,9 @@ _OPERATIONS: dict[type, Any] = {
 }
 
 
-def pointwise(line: str, *xs: np.ndarray, **constants: float) -> np.ndarray:
-    """What `line` says of each element of xs, broadcast as NumPy does: "x, y -> a * x + exp(y)" of x, y and a."""
-    names, value = parse(line)
+def pointwise(expression: str, *xs: np.ndarray, **constants: float) -> np.ndarray:
+    """The expression's value of each element of xs, broadcast as NumPy does: "x, y -> a * x + exp(y)" of x, y and a."""
+    names, value = parse(expression)
     known = dict(zip(names, xs, strict=True)) | constants
     with np.errstate(all="ignore"):
         result = _value(value, known)

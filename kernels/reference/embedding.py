@@ -3,8 +3,8 @@
 import numpy as np
 
 from castile.kernels.form import numbers
+from castile.kernels.half_precision import castable
 from castile.kernels.ids import check_ids
-from castile.kernels.narrow import casts
 
 
 @numbers("known")
@@ -20,7 +20,7 @@ def embedding(ids: np.ndarray, table: np.ndarray, *, first: int, known: int) -> 
     return found
 
 
-@casts
+@castable
 @numbers("known")
 def embedding_grad(dy: np.ndarray, ids: np.ndarray, *, rows: int, first: int, known: int) -> np.ndarray:
     """Gradient of `embedding` to its table [rows, d]: rows of dy added in the order of the ids."""

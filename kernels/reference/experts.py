@@ -63,10 +63,10 @@ def gate_grad(
     dy: np.ndarray, y: np.ndarray, experts: np.ndarray, slots: np.ndarray, *, first_expert: int, first_slot: int
 ) -> np.ndarray:
     """Gradient of `combine` to its gates [b,s,k], from dy [b,s,d]."""
-    slope = np.zeros(experts.shape, y.dtype)
+    grad = np.zeros(experts.shape, y.dtype)
     for index, (expert, slot) in _there(experts, slots, (y.shape[0], y.shape[2]), (first_expert, first_slot)):
-        slope[index] = dy[index[:2]] @ y[expert, index[0], slot]
-    return slope
+        grad[index] = dy[index[:2]] @ y[expert, index[0], slot]
+    return grad
 
 
 def expert_share(experts: np.ndarray, *, num_experts: int, first_expert: int, dtype: str) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from castile.kernels.narrow import casts
+from castile.kernels.half_precision import castable
 
 
 def layer_norm(x: np.ndarray, g: np.ndarray, b: np.ndarray, *, eps: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -22,7 +22,7 @@ def layer_norm_grad_input(
     return made if onto is None else made + onto
 
 
-@casts
+@castable
 def layer_norm_grad_params(
     dy: np.ndarray, x: np.ndarray, mean: np.ndarray, rstd: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -46,7 +46,7 @@ def rms_norm_grad_input(
     return made if onto is None else made + onto
 
 
-@casts
+@castable
 def rms_norm_grad_params(dy: np.ndarray, x: np.ndarray, rstd: np.ndarray) -> np.ndarray:
     """Gradient of `rms_norm` to its g [x.shape[-1]]."""
     return np.array((dy * x * rstd[..., None]).sum(axis=tuple(range(x.ndim - 1))))
@@ -76,7 +76,7 @@ def group_norm_grad_input(
     return (inner * rstd[..., None]).reshape(x.shape)
 
 
-@casts
+@castable
 def group_norm_grad_params(
     dy: np.ndarray, x: np.ndarray, mean: np.ndarray, rstd: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -28,13 +28,13 @@ def lstm_cell_grad(
     into, forget, candidate, outof = _gates(gates)
     shown = np.tanh(c)
     dc = dc + dh * outof * (1 - shown**2)
-    slopes = [
+    grads = [
         dc * candidate * into * (1 - into),
         dc * before * forget * (1 - forget),
         dc * into * (1 - candidate**2),
         dh * shown * outof * (1 - outof),
     ]
-    return np.stack(slopes, axis=2), dc * forget
+    return np.stack(grads, axis=2), dc * forget
 
 
 def gru_cell(

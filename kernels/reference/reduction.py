@@ -2,20 +2,20 @@
 
 import numpy as np
 
-from castile.kernels.narrow import casts
+from castile.kernels.half_precision import castable
 from castile.kernels.reference.elementwise import pointwise
 
 
-@casts
+@castable
 def sum_over(x: np.ndarray, *, dims: tuple[int, ...]) -> np.ndarray:
     """Sum of x over `dims`, which the result lacks; over all dims the result is [] (a 0-d array)."""
     return np.array(np.sum(x, axis=tuple(dims), dtype=x.dtype))
 
 
-@casts
-def sum_pointwise(line: str, *xs: np.ndarray, dims: tuple[int, ...], **constants: float) -> np.ndarray:
+@castable
+def sum_pointwise(expression: str, *xs: np.ndarray, dims: tuple[int, ...], **constants: float) -> np.ndarray:
     """Sum over `dims`, which the result lacks, of `pointwise`."""
-    return sum_over(pointwise(line, *xs, **constants), dims=dims)
+    return sum_over(pointwise(expression, *xs, **constants), dims=dims)
 
 
 def max_over(x: np.ndarray, *, dims: tuple[int, ...]) -> np.ndarray:

@@ -37,8 +37,8 @@ def block_entropy_grad(
     check_ids("block_entropy_grad", labels, classes)
     made = np.empty_like(logits)
     for n, (here, hit) in enumerate(_blocks(logits, labels, y.shape[-2], first, of, classes)):
-        slope = dy[..., n, :1] * np.exp(logits[..., here] - y[..., n, :1])
-        made[..., here] = slope + np.where(hit, dy[..., n, 1:], logits.dtype.type(0))
+        grad = dy[..., n, :1] * np.exp(logits[..., here] - y[..., n, :1])
+        made[..., here] = grad + np.where(hit, dy[..., n, 1:], logits.dtype.type(0))
     return made
 
 

@@ -6,12 +6,12 @@ It knows no layer.
 from math import pi, sqrt
 from typing import Any
 
-from castile.kernels.triton.launch import Plan, planned, takes
-from castile.kernels.triton.lines import Text, each, text
+from castile.kernels.triton.codegen import Snippet, elementwise_plan, snippet
+from castile.kernels.triton.launch import LaunchPlan, are_floats, planned
 from castile.kernels.triton.views import view
 
-_RELU = text("x -> maximum(x, 0)")
-_RELU_GRAD = text("dy, x -> where(x > 0, dy, 0)")
+_RELU = snippet("x -> maximum(x, 0)")
+_RELU_GRAD = snippet("dy, x -> where(x > 0, dy, 0)")
 
 _EXACT = f"gate = 0.5 * (1.0 + erf(x * {sqrt(0.5)}))"
 _EXACT_SLOPE = f"slope = exp(-0.5 * x * x) * {1 / sqrt(2 * pi)}"
@@ -22,26 +22,30 @@ _GATES = {"none": (_EXACT, _EXACT_SLOPE), "tanh": (_TANH, _TANH_SLOPE)}
 
 
 @planned
-def relu(out: Any, x: Any, *, accumulate: bool) -> Plan | None:
+def relu(out: Any, x: Any, *, accumulate: bool) -> LaunchPlan | None:
     """See the definition."""
-    return each(_RELU, [view(out)], [view(x)], {}, accumulate) if takes(out, x) else None
+    return elementwise_plan(_RELU, [view(out)], [view(x)], {}, accumulate) if are_floats(out, x) else None
 
 
 @planned
-def relu_grad(out: Any, dy: Any, x: Any, *, accumulate: bool) -> Plan | None:
+def relu_grad(out: Any, dy: Any, x: Any, *, accumulate: bool) -> LaunchPlan | None:
     """See the definition."""
-    return each(_RELU_GRAD, [view(out)], [view(dy), view(x)], {}, accumulate) if takes(out, dy, x) else None
+    return (
+        elementwise_plan(_RELU_GRAD, [view(out)], [view(dy), view(x)], {}, accumulate)
+        if are_floats(out, dy, x)
+        else None
+    )
 
 
 @planned
-def gelu(out: Any, x: Any, *, approximate: str, accumulate: bool) -> Plan | None:
+def gelu(out: Any, x: Any, *, approximate: str, accumulate: bool) -> LaunchPlan | None:
     """See the definition."""
-    what = Text(("x",), (), _GATES[approximate][:1], ("x * gate",))
-    return each(what, [view(out)], [view(x)], {}, accumulate) if takes(out, x) else None
+    what = Snippet(("x",), (), _GATES[approximate][:1], ("x * gate",))
+    return elementwise_plan(what, [view(out)], [view(x)], {}, accumulate) if are_floats(out, x) else None
 
 
 @planned
-def gelu_grad(out: Any, dy: Any, x: Any, *, approximate: str, accumulate: bool) -> Plan | None:
+def gelu_grad(out: Any, dy: Any, x: Any, *, approximate: str, accumulate: bool) -> LaunchPlan | None:
     """See the definition."""
-    what = Text(("dy", "x"), (), _GATES[approximate], ("dy * (gate + x * slope)",))
-    return each(what, [view(out)], [view(dy), view(x)], {}, accumulate) if takes(out, dy, x) else None
+    what = Snippet(("dy", "x"), (), _GATES[approximate], ("dy * (gate + x * slope)",))
+    return elementwise_plan(what, [view(out)], [view(dy), view(x)], {}, accumulate) if are_floats(out, dy, x) else None

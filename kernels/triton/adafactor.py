@@ -1,27 +1,27 @@
-"""The update of Adafactor: squares of the gradient by row and by column, the length of the step, the step.
+"""Adafactor: squares of the gradient by row and by column, the length of the step, the step.
 
-It knows no schedule of learning rates. Working memory holds what is smaller than the parameter, in float32: its
-matrices are read anew by each pass. What parameters need in the same pass is one launch.
+It knows no learning-rate schedule. Workspace holds what is smaller than the parameter, in float32; gradients are read
+again by each pass. What several parameters need in the same pass is fused into one launch.
 """
 
 from math import prod
 from typing import Any
 
 from castile.kernels.form import each_of
-from castile.kernels.triton.beside import beside
-from castile.kernels.triton.launch import Plan, Room, in_turn, planned, takes
-from castile.kernels.triton.lines import Text, each, folded, packed, text
-from castile.kernels.triton.several import guarding
+from castile.kernels.triton.codegen import Snippet, contiguous_steps, elementwise_plan, reduction_plan, snippet
+from castile.kernels.triton.horizontal_fusion import fused
+from castile.kernels.triton.launch import LaunchPlan, Workspace, are_floats, in_sequence, planned
+from castile.kernels.triton.multi_tensor import guarded_by
 from castile.kernels.triton.views import Shape, View, broadcast, view
 
-_SQUARE = text("g -> g * g")
-_SQUARES = text("g, w -> g * g; w * w")
-_MEAN = text("x -> x * share", "share")
-_MEAN_SQUARE = text("x -> x * x * share", "share")
+_SQUARE = snippet("g -> g * g")
+_SQUARES = snippet("g, w -> g * g; w * w")
+_MEAN = snippet("x -> x * share", "share")
+_MEAN_SQUARE = snippet("x -> x * x * share", "share")
 # State as it is kept, and as the step is computed from it.
 _OLD = "x = -expm1(power * log(step)) * old + exp(power * log(step)) * (square * share)"
-_STATE = Text(("old", "square", "step"), ("power", "share"), (_OLD,), ("x", "x"))
-_VECTOR = Text(("old", "g", "other", "step"), ("power", "share"), ("square = g * g", _OLD), ("x", "x", "other"))
+_STATE = Snippet(("old", "square", "step"), ("power", "share"), (_OLD,), ("x", "x"))
+_VECTOR = Snippet(("old", "g", "other", "step"), ("power", "share"), ("square = g * g", _OLD), ("x", "x", "other"))
 _CONSTANTS = ("eps1", "least", "share", "eps2", "clip", "decay")
 _RATE = (
     "rate = maximum(eps2, sqrt(size)) * minimum(lr, 1.0 / sqrt(step))",
@@ -46,16 +46,16 @@ def adafactor(
     clip: float,
     decay: float,
     guarded: bool = False,
-) -> Plan | None:
+) -> LaunchPlan | None:
     """See the definition. In place."""
     arrays = w, g, rows, columns, lr, step, *more
     parameters = each_of(out, arrays, 3)
-    if not takes(*out, *arrays) or not all(one[0].size for one, _ in parameters):
+    if not are_floats(*out, *arrays) or not all(one[0].size for one, _ in parameters):
         return None
     settings = beta2_decay, eps1, eps2, clip, decay
     passes = [_passes(one, *given, settings=settings) for one, given in parameters]
     rounds = [plans for row in zip(*passes, strict=True) if (plans := [plan for plans in row for plan in plans])]
-    return in_turn(*map(beside, rounds), chooses=len(rounds) - 1)
+    return in_sequence(*map(fused, rounds), chooses=len(rounds) - 1)
 
 
 def _passes(
@@ -68,7 +68,7 @@ def _passes(
     step: Any,
     *guard: Any,
     settings: tuple[float, ...],
-) -> list[list[Plan]]:
+) -> list[list[LaunchPlan]]:
     """The update of one parameter, as passes of which each needs those before; what is in one needs nothing of it."""
     beta2_decay, eps1, eps2, clip, decay = settings
     shape = tuple(w.shape)
@@ -80,17 +80,17 @@ def _passes(
     squares = "down" if len(state) == 1 else "across / maximum(mean, eps1) * down"
     meets = f"squares = maximum({squares}, least)"
     xs = [view(g), *(broadcast(one, shape) for one in state)]
-    far = Text(names, _CONSTANTS[:3], (meets,), ("g * g / squares * share",))
+    far = Snippet(names, _CONSTANTS[:3], (meets,), ("g * g / squares * share",))
     measured = _folded(far, [length], xs, tuple(range(len(shape))), {c: constants[c] for c in far.constants})
     scalars = (broadcast(one, shape) for one in (size, length, view(lr), *numbers))
-    what = Text(("w", *names, "size", "length", "lr", "step"), _CONSTANTS, (meets, *_RATE), (_STEPPED,))
-    last = each(guarding(what, ("w",), bool(guard)), [view(out[0])], [view(w), *xs, *scalars], constants)
+    what = Snippet(("w", *names, "size", "length", "lr", "step"), _CONSTANTS, (meets, *_RATE), (_STEPPED,))
+    last = elementwise_plan(guarded_by(what, ("w",), bool(guard)), [view(out[0])], [view(w), *xs, *scalars], constants)
     return [*before, [measured], [last]]
 
 
 def _vector(
     out: tuple[Any, ...], w: Any, g: Any, rows: Any, columns: Any, numbers: tuple[View, ...], power: float, size: View
-) -> tuple[list[list[Plan]], list[View]]:
+) -> tuple[list[list[LaunchPlan]], list[View]]:
     """Passes that renew the state of a vector and find its mean square, and the squares as the step meets them.
 
     numbers: that of the step, and a guard where there is one.
@@ -98,21 +98,21 @@ def _vector(
     shape = tuple(w.shape)
     new = _held(shape)
     xs = [view(columns), view(g), view(rows), *(broadcast(one, shape) for one in numbers)]
-    what = guarding(_VECTOR, ("old",), len(numbers) > 1)
-    renewed = each(what, [view(out[2]), new, view(out[1])], xs, {"power": power, "share": 1.0})
+    what = guarded_by(_VECTOR, ("old",), len(numbers) > 1)
+    renewed = elementwise_plan(what, [view(out[2]), new, view(out[1])], xs, {"power": power, "share": 1.0})
     measured = _folded(_MEAN_SQUARE, [size], [view(w)], tuple(range(len(shape))), {"share": 1 / w.size})
     return [[renewed, measured], [], []], [new]
 
 
 def _matrices(
     out: tuple[Any, ...], w: Any, g: Any, rows: Any, columns: Any, numbers: tuple[View, ...], power: float, size: View
-) -> tuple[list[list[Plan]], list[View]]:
+) -> tuple[list[list[LaunchPlan]], list[View]]:
     """As `_vector`, of matrices: the squares of columns and of rows, and the mean of those."""
     *lead, height, width = w.shape
     across, own, new_rows = (_held((*lead, height)) for _ in range(3))
     down, new_columns = (_held((*lead, width)) for _ in range(2))
     mean = _held(tuple(lead))
-    what = guarding(_STATE, ("old",), len(numbers) > 1)
+    what = guarded_by(_STATE, ("old",), len(numbers) > 1)
     sums = [
         _folded(_SQUARES, [across, own], [view(g), view(w)], (-1,), {}),
         _folded(_SQUARE, [down], [view(g)], (-2,), {}),
@@ -123,21 +123,21 @@ def _matrices(
         (out[2], new_columns, columns, down, height),
     ):
         xs = [view(old), square, *(broadcast(one, square.shape) for one in numbers)]
-        means.append(each(what, [view(kept), new], xs, {"power": power, "share": 1 / num}))
+        means.append(elementwise_plan(what, [view(kept), new], xs, {"power": power, "share": 1 / num}))
     whole = _folded(_MEAN, [mean], [new_rows], (-1,), {"share": 1 / height})
     return [sums, means, [whole]], [_apart(new_columns, -2), _apart(new_rows, -1), _apart(_apart(mean, -1), -1)]
 
 
-def _folded(what: Text, outs: list[View], xs: list[View], dims: Shape, constants: dict[str, float]) -> Plan:
+def _folded(what: Snippet, outs: list[View], xs: list[View], dims: Shape, constants: dict[str, float]) -> LaunchPlan:
     """As `folded`, with eight elements a thread: of more the masks of kernels that are put together leave registers."""
-    plan = folded(what, outs, xs, dims, constants)
+    plan = reduction_plan(what, outs, xs, dims, constants)
     down, across, warps, stages = plan.settings[0]
     return plan._replace(settings=((down // 2, across, warps, stages),))
 
 
 def _held(shape: Shape) -> View:
     """Working memory."""
-    return View(Room(prod(shape)), shape, packed(shape))
+    return View(Workspace(prod(shape)), shape, contiguous_steps(shape))
 
 
 def _apart(one: View, dim: int) -> View:

@@ -1,6 +1,6 @@
-"""Attention without keeping the scores: a softmax that goes along with the keys (Dao 2023), and where heads lie.
+"""Attention that never stores its scores: an online softmax over blocks of keys (Dao 2023).
 
-It knows no projections, and of gradients only that they walk the same blocks.
+It knows no projections, and of gradients only that they use the same blocks.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.launch import Launch, Plan, planned, takes
-from castile.kernels.triton.views import View, power_of_two, split, view, wide
+from castile.kernels.triton.launch import Launch, LaunchPlan, are_floats, planned
+from castile.kernels.triton.views import View, needs_64_bits, power_of_two, split_dims, view
 
 # The widest head whose blocks leave room in registers.
 _WIDEST = 256
@@ -32,8 +32,8 @@ class Tile(NamedTuple):
     precision: str = "ieee"
 
 
-class Heads(NamedTuple):
-    """What is attended to and how: queries [batch,num_q,heads,width], `shared` neighbouring heads a head of keys."""
+class AttentionShape(NamedTuple):
+    """Sizes and options: queries [batch,num_q,heads,width], `shared` neighbouring heads for each head of keys."""
 
     batch: int
     heads: int
@@ -56,21 +56,21 @@ class Heads(NamedTuple):
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        """Those that every kernel takes; the last is the scale of exponents of 2."""
+        """The scalar arguments of every kernel; the last is the scale for exponents of 2."""
         counts = (self.num_q, self.num_k, self.heads, self.shared, self.offset)
         return (*counts, self.scale * log2(e))
 
     def fitting(self, tile: Tile) -> Tile:
-        """The tile, but no larger than there are queries and keys."""
+        """The tile, no larger than there are queries and keys."""
         m, n = (max(16, power_of_two(num)) for num in (self.num_q, self.num_k))
         return tile._replace(m=min(tile.m, m), n=min(tile.n, n))
 
     def constants(self, tile: Tile, views: list[View]) -> dict[str, Any]:
-        """Those that every kernel has; views are by head."""
+        """The compile-time constants of every kernel; views are by head."""
         inner = [View(None, one.shape[1:], one.steps[1:]) for one in views]
         return {
             "CAUSAL": self.causal,
-            "WIDE": wide(inner),
+            "WIDE": needs_64_bits(inner),
             "PRECISION": tile.precision,
             "WIDTH": self.width,
             "M": tile.m,
@@ -79,32 +79,32 @@ class Heads(NamedTuple):
         }
 
 
-def heads_of(q: Any, kk: Any, heads: int, causal: bool, offset: int, scale: float) -> Heads | None:
-    """None where there are no keys, of which a softmax needs one, or the heads are too wide."""
+def attention_shape(q: Any, kk: Any, heads: int, causal: bool, offset: int, scale: float) -> AttentionShape | None:
+    """The shape of an attention; None where there are no keys or the heads are too wide."""
     (batch, num_q, across), (_, num_k, across_k) = q.shape, kk.shape
     width = across // heads
     if num_k * width == 0 or width > _WIDEST:
         return None
-    return Heads(batch, heads, across // across_k, num_q, num_k, width, causal, offset, scale)
+    return AttentionShape(batch, heads, across // across_k, num_q, num_k, width, causal, offset, scale)
 
 
-def by_head(x: Any, width: int) -> View:
+def split_heads(x: Any, width: int) -> View:
     """x [b,s,heads*width] as [b,s,heads,width]."""
-    return split(view(x), (*x.shape[:2], x.shape[2] // width, width))
+    return split_dims(view(x), (*x.shape[:2], x.shape[2] // width, width))
 
 
 @planned
 def attention(
     out: tuple[Any, Any], q: Any, kk: Any, v: Any, *, heads: int, causal: bool, offset: int, scale: float
-) -> Plan | None:
+) -> LaunchPlan | None:
     """See the definition. Scores and sums are in float32."""
-    about = heads_of(q, kk, heads, causal, offset, scale)
-    if not takes(*out, q, kk, v) or about is None:
+    about = attention_shape(q, kk, heads, causal, offset, scale)
+    if not are_floats(*out, q, kk, v) or about is None:
         return None
     if q.size == 0:
-        return Plan((None,), lambda _: [])
-    y, lse = by_head(out[0], about.width), view(out[1])
-    views = [y, *(by_head(x, about.width) for x in (q, kk, v))]
+        return LaunchPlan((None,), lambda _: [])
+    y, lse = split_heads(out[0], about.width), view(out[1])
+    views = [y, *(split_heads(x, about.width) for x in (q, kk, v))]
     args = (y.array, y.steps, out[1], lse.steps, *(part for one in views[1:] for part in (one.array, one.steps)))
 
     def launches(tile: Tile) -> list[Launch]:
@@ -114,10 +114,10 @@ def attention(
         everything = (*args, *about.numbers)
         return [Launch(_attention, grid, everything, constants, tile.warps, tile.stages, 2 * about.flops, fast)]
 
-    return Plan(tuple(dict.fromkeys(map(about.fitting, _tiles(about, q.dtype.itemsize)))), launches)
+    return LaunchPlan(tuple(dict.fromkeys(map(about.fitting, _tiles(about, q.dtype.itemsize)))), launches)
 
 
-def _tiles(about: Heads, itemsize: int) -> tuple[Tile, ...]:
+def _tiles(about: AttentionShape, itemsize: int) -> tuple[Tile, ...]:
     """Of halves the first lets two or more blocks share a processor, so that the softmax of one goes with the products
     of the other. Wider blocks read keys less often: they come first where heads are wide and queries see many keys.
     """

@@ -12,9 +12,18 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.attention import Heads, Tile, by_head, heads_of, places_of, put_rows, queries, rows_of
+from castile.kernels.triton.attention import (
+    AttentionShape,
+    Tile,
+    attention_shape,
+    places_of,
+    put_rows,
+    queries,
+    rows_of,
+    split_heads,
+)
 from castile.kernels.triton.functions import LOG2_E
-from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
+from castile.kernels.triton.launch import Launch, LaunchPlan, Workspace, are_floats, planned
 from castile.kernels.triton.views import View, view
 
 
@@ -32,23 +41,23 @@ def attention_grad(
     causal: bool,
     offset: int,
     scale: float,
-) -> Plan | None:
+) -> LaunchPlan | None:
     """See the definition. Scores and sums are in float32."""
-    about = heads_of(q, kk, heads, causal, offset, scale)
-    if not takes(*out, dy, q, kk, v, y, lse) or about is None:
+    about = attention_shape(q, kk, heads, causal, offset, scale)
+    if not are_floats(*out, dy, q, kk, v, y, lse) or about is None:
         return None
     if about.batch == 0:
-        return Plan((None,), lambda _: [])
-    views = [by_head(x, about.width) for x in (*out, dy, q, kk, v, y)]
+        return LaunchPlan((None,), lambda _: [])
+    views = [split_heads(x, about.width) for x in (*out, dy, q, kk, v, y)]
 
     def launches(tiles: tuple[Tile, Tile]) -> list[Launch]:
         # The sums of dy * y of each query, which the first kernel leaves to the second.
-        room = Room(max(1, about.batch * heads * about.num_q))
+        room = Workspace(max(1, about.batch * heads * about.num_q))
         return [*_to_queries(about, tiles[0], views, lse, room), _to_keys(about, tiles[1], views, lse, room)]
 
     columns = views[0].steps[-1] != 1
     pairs = [tuple(map(about.fitting, pair)) for pair in _tiles(about.width, q.dtype.itemsize, columns)]
-    return Plan(tuple(dict.fromkeys(pairs)), launches)
+    return LaunchPlan(tuple(dict.fromkeys(pairs)), launches)
 
 
 def _tiles(width: int, itemsize: int, columns: bool) -> tuple[tuple[Tile, Tile], ...]:
@@ -80,7 +89,7 @@ def _operands(*views: View) -> tuple[Any, ...]:
     return tuple(part for one in views for part in (one.array, one.steps))
 
 
-def _to_queries(about: Heads, tile: Tile, views: list[View], lse: Any, room: Room) -> list[Launch]:
+def _to_queries(about: AttentionShape, tile: Tile, views: list[View], lse: Any, room: Workspace) -> list[Launch]:
     dq, _, _, dy, q, kk, v, y = views
     if about.num_q == 0:
         return []
@@ -91,7 +100,7 @@ def _to_queries(about: Heads, tile: Tile, views: list[View], lse: Any, room: Roo
     return [Launch(_grad_of_queries, grid, args, constants, tile.warps, tile.stages, 3 * about.flops, fast)]
 
 
-def _to_keys(about: Heads, tile: Tile, views: list[View], lse: Any, room: Room) -> Launch:
+def _to_keys(about: AttentionShape, tile: Tile, views: list[View], lse: Any, room: Workspace) -> Launch:
     _, dk, dv, dy, q, kk, v, _ = views
     grid = (-(-about.num_k // tile.n) * about.heads // about.shared * about.batch,)
     args = (*_operands(dk, dv, dy, q, kk, v), lse, view(lse).steps, room, *about.numbers, about.scale)

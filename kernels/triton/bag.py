@@ -1,6 +1,6 @@
-"""Sums of rows of a table at the integers of bags, and the gradients to the table and to the weights.
+"""Embedding bags: sums of the table's rows that a bag of ids names, and the gradients of table and weights.
 
-It knows no features. An integer that is out of range, which the definition refuses, gives NaN, and no gradient.
+It knows no features. An out-of-range id, which the definition refuses, gives NaN and no gradient.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -11,16 +11,18 @@ import triton
 from triton import language as tl
 
 from castile.kernels.triton.embedding import table_grad
-from castile.kernels.triton.functions import block, fetch, places, put
-from castile.kernels.triton.launch import Plan, planned, takes
+from castile.kernels.triton.functions import block_of_rows, load_rows, offsets, store_rows
+from castile.kernels.triton.launch import LaunchPlan, are_floats, planned
 from castile.kernels.triton.rows import by_rows
 from castile.kernels.triton.views import View, view
 
 
 @planned
-def embedding_bag(out: Any, ids: Any, table: Any, *weights: Any, scale: float, first: int, known: int) -> Plan | None:
+def embedding_bag(
+    out: Any, ids: Any, table: Any, *weights: Any, scale: float, first: int, known: int
+) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(out, table, *weights):
+    if not are_floats(out, table, *weights):
         return None
     step, across = view(table).steps
     given = [ids, weights[0] if weights else ids]
@@ -35,9 +37,9 @@ def embedding_bag(out: Any, ids: Any, table: Any, *weights: Any, scale: float, f
 @planned
 def embedding_bag_weights_grad(
     out: Any, dy: Any, ids: Any, table: Any, *, scale: float, first: int, known: int
-) -> Plan | None:
+) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(out, dy, table):
+    if not are_floats(out, dy, table):
         return None
     step, across = view(table).steps
     given = [out, ids]
@@ -51,9 +53,9 @@ def embedding_bag_weights_grad(
 @planned
 def embedding_bag_grad(
     out: Any, dy: Any, ids: Any, *weights: Any, rows: int, scale: float, first: int, known: int, accumulate: bool
-) -> Plan | None:
+) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(out, dy, *weights):
+    if not are_floats(out, dy, *weights):
         return None
     each_row = View(dy, tuple(ids.shape), (*view(dy).steps[:-1], 0))
     return table_grad(out, dy, each_row, ids, weights[0] if weights else None, rows, first, scale, accumulate)
@@ -65,22 +67,22 @@ def _bag(out, s_out, ids, s_ids, weights, s_weights, table, rows, lead, count, k
          NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    out += places(row, lead, s_out)
-    ids += places(row, lead, s_ids)
-    weights += places(row, lead, s_weights)
+    out += offsets(row, lead, s_out)
+    ids += offsets(row, lead, s_ids)
+    weights += offsets(row, lead, s_weights)
     for start in range(0, NUM, BLOCK):
-        col, mask = block(here, start, NUM, BLOCK)
+        col, mask = block_of_rows(here, start, NUM, BLOCK)
         total = tl.zeros((ROWS, BLOCK), tl.float32)
         for number in range(count):
             named = tl.load(ids + number * k_ids, mask=here, other=0).to(tl.int64)
             blank = tl.where((named >= 0) & (named < known), 0.0, float("nan"))
             named -= first
             found = here & (named >= 0) & (named < length)
-            value = fetch(table + named * step, col, t_table, mask & found[:, None], 0.0) + blank[:, None]
+            value = load_rows(table + named * step, col, t_table, mask & found[:, None], 0.0) + blank[:, None]
             if weighs:
                 value *= tl.load(weights + number * k_weights, mask=found, other=0.0).to(tl.float32)[:, None]
             total += value
-        put(out, col, t_out, total * scale, mask)
+        store_rows(out, col, t_out, total * scale, mask)
 
 
 @triton.jit
@@ -89,9 +91,9 @@ def _weights_grad(dy, s_dy, out, s_out, ids, s_ids, table, rows, lead, count, k_
                   NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    dy += places(row, lead, s_dy)
-    out += places(row, lead, s_out)
-    ids += places(row, lead, s_ids)
+    dy += offsets(row, lead, s_dy)
+    out += offsets(row, lead, s_out)
+    ids += offsets(row, lead, s_ids)
     for number in range(count):
         named = tl.load(ids + number * k_ids, mask=here, other=0).to(tl.int64)
         blank = tl.where((named >= 0) & (named < known), 0.0, float("nan"))
@@ -101,8 +103,8 @@ def _weights_grad(dy, s_dy, out, s_out, ids, s_ids, table, rows, lead, count, k_
         named = tl.where(found, named, 0)
         total = tl.zeros((ROWS,), tl.float32)
         for start in range(0, NUM, BLOCK):
-            col, mask = block(here, start, NUM, BLOCK)
-            value = fetch(table + named * step, col, t_table, mask & (length > 0), 0.0)
-            total += tl.sum(value * fetch(dy, col, t_dy, mask, 0.0), 1)
+            col, mask = block_of_rows(here, start, NUM, BLOCK)
+            value = load_rows(table + named * step, col, t_table, mask & (length > 0), 0.0)
+            total += tl.sum(value * load_rows(dy, col, t_dy, mask, 0.0), 1)
         total = tl.where(found, total, blank) * scale
         tl.store(out + number * k_out, total.to(out.dtype.element_ty), mask=here)

@@ -13,11 +13,21 @@ import numpy as np
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.functions import places
-from castile.kernels.triton.launch import FLOATS, Launch, Plan, Room, planned, takes
-from castile.kernels.triton.lines import Text, each, function_of, kernel_of, text
-from castile.kernels.triton.several import several
-from castile.kernels.triton.views import WIDE, Nest, Shape, View, nest, permuted, power_of_two, view, wide
+from castile.kernels.triton.codegen import Snippet, device_function, elementwise_plan, generated_kernel, snippet
+from castile.kernels.triton.functions import offsets
+from castile.kernels.triton.launch import FLOATS, Launch, LaunchPlan, Workspace, are_floats, planned
+from castile.kernels.triton.multi_tensor import multi_tensor
+from castile.kernels.triton.views import (
+    INDEX_LIMIT,
+    LoopNest,
+    Shape,
+    View,
+    loop_nest,
+    needs_64_bits,
+    permuted,
+    power_of_two,
+    view,
+)
 
 # Sums are cut into parts until there are so many programs, as `folded` does.
 _FILL = 1056
@@ -26,8 +36,8 @@ _SMALL = 1024
 # Channels that a program takes at most, and numbers that one joins at once, of fewer channels where parts are many.
 _CHANNELS, _JOINED, _MANY = 64, 2048, 256
 
-_NORM = text("x, mean, scale, shift -> (x - mean) * scale + shift")
-# The gradients of x and, as two sums, of its factors, where that of the result is a line's value.
+_NORM = snippet("x, mean, scale, shift -> (x - mean) * scale + shift")
+# The gradients of x and, as two sums, of its factors, where that of the result is an expression's value.
 _NORM_GRAD = """
 def {name}({pointers}x, s_x, t_x, dx, s_dx, t_dx, {kept}factors, s_factors, room, batch, channels, cols, inner, span,
            runs, length, {constants}ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
@@ -44,15 +54,15 @@ def {name}({pointers}x, s_x, t_x, dx, s_dx, t_dx, {kept}factors, s_factors, room
         for start in tl.range(first_col, last_col, BLOCK, num_stages=STAGES):
             col = start + tl.arange(0, BLOCK)
             here = known[:, None] & (col < last_col)[None, :]
-            place = x + sample * s_x[0] + ((row * s_x[1])[:, None] + places(col, inner, t_x)[None, :])
+            place = x + sample * s_x[0] + ((row * s_x[1])[:, None] + offsets(col, inner, t_x)[None, :])
             value = tl.load(place, mask=here, other=0.0).to(tl.float32)
             {load}
-            {slope}
+            {grad}
             {keep}
-            first += slope
-            second += slope * (value - mean)
-            place = dx + sample * s_dx[0] + ((row * s_dx[1])[:, None] + places(col, inner, t_dx)[None, :])
-            tl.store(place, (slope * scale).to(dx.dtype.element_ty), mask=here)
+            first += grad
+            second += grad * (value - mean)
+            place = dx + sample * s_dx[0] + ((row * s_dx[1])[:, None] + offsets(col, inner, t_dx)[None, :])
+            tl.store(place, (grad * scale).to(dx.dtype.element_ty), mask=here)
     to = room + tl.program_id(1).to(tl.int64) * 2 * channels + row
     tl.store(to, tl.sum(first, 1), mask=known)
     tl.store(to + channels, tl.sum(second, 1), mask=known)
@@ -69,7 +79,7 @@ _RATE = "rate = 1.0 / tl.sqrt(tl.where(variance < 0.0, 0.0, variance) + eps + le
 
 
 @planned
-def moments(out: Any, x: Any, *, scale: float, accumulate: bool) -> Plan | None:
+def moments(out: Any, x: Any, *, scale: float, accumulate: bool) -> LaunchPlan | None:
     """See the definition."""
     planes = _planes([view(x)])
     if not _takes(out, x) or planes is None:
@@ -78,53 +88,53 @@ def moments(out: Any, x: Any, *, scale: float, accumulate: bool) -> Plan | None:
 
 
 @planned
-def moments_grad(out: Any, dm: Any, x: Any, *, scale: float, accumulate: bool) -> Plan | None:
+def moments_grad(out: Any, dm: Any, x: Any, *, scale: float, accumulate: bool) -> LaunchPlan | None:
     """See the definition. A large mean and its deviation cancel: these are added in float64."""
     if not _takes(out, dm, x):
         return None
     statements = ("value = first.to(tl.float64) + 2.0 * second.to(tl.float64) * x.to(tl.float64)",)
     values = ("(value * scale + value * less).to(tl.float32)",)
-    what = Text(("x", "first", "second"), ("scale", "less"), statements, values, moves=True)
+    what = Snippet(("x", "first", "second"), ("scale", "less"), statements, values, is_copy=True)
     xs = [view(x), *(_stretched(one, x.shape) for one in (dm[0], dm[1]))]
-    return each(what, [view(out)], xs, dict(zip(what.constants, _two(scale), strict=True)), accumulate)
+    return elementwise_plan(what, [view(out)], xs, dict(zip(what.constants, _two(scale), strict=True)), accumulate)
 
 
 @planned
-def norm(out: Any, x: Any, factors: Any) -> Plan | None:
+def norm(out: Any, x: Any, factors: Any) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(out, x, factors):
+    if not are_floats(out, x, factors):
         return None
-    return each(_NORM, [view(out)], [view(x), *(_stretched(factors[n], x.shape) for n in range(3))], {})
+    return elementwise_plan(_NORM, [view(out)], [view(x), *(_stretched(factors[n], x.shape) for n in range(3))], {})
 
 
 @planned
-def norm_grad(out: tuple[Any, Any], dy: Any, x: Any, factors: Any) -> Plan | None:
+def norm_grad(out: tuple[Any, Any], dy: Any, x: Any, factors: Any) -> LaunchPlan | None:
     """See the definition."""
-    return _slopes(out, text("d -> d"), (dy,), x, factors, ())
+    return _grads(out, snippet("d -> d"), (dy,), x, factors, ())
 
 
 @planned
 def norm_grad_pointwise(
-    out: tuple[Any, ...], line: str, x: Any, factors: Any, *ys: Any, keeps: bool = False, **constants: float
-) -> Plan | None:
+    out: tuple[Any, ...], expression: str, x: Any, factors: Any, *ys: Any, keeps: bool = False, **constants: float
+) -> LaunchPlan | None:
     """See the definition."""
-    return _slopes(out, text(line, *constants), ys, x, factors, tuple(map(float, constants.values())))
+    return _grads(out, snippet(expression, *constants), ys, x, factors, tuple(map(float, constants.values())))
 
 
 @planned
-def norm_factors(out: Any, gain: Any, shift: Any, *statistics: Any, eps: float) -> Plan | None:
+def norm_factors(out: Any, gain: Any, shift: Any, *statistics: Any, eps: float) -> LaunchPlan | None:
     """See the definition."""
     if not _takes(out, gain, shift, *statistics):
         return None
     statements = (*_DEVIATION, _variance(statistics), _RATE)
     values = ("mean.to(tl.float32)", "(gain * rate).to(tl.float32)", "shift")
-    what = Text(("gain", "shift", "mean", "second"), _EPS, statements, values, moves=True)
+    what = Snippet(("gain", "shift", "mean", "second"), _EPS, statements, values, is_copy=True)
     xs = [view(gain), view(shift), *map(view, _pair(statistics))]
-    return each(what, [view(out[n]) for n in range(3)], xs, dict(zip(_EPS, _two(eps), strict=True)))
+    return elementwise_plan(what, [view(out[n]) for n in range(3)], xs, dict(zip(_EPS, _two(eps), strict=True)))
 
 
 @planned
-def norm_factors_grad(out: tuple[Any, ...], df: Any, gain: Any, *statistics: Any, eps: float) -> Plan | None:
+def norm_factors_grad(out: tuple[Any, ...], df: Any, gain: Any, *statistics: Any, eps: float) -> LaunchPlan | None:
     """See the definition."""
     if not _takes(*out, df, gain, *statistics):
         return None
@@ -138,16 +148,16 @@ def norm_factors_grad(out: tuple[Any, ...], df: Any, gain: Any, *statistics: Any
     )
     d_mean = "d_mean" if len(statistics) == 2 else "d_mean - 2.0 * mean * spread"
     values = ("(d_scale * rate).to(tl.float32)", "d_shift", d_mean, "spread")
-    what = Text(("gain", "mean", "second", "d_mean", "d_scale", "d_shift"), _EPS, statements, values, moves=True)
+    what = Snippet(("gain", "mean", "second", "d_mean", "d_scale", "d_shift"), _EPS, statements, values, is_copy=True)
     xs = [gain, *_pair(statistics), *(df[n] for n in range(3))]
     outs = [*out[:2], *_pair(out[2:])]
-    return each(what, [*map(view, outs)], [*map(view, xs)], dict(zip(_EPS, _two(eps), strict=True)))
+    return elementwise_plan(what, [*map(view, outs)], [*map(view, xs)], dict(zip(_EPS, _two(eps), strict=True)))
 
 
 @planned
 def running_moment(
     out: Any, old: Any, m: Any, *more: Any, momentum: float, count: int, variance: bool
-) -> Plan | None:
+) -> LaunchPlan | None:
     """See the definition. Several that lie dense are renewed by one launch."""
     outs, every = out if more else (out,), (old, m, *more)
     if not _takes(*outs, *every):
@@ -156,22 +166,23 @@ def running_moment(
     new = "(second - mean * mean) * unbiased" if variance else "mean"
     constants = {"kept": 1 - momentum, "momentum": momentum, "unbiased": count / (count - 1)}
     values = (f"(kept * old.to(tl.float32) + momentum * ({new})).to(tl.float32)",)
-    what = Text(("old", "mean", "second"), tuple(constants), statements, values, moves=True)
+    what = Snippet(("old", "mean", "second"), tuple(constants), statements, values, is_copy=True)
     arrays = [part for was, given in zip(every[::2], every[1::2], strict=True) for part in (was, given[0], given[1])]
-    return several(what, outs, tuple(arrays), 0, constants)
+    return multi_tensor(what, outs, tuple(arrays), 0, constants)
 
 
-def _slopes(
-    out: tuple[Any, ...], what: Text, ys: tuple[Any, ...], x: Any, factors: Any, numbers: tuple[float, ...]
-) -> Plan | None:
-    """The gradients of `norm` where its result's is `what` a line makes of ys and numbers, and that if it is wanted."""
-    to, slopes, *kept = out
+def _grads(
+    out: tuple[Any, ...], what: Snippet, ys: tuple[Any, ...], x: Any, factors: Any, numbers: tuple[float, ...]
+) -> LaunchPlan | None:
+    """The gradients of `norm` where its result's is the value of `what` for ys and numbers, and that if it is wanted.
+    """
+    to, grads, *kept = out
     planes = _planes([*map(view, ys), view(x), view(to), *map(view, kept)])
-    if not takes(*out, *ys, x, factors) or planes is None:
+    if not are_floats(*out, *ys, x, factors) or planes is None:
         return None
     given = (factors, view(factors).steps)
-    joining = (*given, view(slopes).steps)
-    return planes.sums(_norm_grad(what, bool(kept)), given, _join_slopes, joining, slopes, "float32", False, numbers)
+    joining = (*given, view(grads).steps)
+    return planes.sums(_norm_grad(what, bool(kept)), given, _join_grads, joining, grads, "float32", False, numbers)
 
 
 def _takes(*arrays: Any) -> bool:
@@ -208,13 +219,13 @@ class _Planes(NamedTuple):
     """
 
     views: list[View]
-    walk: Nest
+    walk: LoopNest
     plane: int
 
     def sums(
         self, kernel: Any, given: tuple[Any, ...], join: Any, joining: tuple[Any, ...], out: Any, dtype: str,
         adds: bool, numbers: tuple[float, ...] = (),
-    ) -> Plan:  # fmt: skip
+    ) -> LaunchPlan:  # fmt: skip
         """The work of `kernel` on parts, each of which gives two sums a channel, and `join` on those.
 
         A program takes some channels, which lie side by side, of some places of some samples.
@@ -238,7 +249,7 @@ class _Planes(NamedTuple):
             length = -(-blocks // runs) * across
             runs = -(-cols // length)
             parts = -(-batch // span) * runs
-            room = Room(parts * 2 * channels, dtype)
+            room = Workspace(parts * 2 * channels, dtype)
             how = {"ROWS": down, "BLOCK": across, "STAGES": stages}
             args = (*operands, *given, room, batch, channels, cols, self.walk.sizes, span, runs, length, *numbers)
             flops = 4 * batch * channels * cols
@@ -254,7 +265,7 @@ class _Planes(NamedTuple):
         several = len(self.views) > 1 and self.plane >= _SMALL
         first = (2048, 8, 1) if several else (1024, 4, 3)
         others = ((1024, 4, 1), (2048, 8, 1), (1024, 4, 3), (2048, 4, 1), (2048, 4, 3), (4096, 8, 3))
-        return Plan(tuple(dict.fromkeys((first, *others))), launches)
+        return LaunchPlan(tuple(dict.fromkeys((first, *others))), launches)
 
 
 def _planes(views: list[View]) -> _Planes | None:
@@ -263,35 +274,35 @@ def _planes(views: list[View]) -> _Planes | None:
     if not prod(views[0].shape):
         return None
     plane = 1 if all(one.steps[1] == 1 for one in views) else prod(views[0].shape[2:])
-    if plane < _SMALL and prod(views[0].shape) < WIDE // 2 and not wide(views):
-        walk = nest([permuted(one, (0, *dims[1:])) for one in views])
+    if plane < _SMALL and prod(views[0].shape) < INDEX_LIMIT // 2 and not needs_64_bits(views):
+        walk = loop_nest([permuted(one, (0, *dims[1:])) for one in views])
         return _Planes([View(one.array, (1, one.shape[1]), (0, one.steps[1])) for one in views], walk, plane)
-    if wide([permuted(one, dims) for one in views]):
+    if needs_64_bits([permuted(one, dims) for one in views]):
         return None
-    return _Planes(views, nest([permuted(one, dims[1:]) for one in views]), plane)
+    return _Planes(views, loop_nest([permuted(one, dims[1:]) for one in views]), plane)
 
 
 @cache
-def _norm_grad(what: Text, keeps: bool) -> Any:
-    """The kernel of `_NORM_GRAD` for a line of arrays of x's shape, which writes what it makes, too, if it is kept."""
-    call, ys = function_of(what), [f"y{n}" for n in range(len(what.names))]
+def _norm_grad(what: Snippet, keeps: bool) -> Any:
+    """The kernel of `_NORM_GRAD` for an expression of arrays of x's shape, whose value is written too if it is kept."""
+    call, ys = device_function(what), [f"y{n}" for n in range(len(what.names))]
     numbers = [f"z{n}" for n in range(len(what.constants))]
     load = []
     for y in ys:
         load.append(f"at = p_{y} + sample * s_{y}[0]")
-        load.append(f"at += (row * s_{y}[1])[:, None] + places(col, inner, t_{y})[None, :]")
+        load.append(f"at += (row * s_{y}[1])[:, None] + offsets(col, inner, t_{y})[None, :]")
         load.append(f"{y} = tl.load(at, mask=here, other=0.0).to(tl.float32)")
-    slope = f"slope = tl.where(here, {call.__name__}({', '.join((*ys, *numbers))}), 0.0)"
+    grad = f"grad = tl.where(here, {call.__name__}({', '.join((*ys, *numbers))}), 0.0)"
     words = {
         "pointers": "".join(f"p_{y}, s_{y}, t_{y}, " for y in ys),
         "kept": "kept, s_kept, t_kept, " * keeps,
         "constants": "".join(f"{z}, " for z in numbers),
     }
     keep = [
-        "place = kept + sample * s_kept[0] + ((row * s_kept[1])[:, None] + places(col, inner, t_kept)[None, :])",
-        "tl.store(place, slope.to(kept.dtype.element_ty), mask=here)",
+        "place = kept + sample * s_kept[0] + ((row * s_kept[1])[:, None] + offsets(col, inner, t_kept)[None, :])",
+        "tl.store(place, grad.to(kept.dtype.element_ty), mask=here)",
     ] * keeps
-    return kernel_of(_NORM_GRAD, {"load": load, "slope": [slope], "keep": keep}, words, {call.__name__: call})
+    return generated_kernel(_NORM_GRAD, {"load": load, "grad": [grad], "keep": keep}, words, {call.__name__: call})
 
 
 @triton.jit
@@ -307,7 +318,7 @@ def _moments(x, s_x, t_x, room, batch, channels, cols, inner, span, runs, length
         for start in tl.range(first_col, last_col, BLOCK, num_stages=STAGES):
             col = start + tl.arange(0, BLOCK)
             here = (row < channels)[:, None] & (col < last_col)[None, :]
-            place = x + sample * s_x[0] + ((row * s_x[1])[:, None] + places(col, inner, t_x)[None, :])
+            place = x + sample * s_x[0] + ((row * s_x[1])[:, None] + offsets(col, inner, t_x)[None, :])
             v = tl.load(place, mask=here, other=0.0).to(tl.float64)
             first += v
             second += v * v
@@ -346,7 +357,7 @@ def _join_moments(room, out, s_out, scale, less, channels, parts, ADDS: tl.const
 
 
 @triton.jit
-def _join_slopes(room, out, factors, s_factors, s_out, channels, parts, ROWS: tl.constexpr, PARTS: tl.constexpr):
+def _join_grads(room, out, factors, s_factors, s_out, channels, parts, ROWS: tl.constexpr, PARTS: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     here = row < channels
     total, along = _joined(room, row, channels, parts, ROWS, PARTS)

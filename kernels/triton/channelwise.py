@@ -1,24 +1,26 @@
-"""Arithmetic on each element and on numbers of its channel.
+"""Elementwise expressions with one number for each channel.
 
-It knows no line of arithmetic.
+It knows no expression.
 """
 
 from typing import Any
 
-from castile.kernels.triton.launch import Plan, planned, takes
-from castile.kernels.triton.lines import each, text
+from castile.kernels.triton.codegen import elementwise_plan, snippet
+from castile.kernels.triton.launch import LaunchPlan, are_floats, planned
 from castile.kernels.triton.views import View, broadcast, view
 
 
 @planned
-def channelwise(out: Any, line: str, *xs: Any, tables: int, accumulate: bool, **constants: float) -> Plan | None:
+def channelwise(
+    out: Any, expression: str, *xs: Any, tables: int, accumulate: bool, **constants: float
+) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(out, *xs):
+    if not are_floats(out, *xs):
         return None
     arrays, last = xs[: len(xs) - tables], xs[len(xs) - tables :]
     ys = [broadcast(view(x), out.shape) for x in arrays]
     ys += [_spread(row, tuple(out.shape)) for table in last for row in _rows(table)]
-    return each(text(line, *constants), [view(out)], ys, constants, accumulate)
+    return elementwise_plan(snippet(expression, *constants), [view(out)], ys, constants, accumulate)
 
 
 def _rows(table: Any) -> list[Any]:

@@ -1,6 +1,6 @@
-"""Triton for a chip that need not be there: launches are compiled into Triton's cache on disk, and nothing runs.
+"""Triton for a chip that need not be there: launches are compiled into Triton's disk cache, and nothing runs.
 
-Arrays are not there either: they have shape, steps and dtype, and lie where whole arrays do. It knows no kernel.
+Arrays are absent too: they have a shape, steps, a dtype and an alignment. It knows no kernel.
 """
 
 import subprocess
@@ -18,8 +18,8 @@ from castile.kernels.calls import nothing
 from castile.kernels.triton import driver
 
 
-class Absent(np.ndarray):
-    """An array of which one element is there, as if all of it lay on the chip."""
+class AbsentArray(np.ndarray):
+    """An array with the shape of a whole one and memory for one element, taken to lie on the chip."""
 
 
 class Chip(DriverBase):
@@ -53,7 +53,7 @@ class Chip(DriverBase):
 
 
 class Pointer:
-    """An address that nobody follows. Whole arrays begin at multiples of 16 bytes, as memory of NumPy's does."""
+    """An address that is never dereferenced, aligned to 16 bytes as NumPy's memory is."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array, self.dtype = array, array.dtype
@@ -62,18 +62,18 @@ class Pointer:
         return int(self.array.__array_interface__["data"][0])
 
 
-def use(capability: int) -> None:
-    """From now on this process compiles for that chip, and runs nothing."""
-    driver.use(Chip(capability))
+def activate(capability: int) -> None:
+    """Let this process compile for that chip from now on, and run nothing."""
+    driver.activate(Chip(capability))
 
 
 def capability() -> int:
-    """Of the chip that Triton compiles for, times ten."""
+    """The compute capability that Triton compiles for, times ten."""
     return int(triton.runtime.driver.active.get_current_target().arch)
 
 
 def call(launch: Any, args: tuple[Any, ...]) -> Callable[[], None]:
-    """Compiles a Launch for the chip; the call does nothing."""
+    """Compile a Launch for the chip; the call does nothing."""
     compiled = driver.compiled(launch, [driver.argument(arg, Pointer) for arg in args])
     # Triton 3.6 has a C compiler make what starts a kernel, for each signature; where there is no driver it cannot.
     if hasattr(nvidia, "make_launcher"):
@@ -82,6 +82,6 @@ def call(launch: Any, args: tuple[Any, ...]) -> Callable[[], None]:
     return nothing
 
 
-def room(number: int, size: int, dtype: str) -> Absent:
-    """Working memory of a form."""
-    return np.zeros(1, dtype).view(Absent)
+def workspace(number: int, size: int, dtype: str) -> AbsentArray:
+    """Workspace of a form."""
+    return np.zeros(1, dtype).view(AbsentArray)

@@ -1,7 +1,7 @@
-"""The contraction: as products of matrices where two operands have what those need, else as a fold of products.
+"""Contractions: matrix products where two operands allow it, otherwise reductions of products.
 
-A line of arithmetic is worked out on the sums before they are written. It knows nothing of what is contracted. Nothing
-is packed: labels merge where steps allow, and others are walked.
+An epilogue is applied to sums before they are written. Nothing is packed: dims merge where steps allow, the others are
+looped over. It knows nothing of what is contracted.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -13,18 +13,44 @@ from typing import Any, NamedTuple
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.functions import places
-from castile.kernels.triton.launch import Launch, Plan, Room, capability_of, planned, takes
-from castile.kernels.triton.lines import Finish, Text, each, folded, packed, text
-from castile.kernels.triton.product import SINCE, WALKS, Product, Walk, finishing, operands, walk
-from castile.kernels.triton.views import Nest, Shape, View, broadcast, nest, ordered, permuted, power_of_two, view, wide
-from castile.kernels.triton.waves import Cut, best_parts, microseconds
+from castile.kernels.triton.codegen import (
+    Epilogue,
+    Snippet,
+    contiguous_steps,
+    elementwise_plan,
+    reduction_plan,
+    snippet,
+)
+from castile.kernels.triton.functions import offsets
+from castile.kernels.triton.launch import Launch, LaunchPlan, Workspace, are_floats, capability_of, planned
+from castile.kernels.triton.tma_gemm import (
+    TMA_CAPABILITY,
+    TMA_TILES,
+    Gemm,
+    TmaTile,
+    tma_gemm,
+    tma_operands,
+    with_epilogue,
+)
+from castile.kernels.triton.views import (
+    LoopNest,
+    Shape,
+    View,
+    broadcast,
+    in_memory_order,
+    loop_nest,
+    needs_64_bits,
+    permuted,
+    power_of_two,
+    view,
+)
+from castile.kernels.triton.waves import TileShape, best_split, microseconds
 
 
 class Tile(NamedTuple):
-    """How a product is cut: rows, columns and summed elements of a step; `precision` is what float32 is multiplied in.
+    """Rows, columns and summed elements of a step, and the precision of float32 products.
 
-    "ieee" rounds like NumPy; "tf32x3" is a product of three on tensor cores, about as good.
+    "ieee" rounds as NumPy does; "tf32x3" is made of three products on tensor cores and about as accurate.
     """
 
     m: int
@@ -34,14 +60,15 @@ class Tile(NamedTuple):
     stages: int
     precision: str = "ieee"
 
-    def since(self, itemsize: int, beside: int = 1) -> int:
-        """The compute capability, times ten, from which on chips have the shared memory into which a program fetches
-        ahead, where it takes `beside` products of as many columns.
+    def min_capability(self, itemsize: int, beside: int = 1) -> int:
+        """The least compute capability, times ten, of chips with the shared memory that prefetching takes.
+
+        beside  products of as many columns that a program computes
         """
         return 90 if self.ahead(itemsize, beside) > _FORMER_SHARED else 0
 
     def ahead(self, itemsize: int, beside: int = 1) -> int:
-        """Bytes of that shared memory."""
+        """Bytes of shared memory that prefetching takes."""
         return self.stages * (self.m + self.n * beside) * self.k * itemsize
 
 
@@ -58,7 +85,7 @@ _HALF = (
 )
 # Where each processor has one program at most, that program has all of its shared memory: more steps are on their way,
 # or longer ones, of which only newer chips can hold three.
-ALONE = (Tile(128, 128, 64, 8, 5), Tile(128, 128, 128, 8, 3))
+DEEP_TILES = (Tile(128, 128, 64, 8, 5), Tile(128, 128, 128, 8, 3))
 _FULL = (
     Tile(128, 128, 16, 8, 3),
     Tile(128, 128, 16, 8, 2),
@@ -76,41 +103,43 @@ _MOST_ALONE, _MOST_SCATTERED = 48, 24
 
 
 @planned
-def contract(out: Any, spec: str, *xs: Any, scratch: Any, accumulate: bool) -> Plan | None:
+def contract(out: Any, spec: str, *xs: Any, scratch: Any, accumulate: bool) -> LaunchPlan | None:
     """See the definition. Sums are in float32."""
-    return _contracted(out, spec, xs, None, accumulate) if takes(out, *xs) else None
+    return _contracted(out, spec, xs, None, accumulate) if are_floats(out, *xs) else None
 
 
 @planned
-def contract_pointwise(out: Any, spec: str, line: str, *xs: Any, accumulate: bool, **constants: float) -> Plan | None:
+def contract_pointwise(
+    out: Any, spec: str, expression: str, *xs: Any, accumulate: bool, **constants: float
+) -> LaunchPlan | None:
     """See the definition. Sums, and what becomes of them, are in float32."""
-    if not takes(out, *xs):
+    if not are_floats(out, *xs):
         return None
     others = tuple(broadcast(view(x), out.shape) for x in xs[2:])
-    finish = Finish(text(line, *constants), others, tuple(map(float, constants.values())))
-    return _contracted(out, spec, xs[:2], finish, accumulate)
+    epilogue = Epilogue(snippet(expression, *constants), others, tuple(map(float, constants.values())))
+    return _contracted(out, spec, xs[:2], epilogue, accumulate)
 
 
-def _contracted(out: Any, spec: str, xs: tuple[Any, ...], finish: Finish | None, accumulate: bool) -> Plan:
+def _contracted(out: Any, spec: str, xs: tuple[Any, ...], epilogue: Epilogue | None, accumulate: bool) -> LaunchPlan:
     terms, result = _parse(spec, [x.ndim for x in xs])
     sizes = {label: size for term, x in zip(terms, xs, strict=True) for label, size in zip(term, x.shape, strict=True)}
     if 0 not in sizes.values() and len(xs) == 2 and all(len(set(term)) == len(term) for term in terms):
         if _by_columns(view(out), result, terms[1]):
             xs, terms = xs[::-1], terms[::-1]
-        product = _product(sizes, [view(out), *map(view, xs)], [result, *terms])
+        product = _as_gemm(sizes, [view(out), *map(view, xs)], [result, *terms])
         if product is not None and min(product.m.extent, product.n.extent, product.k.extent) > 1:
-            return _by_tiles(Sums(product, _dims(view(out), [result, *terms]), out, *xs, accumulate, finish))
-    return _by_folding(sizes, out, xs, result, terms, accumulate, finish)
+            return _gemm_plan(GemmCall(product, _dims(view(out), [result, *terms]), out, *xs, accumulate, epilogue))
+    return _reduction(sizes, out, xs, result, terms, accumulate, epilogue)
 
 
 def _by_columns(out: View, result: str, second: str) -> bool:
-    """Whether what lies together in the result are not dims of the second operand: tiles are written by rows."""
+    """Whether the result is contiguous along dims that the second operand lacks: tiles are written by rows."""
     steps = {label: step for label, size, step in zip(result, out.shape, out.steps, strict=True) if size > 1}
     return bool(steps) and min(steps, key=lambda label: steps[label]) not in second
 
 
 def _parse(spec: str, num_dims: list[int]) -> tuple[list[str], str]:
-    """The labels of each operand and of the result, one letter a dim, `...` replaced by letters not used otherwise."""
+    """The dims of each operand and of the result, a letter each; `...` becomes letters that are not used otherwise."""
     left, result = spec.replace(" ", "").split("->")
     terms = left.split(",")
     widths = [dims - len(term.replace("...", "")) for term, dims in zip(terms, num_dims, strict=True)]
@@ -118,16 +147,16 @@ def _parse(spec: str, num_dims: list[int]) -> tuple[list[str], str]:
     return [term.replace("...", leading) for term in terms], result.replace("...", leading)
 
 
-def _by_folding(
+def _reduction(
     sizes: dict[str, int],
     out: Any,
     xs: tuple[Any, ...],
     result: str,
     terms: list[str],
     accumulate: bool,
-    finish: Finish | None,
-) -> Plan:
-    """Every operand seen along all labels; those that the result lacks are summed."""
+    epilogue: Epilogue | None,
+) -> LaunchPlan:
+    """The plan as a reduction: every operand is seen along all dims, and those that the result lacks are summed."""
     labels = [*result, *(label for label in sizes if label not in result)]
     shape = tuple(sizes[label] for label in labels)
     views = []
@@ -136,15 +165,15 @@ def _by_folding(
         along = (sum(step for one, step in zip(term, steps, strict=True) if one == label) for label in labels)
         views.append(View(x, shape, tuple(along)))
     names = tuple(f"x{n}" for n in range(len(xs)))
-    what = text(f"{', '.join(names)} -> {' * '.join(names)}")
+    what = snippet(f"{', '.join(names)} -> {' * '.join(names)}")
     gone = tuple(range(len(result), len(labels)))
-    if not gone and finish is None:
-        return each(what, [view(out)], views, {}, accumulate)
-    return folded(what, [view(out)], views, gone, {}, adds=accumulate, finish=finish)
+    if not gone and epilogue is None:
+        return elementwise_plan(what, [view(out)], views, {}, accumulate)
+    return reduction_plan(what, [view(out)], views, gone, {}, adds=accumulate, epilogue=epilogue)
 
 
-def _product(sizes: dict[str, int], views: list[View], terms: list[str]) -> Product | None:
-    """None where an operand alone bears a label."""
+def _as_gemm(sizes: dict[str, int], views: list[View], terms: list[str]) -> Gemm | None:
+    """The contraction as a matrix product; None where one operand alone has a dim."""
     sorts: dict[str, list[View]] = {}
     for sort, bearers in {"m": (0, 1), "n": (0, 2), "k": (1, 2), "l": (0, 1, 2)}.items():
         labels = [x for x in sizes if tuple(n for n, term in enumerate(terms) if x in term) == bearers]
@@ -153,23 +182,23 @@ def _product(sizes: dict[str, int], views: list[View], terms: list[str]) -> Prod
         sorts[sort] = [View(views[n].array, shape, tuple(one)) for n, one in zip(bearers, steps, strict=True)]
     if sum(len(one[0].shape) for one in sorts.values()) < len(sizes):
         return None
-    return Product(**{sort: nest(ordered(one)) for sort, one in sorts.items()})
+    return Gemm(**{sort: loop_nest(in_memory_order(one)) for sort, one in sorts.items()})
 
 
-class Sums(NamedTuple):
-    """A product of x and y, and what becomes of its sums. dims: of the result those of batches, rows and columns."""
+class GemmCall(NamedTuple):
+    """A product of x and y and its epilogue. dims: those of the result that are batches, rows and columns."""
 
-    product: Product
+    product: Gemm
     dims: tuple[Shape, Shape, Shape]
     out: Any
     x: Any
     y: Any
     adds: bool
-    finish: Finish | None
+    epilogue: Epilogue | None
 
 
 def _dims(out: View, terms: list[str]) -> tuple[Shape, Shape, Shape]:
-    """Which dims of the result are batches, rows and columns, in the order of the product."""
+    """Which dims of the result are batches, rows and columns, in the product's order."""
     result, first, second = terms
     order = sorted(range(len(result)), key=lambda dim: -out.steps[dim])
     found = ((True, True), (True, False), (False, True))
@@ -178,7 +207,7 @@ def _dims(out: View, terms: list[str]) -> tuple[Shape, Shape, Shape]:
     return batches, rows, columns
 
 
-def _by_tiles(sums: Sums) -> Plan:
+def _gemm_plan(sums: GemmCall) -> LaunchPlan:
     half = sums.x.dtype.itemsize == 2
     product = sums.product
     m, n, k, l = (one.extent for one in product)
@@ -191,13 +220,13 @@ def _by_tiles(sums: Sums) -> Plan:
     inner = not half and (loose or all(one[-1] == 1 for one in product.k.steps))
     by_columns = product.n.steps[0][-1] != 1
     batches = len(product.l.sizes) > 1 and sums.out.dtype.itemsize > sums.x.dtype.itemsize
-    # Two programs of eight warps have 128 registers a thread: places of a long step in rows of several dims, and a line
-    # on what comes of halves, take more.
-    crowded = half and sums.finish is not None and len(product.m.sizes) > 1 and product.n.steps[0] == (1,)
-    # So do those of columns of several dims, twice: each is looked up for the product and for the line.
-    scattered = half and sums.finish is not None and len(product.n.sizes) > 1
-    # What a line reads for each result is fetched as what is added to is.
-    beside = sums.finish.xs if sums.finish else ()
+    # Two programs of eight warps have 128 registers a thread: places of a long step in rows of several dims, and an
+    # epilogue of 16-bit arrays, take more.
+    crowded = half and sums.epilogue is not None and len(product.m.sizes) > 1 and product.n.steps[0] == (1,)
+    # So do those of columns of several dims, twice: each is looked up for the product and for the epilogue.
+    scattered = half and sums.epilogue is not None and len(product.n.sizes) > 1
+    # What an epilogue reads for each result is loaded as a result that is added to is.
+    beside = sums.epilogue.xs if sums.epilogue else ()
     adds = sums.adds or any(x.nbytes == m * n * l * x.array.dtype.itemsize for x in beside)
 
     def fitting(tile: Tile) -> Tile:
@@ -205,18 +234,18 @@ def _by_tiles(sums: Sums) -> Plan:
         # What is never fetched ahead takes memory in which another program would be held.
         return fit._replace(stages=min(fit.stages, -(-k // fit.k)))
 
-    def parts(tile: Tile | Walk) -> int:
-        return best_parts(_cut(tile, half), m, n, k, l)
+    def parts(tile: Tile | TmaTile) -> int:
+        return best_split(_tile_shape(tile, half), m, n, k, l)
 
     def likely(tile: Tile) -> tuple[bool, bool, bool, float]:
         """Registers and exact products first, then time; several dims, masks and what is added to take registers."""
         sides = ((product.m, tile.m), (product.n, tile.n), (product.k, tile.k))
         plain = not batches and all(len(one.sizes) == 1 and one.extent % size == 0 for one, size in sides)
         alone = loose * (tile.m + tile.n) * tile.k // (32 * tile.warps)
-        spent = microseconds(_cut(tile, half), m, n, k, l, parts(tile))
+        spent = microseconds(_tile_shape(tile, half), m, n, k, l, parts(tile))
         ragged = (sums.adds or (by_columns and not half)) and n % tile.n > 0
-        # A line has places of its own, and a single step holds all that it sums in registers.
-        busy = sums.finish is not None and (len(product.n.sizes) > 1 or tile.stages == 1)
+        # An epilogue has offsets of its own, and a single step holds all that it sums in registers.
+        busy = sums.epilogue is not None and (len(product.n.sizes) > 1 or tile.stages == 1)
         few = ragged or (inner and tile.stages > 2) or (busy and not plain)
         # What is written by columns has a place for each sum, too.
         some = adds or busy or not plain or (by_columns and tile.stages == 1)
@@ -227,70 +256,70 @@ def _by_tiles(sums: Sums) -> Plan:
         tight |= tile.m * tile.k >= 64 * 32 * tile.warps and tile.m * tile.n <= 32 * 32 * tile.warps
         return tight, alone > _MOST_ALONE, not half and tile.precision != "ieee", spent
 
-    first, *last = ALONE
-    alone = half and is_alone(first, m, n, l) and k >= first.k * first.stages and parts(first) == 1
+    first, *last = DEEP_TILES
+    alone = half and has_few_tiles(first, m, n, l) and k >= first.k * first.stages and parts(first) == 1
     every = (*[first] * alone, *_HALF, *[_SHORT] * crowded, *[_SMALL] * scattered) if half else _FULL
-    tiles: list[Tile | Walk] = [*sorted(dict.fromkeys(map(fitting, every)), key=likely), *(last if alone else ())]
-    both = operands(product, sums.x, sums.y)
-    walks = [one for one in WALKS if both and one.m <= high and one.n <= long and one.k <= deep]
-    if walks and not alone and k >= _LONG and capability_of(sums.x) >= SINCE:
+    tiles: list[Tile | TmaTile] = [*sorted(dict.fromkeys(map(fitting, every)), key=likely), *(last if alone else ())]
+    both = tma_operands(product, sums.x, sums.y)
+    walks = [one for one in TMA_TILES if both and one.m <= high and one.n <= long and one.k <= deep]
+    if walks and not alone and k >= _LONG and capability_of(sums.x) >= TMA_CAPABILITY:
         # Wide ones that fetch for each result have no registers left.
         able = [one for one in walks if one.n == one.m or not adds]
-        tiles.insert(0, min(able, key=lambda one: microseconds(_cut(one, half), m, n, k, l, parts(one))))
-    return Plan(tuple(dict.fromkeys((*tiles, *walks))), lambda cut: _launches(sums, cut, both))
+        tiles.insert(0, min(able, key=lambda one: microseconds(_tile_shape(one, half), m, n, k, l, parts(one))))
+    return LaunchPlan(tuple(dict.fromkeys((*tiles, *walks))), lambda cut: _launches(sums, cut, both))
 
 
-def is_alone(tile: Tile, m: int, n: int, l: int) -> bool:
-    """Whether l products [m,n] are so few tiles that each has a processor to itself, whatever the chip."""
+def has_few_tiles(tile: Tile, m: int, n: int, l: int) -> bool:
+    """Whether l products [m,n] have so few tiles that each gets a multiprocessor to itself on any chip."""
     return -(-m // tile.m) * -(-n // tile.n) * l <= _FEWEST_PROCESSORS
 
 
-def _cut(one: Tile | Walk, half: bool) -> Cut:
-    return Cut(one.m, one.n, one.k, one.warps, one.precision if isinstance(one, Tile) and not half else "half")
+def _tile_shape(one: Tile | TmaTile, half: bool) -> TileShape:
+    return TileShape(one.m, one.n, one.k, one.warps, one.precision if isinstance(one, Tile) and not half else "half")
 
 
-def _launches(sums: Sums, cut: Tile | Walk, both: Any) -> list[Launch]:
-    product, dims, out, x, y, adds, finish = sums
+def _launches(sums: GemmCall, cut: Tile | TmaTile, both: Any) -> list[Launch]:
+    product, dims, out, x, y, adds, epilogue = sums
     m, n, k, l = (one.extent for one in product)
     tiles = -(-m // cut.m) * -(-n // cut.n)
-    parts = best_parts(_cut(cut, x.dtype.itemsize == 2), m, n, k, l)
+    parts = best_split(_tile_shape(cut, x.dtype.itemsize == 2), m, n, k, l)
     span = -(-k // (cut.k * parts)) * cut.k
     parts = -(-k // span)
 
-    def launch(product: Product, out: Any, adds: bool) -> Launch:
-        if isinstance(cut, Walk):
-            return walk(product, cut, both, span, (out, x, y), adds)
+    def launch(product: Gemm, out: Any, adds: bool) -> Launch:
+        if isinstance(cut, TmaTile):
+            return tma_gemm(product, cut, both, span, (out, x, y), adds)
         return _launch(product, cut, (tiles, l, parts), span, out, x, y, adds)
 
     if parts == 1:
         made = launch(product, out, adds)
-        return [finishing(made, finish, out.shape, dims) if finish else made]
+        return [with_epilogue(made, epilogue, out.shape, dims) if epilogue else made]
     # Each part is summed on its own, and then the parts in their order.
-    room = Room(parts * l * m * n)
-    first = launch(_dense(product), room, False)
+    room = Workspace(parts * l * m * n)
+    first = launch(_contiguous(product), room, False)
     order = tuple(dim for one in dims for dim in one)
     total = permuted(view(out), order)
-    pieces = View(room, (parts, *total.shape), packed((parts, *total.shape)))
-    last = finish and finish._replace(xs=tuple(permuted(x, order) for x in finish.xs))
-    whole = folded(Text(("x",), (), (), ("x",)), [total], [pieces], (0,), {}, adds=adds, finish=last)
-    # A line by columns has places of its own in each of a thread's results: it has half as many.
-    setting = whole.settings[-1 if finish and total.steps[-1] != 1 else 0]
+    pieces = View(room, (parts, *total.shape), contiguous_steps((parts, *total.shape)))
+    last = epilogue and epilogue._replace(xs=tuple(permuted(x, order) for x in epilogue.xs))
+    whole = reduction_plan(Snippet(("x",), (), (), ("x",)), [total], [pieces], (0,), {}, adds=adds, epilogue=last)
+    # An epilogue by columns has offsets of its own for each of a thread's results: it has half as many.
+    setting = whole.settings[-1 if epilogue and total.steps[-1] != 1 else 0]
     return [first, *whole.launches(setting)]
 
 
-def _dense(product: Product) -> Product:
-    """The product with a result that lies dense: l, m, n."""
+def _contiguous(product: Gemm) -> Gemm:
+    """The product with a contiguous result: l, m, n."""
     shape = (*product.l.sizes, *product.m.sizes, *product.n.sizes)
-    steps, start, found = packed(shape), 0, {}
+    steps, start, found = contiguous_steps(shape), 0, {}
     for sort in ("l", "m", "n"):
-        one: Nest = getattr(product, sort)
-        found[sort] = Nest(one.sizes, (steps[start : start + len(one.sizes)], *one.steps[1:]))
+        one: LoopNest = getattr(product, sort)
+        found[sort] = LoopNest(one.sizes, (steps[start : start + len(one.sizes)], *one.steps[1:]))
         start += len(one.sizes)
     return product._replace(**found)
 
 
 def _launch(
-    product: Product, tile: Tile, grid: tuple[int, ...], span: int, out: Any, x: Any, y: Any, adds: bool
+    product: Gemm, tile: Tile, grid: tuple[int, ...], span: int, out: Any, x: Any, y: Any, adds: bool
 ) -> Launch:
     m, n, k, l = product
     part = m.extent * n.extent * l.extent
@@ -299,7 +328,7 @@ def _launch(
     counts = (m.extent, n.extent, k.extent, span, part)
     constants = {
         "PRECISION": tile.precision,
-        "WIDE": wide([_joined(m, n, 0, 0), _joined(m, k, 1, 0), _joined(n, k, 1, 1), *operands]),
+        "WIDE": needs_64_bits([_reach(m, n, 0, 0), _reach(m, k, 1, 0), _reach(n, k, 1, 1), *operands]),
         "EVEN_M": m.extent % tile.m == 0,
         "EVEN_N": n.extent % tile.n == 0,
         "EVEN_K": k.extent % tile.k == 0,
@@ -311,21 +340,20 @@ def _launch(
     flops = 2 * m.extent * n.extent * k.extent * l.extent
     in_products = x.dtype.itemsize == 2 or tile.precision != "ieee"
     return Launch(
-        _product_tiles, grid, (*args, *counts), constants, tile.warps, tile.stages, flops, in_products,
-        since=tile.since(x.dtype.itemsize),
+        _gemm, grid, (*args, *counts), constants, tile.warps, tile.stages, flops, in_products,
+        min_capability=tile.min_capability(x.dtype.itemsize),
     )  # fmt: skip
 
 
-def _joined(one: Nest, other: Nest, a: int, b: int) -> View:
-    """What a program reaches of an array from where its batch begins."""
+def _reach(one: LoopNest, other: LoopNest, a: int, b: int) -> View:
+    """What a program may reach of an array from where its batch begins."""
     return View(None, (*one.sizes, *other.sizes), (*one.steps[a], *other.steps[b]))
 
 
 @triton.jit
-def _product_tiles(c, a, b, m_sizes, c_m, a_m, n_sizes, c_n, b_n, k_sizes, a_k, b_k, l_sizes, c_l, a_l, b_l,
-                   num_m, num_n, num_k, span, part_step, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-                   EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, ADDS: tl.constexpr,
-                   M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # fmt: skip
+def _gemm(c, a, b, m_sizes, c_m, a_m, n_sizes, c_n, b_n, k_sizes, a_k, b_k, l_sizes, c_l, a_l, b_l, num_m, num_n, num_k,
+          span, part_step, PRECISION: tl.constexpr, WIDE: tl.constexpr, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
+          EVEN_K: tl.constexpr, ADDS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # fmt: skip
     # Programs that run together take tiles of 8 rows of tiles, column by column, which share operands in the cache.
     down, across = tl.cdiv(num_m, M), tl.cdiv(num_n, N)
     group = tl.program_id(0) // (8 * across)
@@ -340,14 +368,14 @@ def _product_tiles(c, a, b, m_sizes, c_m, a_m, n_sizes, c_n, b_n, k_sizes, a_k, 
     in_m, in_n = (m < num_m)[:, None], (n < num_n)[None, :]
     if WIDE:
         m, n, k = m.to(tl.int64), n.to(tl.int64), k.to(tl.int64)
-    a += places(batch, l_sizes, a_l) + places(m, m_sizes, a_m)[:, None]
-    b += places(batch, l_sizes, b_l) + places(n, n_sizes, b_n)[None, :]
+    a += offsets(batch, l_sizes, a_l) + offsets(m, m_sizes, a_m)[:, None]
+    b += offsets(batch, l_sizes, b_l) + offsets(n, n_sizes, b_n)[None, :]
     total = tl.zeros((M, N), tl.float32)
     for start in range(first, tl.minimum(first + span, num_k), K):
         here = start + k
         # A mask that is true everywhere still costs registers and keeps loads apart.
         mask_a, mask_b = in_m & (here < num_k)[None, :], (here < num_k)[:, None] & in_n
-        at_a, at_b = a + places(here, k_sizes, a_k)[None, :], b + places(here, k_sizes, b_k)[:, None]
+        at_a, at_b = a + offsets(here, k_sizes, a_k)[None, :], b + offsets(here, k_sizes, b_k)[:, None]
         if EVEN_M and EVEN_K:
             x = tl.load(at_a)
         else:
@@ -358,8 +386,8 @@ def _product_tiles(c, a, b, m_sizes, c_m, a_m, n_sizes, c_n, b_n, k_sizes, a_k, 
             y = tl.load(at_b, mask=mask_b, other=0.0)
         total = tl.dot(x, y, total, input_precision=PRECISION)
     # Sums are made.
-    c += places(batch, l_sizes, c_l) + part * part_step
-    at = c + places(m, m_sizes, c_m)[:, None] + places(n, n_sizes, c_n)[None, :]
+    c += offsets(batch, l_sizes, c_l) + part * part_step
+    at = c + offsets(m, m_sizes, c_m)[:, None] + offsets(n, n_sizes, c_n)[None, :]
     # None, where it would be true everywhere.
     inside = None if EVEN_M and EVEN_N else in_m & in_n
     if ADDS:

@@ -1,7 +1,7 @@
-"""Triton on CuPy: launches follow CuPy's current device and stream, and are frozen into one call of Triton's launcher.
+"""Triton on CuPy: launches use CuPy's current device and stream, and are frozen into one call of Triton's launcher.
 
-It knows no kernel. CuPy is imported when the first launch is made, so that a machine without a GPU can read the forms.
-No kernel asks Triton for memory, so none is given: what forms need they have of `room` when they are bound.
+It knows no kernel. CuPy is imported with the first launch, so that forms can be read on a machine without a GPU. No
+kernel asks Triton for scratch memory: forms get `workspace` when they are bound.
 """
 
 import sys
@@ -65,8 +65,8 @@ class CupyDriver(CudaDriver):
     get_device_interface = get_active_torch_device
 
 
-class Frozen:
-    """A launch with everything settled but where its arrays lie, and that settled too: one call of the launcher."""
+class FrozenLaunch:
+    """A launch with all of its arguments fixed: one call of the launcher."""
 
     __slots__ = ("args", "kept", "run")
 
@@ -82,14 +82,14 @@ class Frozen:
 
 
 def call(launch: Any, args: tuple[Any, ...]) -> Callable[[], None]:
-    """The frozen call of a Launch with args on CuPy's current device and stream; compiles the kernel if need be.
+    """The frozen call of a Launch on CuPy's current device and stream; compiles the kernel if need be.
 
-    Refused for a grid that the device does not take: another way may have another one.
+    Raises Refused for a grid that the device does not take: another setting may have another one.
     """
     active = _driver()
     device = active.get_current_device()
     grid = launch.grid
-    if launch.walks:
+    if launch.is_persistent:
         grid = (min(grid[0], active.num_processors(device)), *grid[1:])
     if prod(grid) >= 2**31 or any(n >= 2**16 for n in grid[1:]):
         raise Refused(f"{launch.kernel.__name__}: a GPU takes no grid of {grid}")
@@ -98,11 +98,11 @@ def call(launch: Any, args: tuple[Any, ...]) -> Callable[[], None]:
     addresses = tuple(arg.address if isinstance(arg, DevicePointer) else arg for arg in pointers)
     constants = tuple(launch.constants[name] for name in launch.kernel.arg_names[len(args) :])
     stream = active.get_current_stream(device)
-    return Frozen(kernel, grid, stream, addresses + constants, args)
+    return FrozenLaunch(kernel, grid, stream, addresses + constants, args)
 
 
 def compiled(launch: Any, pointers: Sequence[Any]) -> Any:
-    """The kernel of a Launch for the chip that Triton is used with, from its cache where it is there."""
+    """The kernel of a Launch, compiled for the chip that Triton is used with, or read from its cache."""
     options = {"num_warps": launch.warps, "num_stages": launch.stages, "grid": launch.grid}
     return launch.kernel.warmup(*pointers, **launch.constants, **options)
 
@@ -115,31 +115,31 @@ def capability() -> int:
 
 
 def argument(arg: Any, pointer: Callable[[Any], Any]) -> Any:
-    """An argument of a Launch as Triton wants it; `pointer` makes a tensor of an array."""
+    """An argument of a Launch as Triton takes it; `pointer` makes a tensor of an array."""
     if hasattr(arg, "block"):
         return TensorDescriptor(pointer(arg.array), list(arg.shape), list(arg.steps), list(arg.block))
     return pointer(arg) if hasattr(arg, "strides") else arg
 
 
 # One piece of working memory a device, stream and number: launches of one stream run one after the other.
-_rooms: dict[tuple[int, int, int], Any] = {}
+_workspaces: dict[tuple[int, int, int], Any] = {}
 
 
-def room(number: int, size: int, dtype: str) -> Any:
-    """Working memory of a form: `size` elements that the next form on this device and stream may overwrite.
+def workspace(number: int, size: int, dtype: str) -> Any:
+    """Scratch memory of `size` elements, which the next form on this device and stream may overwrite.
 
-    A longer one replaces a shorter; launches that were frozen with the shorter keep it.
+    A longer one replaces a shorter one; launches that were frozen with the shorter keep it.
     """
     cupy = import_module("cupy")
     which = (cupy.cuda.runtime.getDevice(), cupy.cuda.get_current_stream().ptr, number)
     nbytes = size * cupy.dtype(dtype).itemsize
-    if which not in _rooms or _rooms[which].size < nbytes:
-        _rooms[which] = cupy.empty(1 << (nbytes - 1).bit_length(), "uint8")
-    return _rooms[which][:nbytes].view(dtype)
+    if which not in _workspaces or _workspaces[which].size < nbytes:
+        _workspaces[which] = cupy.empty(1 << (nbytes - 1).bit_length(), "uint8")
+    return _workspaces[which][:nbytes].view(dtype)
 
 
-def use(active: Any) -> None:
-    """From now on this driver is Triton's."""
+def activate(active: Any) -> None:
+    """Make this Triton's driver from now on."""
     triton.runtime.driver.set_active(active)
     with _without_torch():
         # Looks for torch when it is first called, and never again: an import of seconds.
@@ -149,12 +149,12 @@ def use(active: Any) -> None:
 @cache
 def _driver() -> CupyDriver:
     active = CupyDriver()
-    use(active)
+    activate(active)
     return active
 
 
-class _Hidden:
-    """Finds no torch."""
+class _TorchHider:
+    """An import finder that hides torch."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
@@ -164,18 +164,18 @@ class _Hidden:
 
 @contextmanager
 def _without_torch() -> Iterator[None]:
-    """Within it torch is not imported; where it was before it stays."""
-    sys.meta_path.insert(0, _Hidden)
+    """A context in which torch cannot be imported; if it was imported before, it stays."""
+    sys.meta_path.insert(0, _TorchHider)
     try:
         yield
     finally:
-        sys.meta_path.remove(_Hidden)
+        sys.meta_path.remove(_TorchHider)
 
 
 def _utils() -> CudaUtils:
-    """What Triton asks CUDA's driver by: a module of Python's that it has made here when it is first used.
+    """Triton's interface to the CUDA driver, a C module that it compiles when first used.
 
-    Raises ValueError where that cannot be.
+    Raises ValueError where that fails.
     """
     try:
         return CudaUtils()

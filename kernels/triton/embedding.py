@@ -1,6 +1,6 @@
-"""Rows of a table at integers, and the gradient to the table, each row of which is summed in the integers' order.
+"""Embedding lookup, and the table's gradient, in which each row is summed in the order of the ids (deterministic).
 
-It knows no words. An integer that is out of range, which the definition refuses, gives a row of NaN, and no gradient.
+It knows no words. An out-of-range id, which the definition refuses, gives a row of NaN and no gradient.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.functions import block, places, put
-from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
-from castile.kernels.triton.lines import Text, each
+from castile.kernels.triton.codegen import Snippet, elementwise_plan
+from castile.kernels.triton.functions import block_of_rows, offsets, store_rows
+from castile.kernels.triton.launch import Launch, LaunchPlan, Workspace, are_floats, planned
 from castile.kernels.triton.rows import by_rows
-from castile.kernels.triton.views import View, nest, permuted, power_of_two, view
+from castile.kernels.triton.views import View, loop_nest, permuted, power_of_two, view
 
 # Integers are put into so many queues by their last digits, each of which is looked through for equal ones.
 _QUEUES = 256
 # Integers that one program counts and puts into queues at least; the most programs; and those looked at at once.
 _SPAN, _CHUNKS, _AT_ONCE = 256, 256, 128
-_ZERO = Text((), (), (), ("0.0",))
+_ZERO = Snippet((), (), (), ("0.0",))
 
 
 class Summing(NamedTuple):
@@ -32,9 +32,9 @@ class Summing(NamedTuple):
 
 
 @planned
-def embedding(out: Any, ids: Any, table: Any, *, first: int, known: int) -> Plan | None:
+def embedding(out: Any, ids: Any, table: Any, *, first: int, known: int) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(out, table):
+    if not are_floats(out, table):
         return None
     step, across = view(table).steps
     vectors = [View(table, (table.shape[1],), (across,))]
@@ -44,9 +44,11 @@ def embedding(out: Any, ids: Any, table: Any, *, first: int, known: int) -> Plan
 
 
 @planned
-def embedding_grad(out: Any, dy: Any, ids: Any, *, rows: int, first: int, known: int, accumulate: bool) -> Plan | None:
+def embedding_grad(
+    out: Any, dy: Any, ids: Any, *, rows: int, first: int, known: int, accumulate: bool
+) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(out, dy):
+    if not are_floats(out, dy):
         return None
     each_row = permuted(view(dy), tuple(range(len(dy.shape) - 1)))
     return table_grad(out, dy, each_row, ids, None, rows, first, 1.0, accumulate)
@@ -62,7 +64,7 @@ def table_grad(
     begin: int,
     scale: float,
     accumulate: bool,
-) -> Plan | None:
+) -> LaunchPlan | None:
     """The gradient to rows of a table: each is scale times the sum of the rows of dy whose integers name it.
 
     begin     the number of the first of them
@@ -73,16 +75,16 @@ def table_grad(
     so that equal ones are found among few; the first of equal ones sums. None for more than 32 bits can count.
     """
     gate = ids if weights is None else weights
-    walk = nest([each_row, view(ids), view(gate)])
+    walk = loop_nest([each_row, view(ids), view(gate)])
     cols, num = dy.shape[-1], walk.extent
-    blank = Plan((None,), lambda _: []) if accumulate else each(_ZERO, [view(out)], [], {})
+    blank = LaunchPlan((None,), lambda _: []) if accumulate else elementwise_plan(_ZERO, [view(out)], [], {})
     if out.size == 0 or num == 0:
         return blank
     if max(num, begin + rows) >= 2**31:
         return None
     span = -(-max(_SPAN, -(-num // _CHUNKS)) // _AT_ONCE) * _AT_ONCE
     chunks = -(-num // span)
-    tallies, begins, order, named = (Room(size, "int32") for size in (chunks * _QUEUES, _QUEUES + 1, num, num))
+    tallies, begins, order, named = (Workspace(size, "int32") for size in (chunks * _QUEUES, _QUEUES + 1, num, num))
     given = (ids, walk.steps[1], walk.sizes, num, span, rows, begin)
     sizes = {"QUEUES": _QUEUES, "IDS": _AT_ONCE}
     sorting = [
@@ -102,7 +104,7 @@ def table_grad(
         return [*blank.launches(blank.settings[0]), *sorting, summing]
 
     # Of one integer that most are, few rows at once take long; of many different ones, many leave programs idle.
-    return Plan((Summing(16, 1024, 8), Summing(8, 1024, 4), Summing(16, 512, 4), Summing(32, 1024, 16)), launches)
+    return LaunchPlan((Summing(16, 1024, 8), Summing(8, 1024, 4), Summing(16, 512, 4), Summing(32, 1024, 16)), launches)
 
 
 @triton.jit
@@ -110,16 +112,16 @@ def _embedding(out, s_out, ids, s_ids, table, rows, lead, step, length, first, k
                t_table: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    out += places(row, lead, s_out)
-    number = tl.load(ids + places(row, lead, s_ids), mask=here, other=0).to(tl.int64)
+    out += offsets(row, lead, s_out)
+    number = tl.load(ids + offsets(row, lead, s_ids), mask=here, other=0).to(tl.int64)
     blank = tl.where((number >= 0) & (number < known), 0.0, float("nan"))
     number -= first
     found = here & (number >= 0) & (number < length)
     table += number * step
     for start in range(0, NUM, BLOCK):
-        col, mask = block(here, start, NUM, BLOCK)
+        col, mask = block_of_rows(here, start, NUM, BLOCK)
         value = tl.load(table[:, None] + col * t_table, mask=mask & found[:, None], other=blank[:, None])
-        put(out, col, t_out, value, mask)
+        store_rows(out, col, t_out, value, mask)
 
 
 @triton.jit
@@ -128,12 +130,12 @@ def _known(ids, s_ids, lead, at, num, rows, begin):
 
     What names no row goes into all queues too: where rows are some of many, most do.
     """
-    number = tl.load(ids + places(at.to(tl.int64), lead, s_ids), mask=at < num, other=-1).to(tl.int64) - begin
+    number = tl.load(ids + offsets(at.to(tl.int64), lead, s_ids), mask=at < num, other=-1).to(tl.int64) - begin
     return tl.where((number >= 0) & (number < rows), number, -1 - (number & 0xFFFF)).to(tl.int32)
 
 
 @triton.jit
-def _in_queue(number, QUEUES: tl.constexpr):
+def _sort(number, QUEUES: tl.constexpr):
     return tl.where(number < 0, -1 - number, number) % QUEUES
 
 
@@ -144,7 +146,7 @@ def _tally(tallies, ids, s_ids, lead, num, span, rows, begin, QUEUES: tl.constex
     for start in range(chunk * span, tl.minimum(chunk * span + span, num), IDS):
         at = start + tl.arange(0, IDS)
         number = _known(ids, s_ids, lead, at, num, rows, begin)
-        count += tl.histogram(_in_queue(number, QUEUES), QUEUES, mask=at < num)
+        count += tl.histogram(_sort(number, QUEUES), QUEUES, mask=at < num)
     tl.store(tallies + chunk * QUEUES + tl.arange(0, QUEUES), count)
 
 
@@ -167,7 +169,7 @@ def _queue(tallies, begins, order, named, ids, s_ids, lead, num, span, rows, beg
     for start in range(chunk * span, tl.minimum(chunk * span + span, num), IDS):
         at = start + tl.arange(0, IDS)
         number = _known(ids, s_ids, lead, at, num, rows, begin)
-        mine = _in_queue(number, QUEUES)
+        mine = _sort(number, QUEUES)
         same = (mine[:, None] == mine[None, :]) & (at[None, :] < at[:, None])
         to = tl.gather(place, mine, 0) + tl.sum(same.to(tl.int32), 1)
         tl.store(order + to, at, mask=at < num)
@@ -181,7 +183,7 @@ def _table_grad(begins, order, named, out, s_out, t_out, dy, s_dy, t_dy, weights
                 COLS: tl.constexpr):  # fmt: skip
     first = tl.program_id(0)
     number = tl.load(named + first)
-    queue = _in_queue(number, QUEUES)
+    queue = _sort(number, QUEUES)
     start, end = tl.load(begins + queue), tl.load(begins + queue + 1)
     alone = number >= 0
     while alone & (start < first):
@@ -197,12 +199,12 @@ def _table_grad(begins, order, named, out, s_out, t_out, dy, s_dy, t_dy, weights
             # Most in a queue are others: what they name is not read.
             if tl.max(hit.to(tl.int32), 0) > 0:
                 one = tl.load(order + at, mask=hit, other=0).to(tl.int64)
-                place = dy + places(one, lead, s_dy)[:, None] + col * t_dy
-                slope = tl.load(place, mask=hit[:, None] & (col < cols), other=0.0).to(tl.float32)
+                place = dy + offsets(one, lead, s_dy)[:, None] + col * t_dy
+                grad = tl.load(place, mask=hit[:, None] & (col < cols), other=0.0).to(tl.float32)
                 if WEIGHS:
-                    share = tl.load(weights + places(one, lead, s_weights), mask=hit, other=0.0)
-                    slope *= share.to(tl.float32)[:, None]
-                total += tl.sum(slope, 0)
+                    share = tl.load(weights + offsets(one, lead, s_weights), mask=hit, other=0.0)
+                    grad *= share.to(tl.float32)[:, None]
+                total += tl.sum(grad, 0)
         total *= scale
         col = tl.program_id(1) * COLS + tl.arange(0, COLS)
         place = out + number.to(tl.int64) * s_out + col * t_out

@@ -11,39 +11,39 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.functions import block, fetch, places, put
-from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
+from castile.kernels.triton.functions import block_of_rows, load_rows, offsets, store_rows
+from castile.kernels.triton.launch import Launch, LaunchPlan, Workspace, are_floats, planned
 from castile.kernels.triton.rows import by_rows
-from castile.kernels.triton.views import View, power_of_two, view, wide
+from castile.kernels.triton.views import View, needs_64_bits, power_of_two, view
 
 _BLOCK = 1024
 
 
 @planned
-def queue(out: Any, experts: Any, *, num_experts: int, capacity: int) -> Plan | None:
+def queue(out: Any, experts: Any, *, num_experts: int, capacity: int) -> LaunchPlan | None:
     """See the definition."""
     batch, tokens, choices = experts.shape
     if not out.size:
-        return Plan((None,), lambda _: [])
-    if wide([view(out), view(experts)]):
+        return LaunchPlan((None,), lambda _: [])
+    if needs_64_bits([view(out), view(experts)]):
         return None
     args = (out, view(out).steps, experts, view(experts).steps, tokens, choices, num_experts, capacity)
     across = min(_BLOCK, power_of_two(tokens))
     # Each expert looks at all choices of a sample, which are few beside the tokens that they send.
     launch = Launch(_queue, (batch, num_experts), args, {"BLOCK": across}, max(1, across // 256))
-    return Plan((None,), lambda _: [launch])
+    return LaunchPlan((None,), lambda _: [launch])
 
 
 @planned
-def expert_share(out: Any, experts: Any, *, num_experts: int, first_expert: int, dtype: str) -> Plan | None:
+def expert_share(out: Any, experts: Any, *, num_experts: int, first_expert: int, dtype: str) -> LaunchPlan | None:
     """See the definition."""
     tokens = experts.shape[1]
-    if not takes(out) or wide([view(experts)]):
+    if not are_floats(out) or needs_64_bits([view(experts)]):
         return None
     args = (out, view(out).steps, experts, view(experts).steps[:2], tokens, first_expert)
     across = min(_BLOCK, power_of_two(tokens))
     launch = Launch(_expert_share, (experts.shape[0], num_experts), args, {"BLOCK": across}, max(1, across // 256))
-    return Plan((None,), lambda _: [launch] if out.size else [])
+    return LaunchPlan((None,), lambda _: [launch] if out.size else [])
 
 
 @planned
@@ -58,15 +58,15 @@ def dispatch(
     first_expert: int,
     first_slot: int,
     accumulate: bool,
-) -> Plan | None:
+) -> LaunchPlan | None:
     """See the definition. First every place learns which choice comes there, then it fetches its token."""
     batch, tokens, choices = experts.shape
-    if not takes(out, x, *gates) or wide([view(experts), view(slots)]):
+    if not are_floats(out, x, *gates) or needs_64_bits([view(experts), view(slots)]):
         return None
     num, many = num_experts * batch * capacity, experts.size
     if num == 0:
-        return Plan((None,), lambda _: [])
-    sources = Room(num, "int32")
+        return LaunchPlan((None,), lambda _: [])
+    sources = Workspace(num, "int32")
     gate = gates[0] if gates else x
     how = view(gate).steps
     numbers = (tokens, choices, *view(x).steps[:2], *how, len(gates), int(accumulate))
@@ -80,15 +80,15 @@ def dispatch(
         Launch(_none, (-(-num // _BLOCK),), (sources, num), {"BLOCK": _BLOCK}),
         Launch(_sources, (-(-max(1, many) // _BLOCK),), (*args, *where), {"BLOCK": _BLOCK}),
     ]
-    return Plan(moved.settings, lambda setting: [*marks, *moved.launches(setting)])
+    return LaunchPlan(moved.settings, lambda setting: [*marks, *moved.launches(setting)])
 
 
 @planned
 def combine(
     out: Any, y: Any, experts: Any, slots: Any, *gates: Any, first_expert: int, first_slot: int, accumulate: bool
-) -> Plan | None:
+) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(out, y, *gates):
+    if not are_floats(out, y, *gates):
         return None
     gate = gates[0] if gates else experts
     given = [experts, slots, gate]
@@ -102,9 +102,9 @@ def combine(
 @planned
 def gate_grad(
     out: Any, dy: Any, y: Any, experts: Any, slots: Any, *, first_expert: int, first_slot: int, accumulate: bool
-) -> Plan | None:
+) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(out, dy, y):
+    if not are_floats(out, dy, y):
         return None
     given = [out, experts, slots]
     numbers = (*_blocks(y, experts, first_expert, first_slot), *(view(one).steps[2] for one in given))
@@ -183,7 +183,7 @@ def _fetched(out, s_out, x, gates, sources, rows, lead, tokens, choices, b_x, s_
              NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    out += places(row, lead, s_out)
+    out += offsets(row, lead, s_out)
     source = tl.load(sources + row, mask=here, other=-1).to(tl.int64)
     taken = here & (source >= 0)
     sample, token, choice = source // choices // tokens, source // choices % tokens, source % choices
@@ -193,11 +193,11 @@ def _fetched(out, s_out, x, gates, sources, rows, lead, tokens, choices, b_x, s_
         share = tl.load(place, mask=taken, other=0.0).to(tl.float32)
     x += sample * b_x + token * s_x
     for start in range(0, NUM, BLOCK):
-        col, mask = block(here, start, NUM, BLOCK)
-        value = fetch(x, col, t_x, mask & taken[:, None], 0.0) * share[:, None]
+        col, mask = block_of_rows(here, start, NUM, BLOCK)
+        value = load_rows(x, col, t_x, mask & taken[:, None], 0.0) * share[:, None]
         if adds:
-            value += fetch(out, col, t_out, mask, 0.0)
-        put(out, col, t_out, value, mask)
+            value += load_rows(out, col, t_out, mask, 0.0)
+        store_rows(out, col, t_out, value, mask)
 
 
 @triton.jit
@@ -217,23 +217,23 @@ def _combine(out, s_out, experts, s_experts, slots, s_slots, gates, s_gates, y, 
              NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    out += places(row, lead, s_out)
-    experts += places(row, lead, s_experts)
-    slots += places(row, lead, s_slots)
-    gates += places(row, lead, s_gates)
+    out += offsets(row, lead, s_out)
+    experts += offsets(row, lead, s_experts)
+    slots += offsets(row, lead, s_slots)
+    gates += offsets(row, lead, s_gates)
     for start in range(0, NUM, BLOCK):
-        col, mask = block(here, start, NUM, BLOCK)
+        col, mask = block_of_rows(here, start, NUM, BLOCK)
         total = tl.zeros((ROWS, BLOCK), tl.float32)
         for choice in range(choices):
             place, there = _found(experts + choice * k_experts, slots + choice * k_slots, here, row // tokens,
                                   e_y, b_y, c_y, num_experts, capacity, first_expert, first_slot)  # fmt: skip
-            value = fetch(y + place, col, t_y, mask & there[:, None], 0.0)
+            value = load_rows(y + place, col, t_y, mask & there[:, None], 0.0)
             if weighs:
                 value *= tl.load(gates + choice * k_gates, mask=here, other=0.0).to(tl.float32)[:, None]
             total += value
         if adds:
-            total += fetch(out, col, t_out, mask, 0.0)
-        put(out, col, t_out, total, mask)
+            total += load_rows(out, col, t_out, mask, 0.0)
+        store_rows(out, col, t_out, total, mask)
 
 
 @triton.jit
@@ -243,18 +243,18 @@ def _gate_grad(dy, s_dy, out, s_out, experts, s_experts, slots, s_slots, y, rows
                NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    dy += places(row, lead, s_dy)
-    out += places(row, lead, s_out)
-    experts += places(row, lead, s_experts)
-    slots += places(row, lead, s_slots)
+    dy += offsets(row, lead, s_dy)
+    out += offsets(row, lead, s_out)
+    experts += offsets(row, lead, s_experts)
+    slots += offsets(row, lead, s_slots)
     for choice in range(choices):
         place, there = _found(experts + choice * k_experts, slots + choice * k_slots, here, row // tokens,
                               e_y, b_y, c_y, num_experts, capacity, first_expert, first_slot)  # fmt: skip
         total = tl.zeros((ROWS,), tl.float32)
         for start in range(0, NUM, BLOCK):
-            col, mask = block(here, start, NUM, BLOCK)
-            value = fetch(y + place, col, t_y, mask & there[:, None], 0.0)
-            total += tl.sum(value * fetch(dy, col, t_dy, mask, 0.0), 1)
+            col, mask = block_of_rows(here, start, NUM, BLOCK)
+            value = load_rows(y + place, col, t_y, mask & there[:, None], 0.0)
+            total += tl.sum(value * load_rows(dy, col, t_dy, mask, 0.0), 1)
         if adds:
             total += tl.load(out + choice * k_out, mask=here, other=0.0).to(tl.float32)
         tl.store(out + choice * k_out, total.to(out.dtype.element_ty), mask=here)

@@ -1,7 +1,7 @@
-"""Functions for use inside kernels: where the elements of arrays lie, and elementary functions in float32.
+"""Device functions: offsets of elements, loads and stores of rows, and elementary functions in float32.
 
-They know no kernel. exp, log and the error function are those of Triton, to about 2e-7 of the result; the others are
-made of them, by the polynomials of Cephes (Moshier 1989) where a difference would lose digits. NaN stays.
+They know no kernel. exp, log and erf are Triton's, to about 2e-7 of the result; the others are made from them, by the
+polynomials of Cephes (Moshier 1989) where a difference would lose digits. NaN propagates.
 """
 
 # Annotations of a @triton.jit function mean something to Triton, and it knows no others.
@@ -15,8 +15,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def places(index, sizes, steps):
-    """How far from the first element those lie whose row-major numbers in an array of `sizes` are `index`."""
+def offsets(index, sizes, steps):
+    """The offsets of elements, given their row-major numbers `index` in an array of `sizes` with these steps."""
     offset = index * 0
     for dim in tl.static_range(len(sizes) - 1, 0, -1):
         offset += index % sizes[dim] * steps[dim]
@@ -26,7 +26,7 @@ def places(index, sizes, steps):
 
 @triton.jit
 def aligned(x, base):
-    """x, a number or an address that is a multiple of 16 bytes, as `base` is: compilers forget that behind branches."""
+    """x, a number or an address that is as aligned to 16 bytes as `base`: the compiler forgets that behind branches."""
     if x.dtype.is_ptr():
         itemsize: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
         found = base + (x.to(tl.int64) - base.to(tl.int64)) // 16 * (16 // itemsize)
@@ -105,8 +105,8 @@ def tanh(x):
 
 
 @triton.jit
-def turned(x, ahead: tl.constexpr):
-    """Sine of an angle so many quarters of a turn ahead: what is left of it in float64, as far as a million goes."""
+def shifted_sine(x, ahead: tl.constexpr):
+    """The sine of x plus `ahead` quarter turns; the range is reduced in float64, which is accurate up to a million."""
     wide = x.to(tl.float64)
     n = tl.floor(wide * 0.6366197723675814 + 0.5)
     r = (wide - n * 1.5707963267341256 - n * 6.0771005063039e-11).to(tl.float32)
@@ -124,13 +124,13 @@ def turned(x, ahead: tl.constexpr):
 @triton.jit
 def sin(x):
     """Sine of an angle in radians."""
-    return turned(x, 0.0)
+    return shifted_sine(x, 0.0)
 
 
 @triton.jit
 def cos(x):
     """Cosine of an angle in radians."""
-    return turned(x, 1.0)
+    return shifted_sine(x, 1.0)
 
 
 @triton.jit
@@ -177,17 +177,16 @@ def all_maximum(x):
 
 
 @triton.jit
-def block(here, start, NUM: tl.constexpr, BLOCK: tl.constexpr):
-    """The columns of a block of rows, as [1, BLOCK], and where there are any, as [rows, BLOCK]."""
+def block_of_rows(here, start, NUM: tl.constexpr, BLOCK: tl.constexpr):
+    """The columns of a block, as [1,BLOCK], and its mask, as [rows,BLOCK]."""
     col = (start + tl.arange(0, BLOCK))[None, :]
     return col, here[:, None] & (col < NUM)
 
 
 @triton.jit
-def begun(x, place, SKEW: tl.constexpr):
-    """Where rows at `place` begin: the boundary of 16 bytes before them, and by how many elements they begin later.
-
-    Without SKEW these are the rows' own beginnings, and 0.
+def row_starts(x, place, SKEW: tl.constexpr):
+    """The addresses of rows and their skew: with SKEW the multiple of 16 bytes before each row, and how many elements
+    later it begins; otherwise its own beginning and 0.
     """
     if SKEW:
         return x + place // 8 * 8, place % 8
@@ -196,8 +195,10 @@ def begun(x, place, SKEW: tl.constexpr):
 
 
 @triton.jit
-def run(here, skew, start, SKEW: tl.constexpr, NUM: tl.constexpr, BLOCK: tl.constexpr):
-    """As `block` has it, for rows that are `begun`; with SKEW without their `edges`: all is read 16 bytes at once."""
+def row_block(here, skew, start, SKEW: tl.constexpr, NUM: tl.constexpr, BLOCK: tl.constexpr):
+    """As `block_of_rows`, for rows from `row_starts`; with SKEW without their `row_edges`, so that loads are 16 bytes
+    each.
+    """
     at = (start + tl.arange(0, BLOCK))[None, :]
     if SKEW:
         first, last = (skew[:, None] + 7) // 8, (skew[:, None] + NUM) // 8
@@ -207,8 +208,8 @@ def run(here, skew, start, SKEW: tl.constexpr, NUM: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
-def edges(here, skew, NUM: tl.constexpr):
-    """The few elements at both ends of rows that share 16 bytes with others."""
+def row_edges(here, skew, NUM: tl.constexpr):
+    """The few elements at both ends of rows that share their 16 bytes with other rows."""
     k = tl.arange(0, 16)[None, :]
     last = (skew[:, None] + NUM) // 8 * 8
     at = tl.where(k < 8, k, last + k - 8)
@@ -216,18 +217,18 @@ def edges(here, skew, NUM: tl.constexpr):
 
 
 @triton.jit
-def fetch(x, col, step: tl.constexpr, mask, other: tl.constexpr):
-    """A block of rows in float32; x points to where the rows begin."""
+def load_rows(x, col, step: tl.constexpr, mask, other: tl.constexpr):
+    """A block of rows in float32; x points to where rows begin."""
     return tl.load(x[:, None] + col * step, mask=mask, other=other).to(tl.float32)
 
 
 @triton.jit
-def fetch_vector(x, col, step: tl.constexpr, NUM: tl.constexpr):
-    """The same elements of a vector for each row, as [1, BLOCK] in float32."""
+def load_vector(x, col, step: tl.constexpr, NUM: tl.constexpr):
+    """A block of a vector that all rows share, as [1,BLOCK] in float32."""
     return tl.load(x + col * step, mask=col < NUM, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def put(out, col, step: tl.constexpr, value, mask):
+def store_rows(out, col, step: tl.constexpr, value, mask):
     """Write a block of rows."""
     tl.store(out[:, None] + col * step, value.to(out.dtype.element_ty), mask=mask)

@@ -12,27 +12,27 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.functions import maximum, places
-from castile.kernels.triton.launch import Launch, Plan, Room, always, in_turn, planned, takes
-from castile.kernels.triton.lines import each, folded, packed, text
-from castile.kernels.triton.views import Shape, View, nest, permuted, power_of_two, split, view, wide
+from castile.kernels.triton.codegen import contiguous_steps, elementwise_plan, reduction_plan, snippet
+from castile.kernels.triton.functions import maximum, offsets
+from castile.kernels.triton.launch import Launch, LaunchPlan, Workspace, are_floats, fixed_plan, in_sequence, planned
+from castile.kernels.triton.views import Shape, View, loop_nest, needs_64_bits, permuted, power_of_two, split_dims, view
 
 # Bytes that memory is fetched in.
 _SECTOR = 32
 
-_SUMS = text("dy, x, mean, rstd -> dy * (x - mean) * rstd; dy")
-_BOTH = text("x, y -> x; y")
-_MEAN = text("x -> x * share", "share")
-_AWAY = text("x, near -> x - near; (x - near) * (x - near)")
-_NORM = text("x, mean, rstd, g, b -> (x - mean) * rstd * g + b")
-_SLOPE = text("dy, x, mean, rstd, g, slope, along -> (dy * g - slope - (x - mean) * rstd * along) * rstd")
+_SUMS = snippet("dy, x, mean, rstd -> dy * (x - mean) * rstd; dy")
+_BOTH = snippet("x, y -> x; y")
+_MEAN = snippet("x -> x * share", "share")
+_AWAY = snippet("x, near -> x - near; (x - near) * (x - near)")
+_NORM = snippet("x, mean, rstd, g, b -> (x - mean) * rstd * g + b")
+_SLOPE = snippet("dy, x, mean, rstd, g, grad, along -> (dy * g - grad - (x - mean) * rstd * along) * rstd")
 
 
 @planned
-def group_norm(out: tuple[Any, Any, Any], x: Any, g: Any, b: Any, *, groups: int, eps: float) -> Plan | None:
+def group_norm(out: tuple[Any, Any, Any], x: Any, g: Any, b: Any, *, groups: int, eps: float) -> LaunchPlan | None:
     """See the definition."""
     y, mean, rstd = out
-    if not takes(*out, x, g, b):
+    if not are_floats(*out, x, g, b):
         return None
     if _channels_innermost(y, x) and _shares_sectors(x, groups):
         return _normed(out, x, g, b, groups, eps)
@@ -40,39 +40,39 @@ def group_norm(out: tuple[Any, Any, Any], x: Any, g: Any, b: Any, *, groups: int
 
 
 @planned
-def group_norm_grad_input(out: Any, dy: Any, x: Any, g: Any, mean: Any, rstd: Any) -> Plan | None:
+def group_norm_grad_input(out: Any, dy: Any, x: Any, g: Any, mean: Any, rstd: Any) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(out, dy, x, g, mean, rstd):
+    if not are_floats(out, dy, x, g, mean, rstd):
         return None
     if _channels_innermost(out, dy, x) and _shares_sectors(x, mean.shape[1]):
-        return _sloped(out, dy, x, g, mean, rstd)
+        return _backward(out, dy, x, g, mean, rstd)
     return _by_groups(_group_norm_grad, [out, dy, x], mean, rstd, (g,), (), 11)
 
 
 @planned
 def group_norm_grad_params(
     out: tuple[Any, Any], dy: Any, x: Any, mean: Any, rstd: Any, *, accumulate: bool
-) -> Plan | None:
+) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(*out, dy, x, mean, rstd):
+    if not are_floats(*out, dy, x, mean, rstd):
         return None
     if _channels_innermost(dy, x):
         first, sums, _ = _summed(dy, x, mean, rstd)
-        second = folded(_BOTH, [*map(view, out)], sums, (0,), {}, adds=accumulate)
-        return in_turn(first, second)
+        second = reduction_plan(_BOTH, [*map(view, out)], sums, (0,), {}, adds=accumulate)
+        return in_sequence(first, second)
     shape = _apart(x.shape, mean.shape[1])
     still = (0,) * (len(shape) - 2)
-    xs = [split(view(one), shape) for one in (dy, x)]
+    xs = [split_dims(view(one), shape) for one in (dy, x)]
     xs += [View(one, shape, (*view(one).steps, *still)) for one in (mean, rstd)]
-    outs = [split(view(one), shape[1:3]) for one in out]
+    outs = [split_dims(view(one), shape[1:3]) for one in out]
     if len(shape) == 3:
-        return folded(_SUMS, outs, xs, (0,), {}, adds=accumulate)
+        return reduction_plan(_SUMS, outs, xs, (0,), {}, adds=accumulate)
     # Of one channel of a sample, whose mean is one number, first.
     lead = shape[:3]
-    rooms = [View(Room(max(1, prod(lead))), lead, packed(lead)) for _ in out]
-    first = folded(_SUMS, rooms, xs, tuple(range(3, len(shape))), {})
-    second = folded(_BOTH, outs, rooms, (0,), {}, adds=accumulate)
-    return in_turn(first, second)
+    rooms = [View(Workspace(max(1, prod(lead))), lead, contiguous_steps(lead)) for _ in out]
+    first = reduction_plan(_SUMS, rooms, xs, tuple(range(3, len(shape))), {})
+    second = reduction_plan(_BOTH, outs, rooms, (0,), {}, adds=accumulate)
+    return in_sequence(first, second)
 
 
 def _channels_innermost(*arrays: Any) -> bool:
@@ -89,10 +89,10 @@ def _shares_sectors(x: Any, groups: int) -> bool:
 def _rooms(num: int, x: Any) -> list[View]:
     """Working memory for so many numbers of each channel of each sample."""
     lead = tuple(x.shape[:2])
-    return [View(Room(prod(lead)), lead, packed(lead)) for _ in range(num)]
+    return [View(Workspace(prod(lead)), lead, contiguous_steps(lead)) for _ in range(num)]
 
 
-def _still(one: View, x: Any) -> View:
+def _broadcast(one: View, x: Any) -> View:
     """What channels have, or those of each sample, seen by every element of [b,c,...]."""
     lead = (0,) * (2 - len(one.steps))
     return View(one.array, tuple(x.shape), (*lead, *one.steps, *[0] * (x.ndim - 2)))
@@ -107,41 +107,43 @@ def _some_places(x: View) -> View:
     return View(x.array, shape, (*x.steps[:2], *(n * step for n, step in zip(x.steps[2:], apart, strict=True))))
 
 
-def _normed(out: tuple[Any, Any, Any], x: Any, g: Any, b: Any, groups: int, eps: float) -> Plan:
+def _normed(out: tuple[Any, Any, Any], x: Any, g: Any, b: Any, groups: int, eps: float) -> LaunchPlan:
     """Sums of channels less the mean of some places of each, groups' moments of those, and the result."""
     y, mean, rstd = out
     (near,), sums, statistics, count = _rooms(1, x), _rooms(2, x), _rooms(2, x), prod(x.shape[2:])
     dims, some = tuple(range(2, x.ndim)), _some_places(view(x))
-    found = folded(_MEAN, [near], [some], dims, {"share": 1 / prod(some.shape[2:])})
-    first = folded(_AWAY, sums, [view(x), _still(near, x)], dims, {})
+    found = reduction_plan(_MEAN, [near], [some], dims, {"share": 1 / prod(some.shape[2:])})
+    first = reduction_plan(_AWAY, sums, [view(x), _broadcast(near, x)], dims, {})
     per = x.shape[1] // groups
     args = (near, *sums, mean, view(mean).steps, rstd, view(rstd).steps, *statistics, groups, per, float(count))
     joined = Launch(_join, (len(x) * groups,), (*args, eps), {"BLOCK": power_of_two(per)}, 1)
-    last = each(_NORM, [view(y)], [view(x), *(_still(one, x) for one in (*statistics, view(g), view(b)))], {})
-    return in_turn(found, first, always(joined), last, chooses=1)
+    last = elementwise_plan(
+        _NORM, [view(y)], [view(x), *(_broadcast(one, x) for one in (*statistics, view(g), view(b)))], {}
+    )
+    return in_sequence(found, first, fixed_plan(joined), last, chooses=1)
 
 
-def _summed(dy: Any, x: Any, mean: Any, rstd: Any) -> tuple[Plan, list[View], list[View]]:
+def _summed(dy: Any, x: Any, mean: Any, rstd: Any) -> tuple[LaunchPlan, list[View], list[View]]:
     """The work of `_SUMS` of channels of each sample, those sums, and what their mean and rstd are."""
     statistics, sums = _rooms(2, x), _rooms(2, x)
     shape = (*mean.shape, x.shape[1] // mean.shape[1])
     stretched = [View(one, shape, (*view(one).steps, 0)) for one in (mean, rstd)]
-    given = each(_BOTH, [split(one, shape) for one in statistics], stretched, {})
-    xs = [view(dy), view(x), *(_still(one, x) for one in statistics)]
-    first = folded(_SUMS, sums, xs, tuple(range(2, x.ndim)), {})
-    return in_turn(given, first, chooses=1), sums, statistics
+    given = elementwise_plan(_BOTH, [split_dims(one, shape) for one in statistics], stretched, {})
+    xs = [view(dy), view(x), *(_broadcast(one, x) for one in statistics)]
+    first = reduction_plan(_SUMS, sums, xs, tuple(range(2, x.ndim)), {})
+    return in_sequence(given, first, chooses=1), sums, statistics
 
 
-def _sloped(out: Any, dy: Any, x: Any, g: Any, mean: Any, rstd: Any) -> Plan:
+def _backward(out: Any, dy: Any, x: Any, g: Any, mean: Any, rstd: Any) -> LaunchPlan:
     """Sums of channels, what groups have of those, and the gradient."""
     first, sums, statistics = _summed(dy, x, mean, rstd)
     shares, (samples, groups) = _rooms(2, x), mean.shape
     per = x.shape[1] // groups
     args = (*sums, *shares, g, *view(g).steps, groups, per, 1.0 / (per * prod(x.shape[2:])))
     joined = Launch(_share, (samples * groups,), args, {"BLOCK": power_of_two(per)}, 1)
-    xs = [view(dy), view(x), *(_still(one, x) for one in (*statistics, view(g), *shares))]
-    last = each(_SLOPE, [view(out)], xs, {})
-    return in_turn(first, always(joined), last)
+    xs = [view(dy), view(x), *(_broadcast(one, x) for one in (*statistics, view(g), *shares))]
+    last = elementwise_plan(_SLOPE, [view(out)], xs, {})
+    return in_sequence(first, fixed_plan(joined), last)
 
 
 def _apart(shape: Shape, groups: int) -> Shape:
@@ -157,19 +159,19 @@ def _by_groups(
     vectors: tuple[Any, ...],
     numbers: tuple[float, ...],
     flops: int,
-) -> Plan | None:
+) -> LaunchPlan | None:
     """The work of `kernel`, one group of one sample a program; None where a group is longer than 32 bits can count."""
     batch, groups = mean.shape
     shape = _apart(arrays[0].shape, groups)
-    views = [split(view(one), shape) for one in arrays]
+    views = [split_dims(view(one), shape) for one in arrays]
     innermost, per = _channels_innermost(*arrays), shape[2]
     dims = (*range(3, len(shape)), 2) if innermost else tuple(range(2, len(shape)))
     within = [permuted(one, dims) for one in views]
-    walk = nest(within)
+    walk = loop_nest(within)
     plane = 1 if innermost else walk.extent // max(1, per)
     if batch * groups * walk.extent == 0:
-        return always()
-    if wide(within):
+        return fixed_plan()
+    if needs_64_bits(within):
         return None
     operands = [part for one, along in zip(views, walk.steps, strict=True) for part in (one, one.steps[:2], along)]
     operands += [part for one in (mean, rstd) for part in (one, view(one).steps)]
@@ -187,7 +189,7 @@ def _by_groups(
     # A group that is held at once has as many elements a thread as leave several programs on a processor.
     held, walked = (8192, 16), (4096, 8)
     first = (held, walked) if walk.extent <= held[0] else (walked, held)
-    return Plan((*first, (4096, 32), (4096, 16), (2048, 16), (8192, 32)), launches)
+    return LaunchPlan((*first, (4096, 32), (4096, 16), (2048, 16), (8192, 32)), launches)
 
 
 @triton.jit
@@ -212,13 +214,13 @@ def _group_norm(y, s_y, t_y, x, s_x, t_x, mean, s_mean, rstd, s_rstd, g, s_g, b,
     x += sample * s_x[0] + group * s_x[1]
     # Less the mean of the first block, squares lose little by being summed together with what they are squares of.
     col = tl.arange(0, BLOCK)
-    v = tl.load(x + places(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32)
+    v = tl.load(x + offsets(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32)
     near = tl.sum(v, 0) / min(NUM, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     squares = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, NUM, BLOCK):
         col = start + tl.arange(0, BLOCK)
-        v = tl.load(x + places(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32)
+        v = tl.load(x + offsets(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32)
         away = tl.where(col < NUM, v - near, 0.0)
         total += away
         squares += away * away
@@ -229,11 +231,11 @@ def _group_norm(y, s_y, t_y, x, s_x, t_x, mean, s_mean, rstd, s_rstd, g, s_g, b,
     tl.store(rstd + sample * s_rstd[0] + group * s_rstd[1], scale.to(rstd.dtype.element_ty))
     for start in range(0, NUM, BLOCK):
         col = start + tl.arange(0, BLOCK)
-        v = tl.load(x + places(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32)
+        v = tl.load(x + offsets(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32)
         gain = _of_channel(g, s_g, group * per, per, start, NUM, PLANE, BLOCK)
         shift = _of_channel(b, s_b, group * per, per, start, NUM, PLANE, BLOCK)
         value = (v - middle) * scale * gain + shift
-        tl.store(y + places(col, inner, t_y), value.to(y.dtype.element_ty), mask=col < NUM)
+        tl.store(y + offsets(col, inner, t_y), value.to(y.dtype.element_ty), mask=col < NUM)
 
 
 @triton.jit
@@ -250,18 +252,18 @@ def _group_norm_grad(out, s_out, t_out, dy, s_dy, t_dy, x, s_x, t_x, mean, s_mea
     for start in range(0, NUM, BLOCK):
         col = start + tl.arange(0, BLOCK)
         gain = _of_channel(g, s_g, group * per, per, start, NUM, PLANE, BLOCK)
-        slope = tl.load(dy + places(col, inner, t_dy), mask=col < NUM, other=0.0).to(tl.float32) * gain
-        v = tl.load(x + places(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32)
-        first += slope
-        second += slope * ((v - middle) * scale)
-    mean_slope, mean_along = tl.sum(first, 0) / NUM, tl.sum(second, 0) / NUM
+        grad = tl.load(dy + offsets(col, inner, t_dy), mask=col < NUM, other=0.0).to(tl.float32) * gain
+        v = tl.load(x + offsets(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32)
+        first += grad
+        second += grad * ((v - middle) * scale)
+    mean_grad, mean_along = tl.sum(first, 0) / NUM, tl.sum(second, 0) / NUM
     for start in range(0, NUM, BLOCK):
         col = start + tl.arange(0, BLOCK)
         gain = _of_channel(g, s_g, group * per, per, start, NUM, PLANE, BLOCK)
-        slope = tl.load(dy + places(col, inner, t_dy), mask=col < NUM, other=0.0).to(tl.float32) * gain
-        z = (tl.load(x + places(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32) - middle) * scale
-        value = (slope - mean_slope - z * mean_along) * scale
-        tl.store(out + places(col, inner, t_out), value.to(out.dtype.element_ty), mask=col < NUM)
+        grad = tl.load(dy + offsets(col, inner, t_dy), mask=col < NUM, other=0.0).to(tl.float32) * gain
+        z = (tl.load(x + offsets(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32) - middle) * scale
+        value = (grad - mean_grad - z * mean_along) * scale
+        tl.store(out + offsets(col, inner, t_out), value.to(out.dtype.element_ty), mask=col < NUM)
 
 
 @triton.jit
@@ -284,11 +286,11 @@ def _join(near, first, second, mean, s_mean, rstd, s_rstd, middles, rates, group
 
 
 @triton.jit
-def _share(along, first, slopes, alongs, g, s_g, groups, per, share, BLOCK: tl.constexpr):
+def _share(along, first, grads, alongs, g, s_g, groups, per, share, BLOCK: tl.constexpr):
     c = tl.arange(0, BLOCK)
     here, at = c < per, tl.program_id(0) * per + c
     gain = tl.load(g + (tl.program_id(0) % groups * per + c) * s_g, mask=here, other=0.0).to(tl.float32)
-    slope = tl.sum(tl.load(first + at, mask=here, other=0.0) * gain, 0) * share
+    grad = tl.sum(tl.load(first + at, mask=here, other=0.0) * gain, 0) * share
     turn = tl.sum(tl.load(along + at, mask=here, other=0.0) * gain, 0) * share
-    tl.store(slopes + at, tl.zeros_like(gain) + slope, mask=here)
+    tl.store(grads + at, tl.zeros_like(gain) + grad, mask=here)
     tl.store(alongs + at, tl.zeros_like(gain) + turn, mask=here)

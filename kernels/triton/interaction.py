@@ -10,7 +10,7 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.launch import Launch, Plan, planned, takes
+from castile.kernels.triton.launch import Launch, LaunchPlan, are_floats, planned
 from castile.kernels.triton.views import power_of_two, view
 
 # The most vectors whose products one program holds.
@@ -18,21 +18,21 @@ _MOST = 128
 
 
 @planned
-def pair_dots(out: Any, x: Any) -> Plan | None:
+def pair_dots(out: Any, x: Any) -> LaunchPlan | None:
     """See the definition. Both halves are computed, as tensor cores do, and one is written."""
-    return _by_samples(_pair_dots, x, [out, x], 64 >> (x.dtype.name == "float32")) if takes(out, x) else None
+    return _by_samples(_pair_dots, x, [out, x], 64 >> (x.dtype.name == "float32")) if are_floats(out, x) else None
 
 
 @planned
-def pair_dots_grad(out: Any, dy: Any, x: Any) -> Plan | None:
+def pair_dots_grad(out: Any, dy: Any, x: Any) -> LaunchPlan | None:
     """See the definition."""
     # Of 64 a thread leaves out registers where it writes by columns, and in float32: of 60 vectors 7 KB; in both, with
     # Triton 3.9, of 32 too.
     block = 64 >> (x.dtype.name == "float32") >> (view(out).steps[-1] != 1)
-    return _by_samples(_pair_dots_grad, x, [out, dy, x], block) if takes(out, dy, x) else None
+    return _by_samples(_pair_dots_grad, x, [out, dy, x], block) if are_floats(out, dy, x) else None
 
 
-def _by_samples(kernel: Any, x: Any, arrays: list[Any], likely: int) -> Plan | None:
+def _by_samples(kernel: Any, x: Any, arrays: list[Any], likely: int) -> LaunchPlan | None:
     """The work of `kernel` on one sample a program, `likely` of the width of its vectors a step at first; None for more
     vectors than it can hold.
     """
@@ -40,7 +40,7 @@ def _by_samples(kernel: Any, x: Any, arrays: list[Any], likely: int) -> Plan | N
     if num > _MOST:
         return None
     if not x.size:
-        return Plan((None,), lambda _: [])
+        return LaunchPlan((None,), lambda _: [])
     across = max(16, power_of_two(num))
     args = (*(part for one in arrays for part in (one, view(one).steps)), num, width)
 
@@ -52,7 +52,7 @@ def _by_samples(kernel: Any, x: Any, arrays: list[Any], likely: int) -> Plan | N
         return [Launch(kernel, (batch,), args, sizes, warps, flops=flops, tensor_cores=half)]
 
     settings = ((likely, max(1, across * across // 1024)), (128, 4), (32, 4))
-    return Plan(tuple(dict.fromkeys(settings)), launches)
+    return LaunchPlan(tuple(dict.fromkeys(settings)), launches)
 
 
 @triton.jit

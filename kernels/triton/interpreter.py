@@ -1,4 +1,4 @@
-"""Triton on NumPy arrays in place, by its interpreter, for checks of numbers without a GPU.
+"""Triton on NumPy arrays, by Triton's interpreter, to check numbers without a GPU.
 
 TRITON_INTERPRET=1 must be in the environment before Triton is imported. It knows no kernel.
 """
@@ -72,7 +72,7 @@ def call(launch: Any, args: tuple[Any, ...]) -> Callable[[], None]:
     if not knobs.runtime.interpret:
         raise ValueError("kernels in Triton run on arrays of CuPy; on NumPy's they need TRITON_INTERPRET=1")
     _mend()
-    grid = (min(launch.grid[0], _WALKERS), *launch.grid[1:]) if launch.walks else launch.grid
+    grid = (min(launch.grid[0], _WALKERS), *launch.grid[1:]) if launch.is_persistent else launch.grid
     return partial(_run, launch.kernel[grid], tuple(map(_argument, args)), launch.constants)
 
 
@@ -195,7 +195,7 @@ def _kept_blocks(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _kept_tensors(make: Callable[..., None]) -> Callable[..., None]:
-    """What makes a tensor: what is told of its shape as it was for the first of that shape."""
+    """Makes tensors; what depends on a shape only is computed for the first tensor of that shape."""
     kept: dict[tuple[int, ...], dict[str, Any]] = {}
 
     def init(self: Any, handle: Any, type: Any) -> None:

@@ -10,59 +10,59 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.functions import begun, edges, fetch, places, put, run
-from castile.kernels.triton.launch import Plan, Room, in_turn, planned, takes
-from castile.kernels.triton.lines import folded, packed, text
-from castile.kernels.triton.rows import by_columns, by_rows
-from castile.kernels.triton.softmax import top_and_total
-from castile.kernels.triton.split_loss import Blocks, entropies, merged, slopes
+from castile.kernels.triton.codegen import contiguous_steps, reduction_plan, snippet
+from castile.kernels.triton.functions import load_rows, offsets, row_block, row_edges, row_starts, store_rows
+from castile.kernels.triton.launch import LaunchPlan, Workspace, are_floats, in_sequence, planned
+from castile.kernels.triton.rows import by_rows, has_columns_contiguous
+from castile.kernels.triton.softmax import max_and_sum
+from castile.kernels.triton.split_loss import Blocks, entropies, grads, merged
 from castile.kernels.triton.views import View, view
 
-_SCALED = text("x -> scale * x", "scale")
+_SCALED = snippet("x -> scale * x", "scale")
 # Classes of a part of logits that lie by columns.
 _PART = 512
 
 
 @planned
-def cross_entropy(out: tuple[Any, Any], logits: Any, labels: Any, *, scale: float) -> Plan | None:
+def cross_entropy(out: tuple[Any, Any], logits: Any, labels: Any, *, scale: float) -> LaunchPlan | None:
     """See the definition."""
     loss, lse = out
-    if not takes(loss, lse, logits):
+    if not are_floats(loss, lse, logits):
         return None
-    if by_columns(view(logits)):
+    if has_columns_contiguous(view(logits)):
         return _in_parts(loss, lse, logits, labels, scale)
     lead = tuple(labels.shape)
-    each = View(Room(max(1, labels.size)), lead, packed(lead))
+    each = View(Workspace(max(1, labels.size)), lead, contiguous_steps(lead))
     rows = by_rows(_cross_entropy, [view(logits)], [view(lse), each, view(labels)], flops=4)
-    total = folded(_SCALED, [view(loss)], [each], tuple(range(len(lead))), {"scale": scale})
+    total = reduction_plan(_SCALED, [view(loss)], [each], tuple(range(len(lead))), {"scale": scale})
     if rows is None:
         return None
-    return in_turn(rows, total)
+    return in_sequence(rows, total)
 
 
 @planned
-def cross_entropy_grad(out: Any, dy: Any, logits: Any, labels: Any, lse: Any, *, scale: float) -> Plan | None:
+def cross_entropy_grad(out: Any, dy: Any, logits: Any, labels: Any, lse: Any, *, scale: float) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(out, dy, logits, lse):
+    if not are_floats(out, dy, logits, lse):
         return None
-    if all(by_columns(view(x)) for x in (out, logits)):
+    if all(has_columns_contiguous(view(x)) for x in (out, logits)):
         parts = _parts(logits)
         shape = (*labels.shape, parts.num)
-        slope, below = View(dy, shape, (0,) * len(shape)), View(lse, shape, (*view(lse).steps, 0))
-        return slopes(out, [slope, slope, below], logits, labels, parts, (scale, -scale))
+        grad, below = View(dy, shape, (0,) * len(shape)), View(lse, shape, (*view(lse).steps, 0))
+        return grads(out, [grad, grad, below], logits, labels, parts, (scale, -scale))
     arrays, bare = [view(out), view(logits)], [view(lse), view(labels)]
     return by_rows(_cross_entropy_grad, arrays, bare, scalars=(dy,), numbers=(scale,), flops=4, again=False)
 
 
-def _in_parts(loss: Any, lse: Any, logits: Any, labels: Any, scale: float) -> Plan | None:
-    """The same of logits that lie by columns: parts of the classes are told apart, for there are few rows to a program
-    that reads neighbours.
+def _in_parts(loss: Any, lse: Any, logits: Any, labels: Any, scale: float) -> LaunchPlan | None:
+    """The same of logits that lie by columns: parts of the classes have programs of their own, for there are few rows
+    to a program that reads neighbours.
     """
     parts, lead = _parts(logits), tuple(labels.shape)
-    room = View(Room(parts.num * labels.size), (*lead, parts.num), (*packed(lead), labels.size))
-    tops, hits = room, room._replace(array=Room(parts.num * labels.size))
+    room = View(Workspace(parts.num * labels.size), (*lead, parts.num), (*contiguous_steps(lead), labels.size))
+    tops, hits = room, room._replace(array=Workspace(parts.num * labels.size))
     rows, rest = entropies([tops, hits], logits, labels, parts), merged(loss, lse, tops, hits, scale)
-    return None if rows is None or rest is None else in_turn(rows, rest)
+    return None if rows is None or rest is None else in_sequence(rows, rest)
 
 
 def _parts(logits: Any) -> Blocks:
@@ -77,20 +77,20 @@ def _cross_entropy(x, s_x, lse, s_lse, each, s_each, labels, s_labels, rows, lea
                    STAGES: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    x, skew = begun(x, places(row, lead, s_x), SKEW)
-    label = tl.load(labels + places(row, lead, s_labels), mask=here, other=0).to(tl.int64)
-    top, total = top_and_total(x, here, skew, t_x, SKEW, NUM, ROWS, BLOCK, STAGES)
+    x, skew = row_starts(x, offsets(row, lead, s_x), SKEW)
+    label = tl.load(labels + offsets(row, lead, s_labels), mask=here, other=0).to(tl.int64)
+    top, total = max_and_sum(x, here, skew, t_x, SKEW, NUM, ROWS, BLOCK, STAGES)
     found = top + tl.log(total)
     known = here & (label >= 0) & (label < NUM)
     picked = tl.load(x + (label + skew) * t_x, mask=known, other=float("nan")).to(tl.float32)
-    tl.store(lse + places(row, lead, s_lse), found.to(lse.dtype.element_ty), mask=here)
-    tl.store(each + places(row, lead, s_each), found - picked, mask=here)
+    tl.store(lse + offsets(row, lead, s_lse), found.to(lse.dtype.element_ty), mask=here)
+    tl.store(each + offsets(row, lead, s_each), found - picked, mask=here)
 
 
 @triton.jit
-def _slope(out, x, at, mask, label, below, share, t_out: tl.constexpr, t_x: tl.constexpr):
-    p = tl.exp(fetch(x, at, t_x, mask, float("-inf")) - below[:, None])
-    put(out, at, t_out, (p - (at == label[:, None]).to(tl.float32)) * share, mask)
+def _grad(out, x, at, mask, label, below, share, t_out: tl.constexpr, t_x: tl.constexpr):
+    p = tl.exp(load_rows(x, at, t_x, mask, float("-inf")) - below[:, None])
+    store_rows(out, at, t_out, (p - (at == label[:, None]).to(tl.float32)) * share, mask)
 
 
 @triton.jit
@@ -99,16 +99,16 @@ def _cross_entropy_grad(out, s_out, x, s_x, lse, s_lse, labels, s_labels, dy, ro
                         BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    out, _ = begun(out, places(row, lead, s_out), SKEW)
-    x, skew = begun(x, places(row, lead, s_x), SKEW)
-    below = tl.load(lse + places(row, lead, s_lse), mask=here, other=0.0).to(tl.float32)
-    label = tl.load(labels + places(row, lead, s_labels), mask=here, other=0).to(tl.int64)
+    out, _ = row_starts(out, offsets(row, lead, s_out), SKEW)
+    x, skew = row_starts(x, offsets(row, lead, s_x), SKEW)
+    below = tl.load(lse + offsets(row, lead, s_lse), mask=here, other=0.0).to(tl.float32)
+    label = tl.load(labels + offsets(row, lead, s_labels), mask=here, other=0).to(tl.int64)
     # No place is that of a label out of range.
     label = tl.where((label >= 0) & (label < NUM), label + skew, -1)
     share = tl.load(dy).to(tl.float32) * scale
     if SKEW:
-        end, near = edges(here, skew, NUM)
-        _slope(out, x, end, near, label, below, share, t_out, t_x)
+        end, near = row_edges(here, skew, NUM)
+        _grad(out, x, end, near, label, below, share, t_out, t_x)
     for start in tl.range(0, NUM + 7 * SKEW, BLOCK, num_stages=STAGES):
-        at, mask = run(here, skew, start, SKEW, NUM, BLOCK)
-        _slope(out, x, at, mask, label, below, share, t_out, t_x)
+        at, mask = row_block(here, skew, start, SKEW, NUM, BLOCK)
+        _grad(out, x, at, mask, label, below, share, t_out, t_x)

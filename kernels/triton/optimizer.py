@@ -6,9 +6,9 @@ Results may be written over what they are made of. It knows no schedule of learn
 from math import log
 from typing import Any
 
-from castile.kernels.triton.launch import Plan, planned, takes
-from castile.kernels.triton.lines import Text
-from castile.kernels.triton.several import guarding, several
+from castile.kernels.triton.codegen import Snippet
+from castile.kernels.triton.launch import LaunchPlan, are_floats, planned
+from castile.kernels.triton.multi_tensor import guarded_by, multi_tensor
 
 
 @planned
@@ -23,11 +23,11 @@ def sgd(
     decay: float,
     nesterov: bool,
     guarded: bool = False,
-) -> Plan | None:
+) -> LaunchPlan | None:
     """See the definition."""
     step = "g + momentum * m" if nesterov else "m"
     statements = ("g = g + decay * w", "m = momentum * m + g")
-    what = Text(("w", "g", "m", "lr"), ("momentum", "decay"), statements, (f"w - lr * ({step})", "m"))
+    what = Snippet(("w", "g", "m", "lr"), ("momentum", "decay"), statements, (f"w - lr * ({step})", "m"))
     return _steps(what, out, (w, g, m, lr, *more), {"momentum": momentum, "decay": decay}, guarded)
 
 
@@ -47,7 +47,7 @@ def adam(
     decay: float,
     decoupled: bool,
     guarded: bool = False,
-) -> Plan | None:
+) -> LaunchPlan | None:
     """See the definition. 1 - beta^step comes from expm1, which loses no digits where it is small."""
     statements = (
         *(() if decoupled else ("g = g + decay * w",)),
@@ -60,7 +60,7 @@ def adam(
     constants = {"share1": 1 - beta1, "share2": 1 - beta2, "beta2": beta2, "eps": eps, "decay": decay}
     constants |= {"log1": _log(beta1), "log2": _log(beta2)}
     names = ("w", "g", "m", "v", "lr", "step")
-    what = Text(names, tuple(constants), statements, (f"{kept} - rate * m / size", "m", "v"))
+    what = Snippet(names, tuple(constants), statements, (f"{kept} - rate * m / size", "m", "v"))
     return _steps(what, out, (w, g, m, v, lr, step, *more), constants, guarded)
 
 
@@ -76,27 +76,27 @@ def lion(
     beta2: float,
     decay: float,
     guarded: bool = False,
-) -> Plan | None:
+) -> LaunchPlan | None:
     """See the definition."""
     statements = ("moved = sign(beta1 * m + share1 * g)",)
     values = ("(1.0 - lr * decay) * w - lr * moved", "beta2 * m + share2 * g")
     constants = {"beta1": beta1, "share1": 1 - beta1, "beta2": beta2, "share2": 1 - beta2, "decay": decay}
-    what = Text(("w", "g", "m", "lr"), tuple(constants), statements, values)
+    what = Snippet(("w", "g", "m", "lr"), tuple(constants), statements, values)
     return _steps(what, out, (w, g, m, lr, *more), constants, guarded)
 
 
 def _steps(
-    what: Text, out: tuple[Any, ...], arrays: tuple[Any, ...], constants: dict[str, float], guarded: bool
-) -> Plan | None:
+    what: Snippet, out: tuple[Any, ...], arrays: tuple[Any, ...], constants: dict[str, float], guarded: bool
+) -> LaunchPlan | None:
     """What is done to each parameter, whose arrays are as many as the text has names, and a guard where there is one:
     parameter, gradient, states, numbers.
     """
-    if not takes(*out, *arrays):
+    if not are_floats(*out, *arrays):
         return None
     # All but the gradient is made anew.
     states = ("w", *what.names[2 : 1 + len(what.values)])
     numbers = len(what.names) - len(what.values) - 1 + guarded
-    return several(guarding(what, states, guarded), out, arrays, numbers, constants)
+    return multi_tensor(guarded_by(what, states, guarded), out, arrays, numbers, constants)
 
 
 def _log(beta: float) -> float:

@@ -5,8 +5,8 @@ A gate is a view of its own of what holds all of them. It knows no product with 
 
 from typing import Any
 
-from castile.kernels.triton.launch import Plan, planned, takes
-from castile.kernels.triton.lines import Text, each
+from castile.kernels.triton.codegen import Snippet, elementwise_plan
+from castile.kernels.triton.launch import LaunchPlan, are_floats, planned
 from castile.kernels.triton.views import View, broadcast, view
 
 _FOUR = ("0", "1", "2", "3")
@@ -19,7 +19,7 @@ def _named(*words: str) -> tuple[str, ...]:
     )
 
 
-_LSTM = Text(
+_LSTM = Snippet(
     _named("x4", "b4", "r4", "c"),
     (),
     (
@@ -31,7 +31,7 @@ _LSTM = Text(
     ),
     ("o * tanh(n)", "n", "i", "f", "g", "o"),
 )
-_LSTM_GRAD = Text(
+_LSTM_GRAD = Snippet(
     ("y", "z", "i", "f", "g", "o", "before", "c"),
     (),
     ("shown = tanh(c)", "d = z + y * o * (1.0 - shown * shown)"),
@@ -43,7 +43,7 @@ _LSTM_GRAD = Text(
         "d * f",
     ),
 )
-_GRU = Text(
+_GRU = Snippet(
     _named("x3", "b3", "r3", "s3", "h"),
     (),
     (
@@ -54,7 +54,7 @@ _GRU = Text(
     ),
     ("candidate + update * (h - candidate)", "reset", "update", "candidate", "recalled"),
 )
-_GRU_GRAD = Text(
+_GRU_GRAD = Snippet(
     ("y", "reset", "update", "candidate", "recalled", "h"),
     (),
     (
@@ -67,26 +67,26 @@ _GRU_GRAD = Text(
 
 
 @planned
-def lstm_cell(out: tuple[Any, Any, Any], x: Any, bias: Any, r: Any, c: Any) -> Plan | None:
+def lstm_cell(out: tuple[Any, Any, Any], x: Any, bias: Any, r: Any, c: Any) -> LaunchPlan | None:
     """See the definition."""
     return _cell(_LSTM, [out[0], out[1], *_gates(out[2])], [*_gates(x), *_gates(bias), *_gates(r), c])
 
 
 @planned
-def lstm_cell_grad(out: tuple[Any, Any], dh: Any, dc: Any, gates: Any, before: Any, c: Any) -> Plan | None:
+def lstm_cell_grad(out: tuple[Any, Any], dh: Any, dc: Any, gates: Any, before: Any, c: Any) -> LaunchPlan | None:
     """See the definition."""
     return _cell(_LSTM_GRAD, [*_gates(out[0]), out[1]], [dh, dc, *_gates(gates), before, c])
 
 
 @planned
-def gru_cell(out: tuple[Any, Any], x: Any, bias_x: Any, r: Any, bias_r: Any, h: Any) -> Plan | None:
+def gru_cell(out: tuple[Any, Any], x: Any, bias_x: Any, r: Any, bias_r: Any, h: Any) -> LaunchPlan | None:
     """See the definition."""
     xs = [part for one in (x, bias_x, r, bias_r) for part in _gates(one)]
     return _cell(_GRU, [out[0], *_gates(out[1])], [*xs, h])
 
 
 @planned
-def gru_cell_grad(out: tuple[Any, Any, Any], dh: Any, gates: Any, h: Any) -> Plan | None:
+def gru_cell_grad(out: tuple[Any, Any, Any], dh: Any, gates: Any, h: Any) -> LaunchPlan | None:
     """See the definition."""
     return _cell(_GRU_GRAD, [*_gates(out[0]), *_gates(out[1]), out[2]], [dh, *_gates(gates), h])
 
@@ -96,9 +96,9 @@ def _gates(x: Any) -> list[Any]:
     return [x[..., n, :] for n in range(x.shape[-2])]
 
 
-def _cell(what: Text, outs: list[Any], xs: list[Any]) -> Plan | None:
-    if not takes(*outs, *xs):
+def _cell(what: Snippet, outs: list[Any], xs: list[Any]) -> LaunchPlan | None:
+    if not are_floats(*outs, *xs):
         return None
     shape = tuple(outs[0].shape)
     stretched: list[View] = [broadcast(view(x), shape) for x in xs]
-    return each(what, [view(out) for out in outs], stretched, {})
+    return elementwise_plan(what, [view(out) for out in outs], stretched, {})

@@ -12,9 +12,9 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.functions import places
-from castile.kernels.triton.launch import Launch, Plan, planned, takes
-from castile.kernels.triton.views import View, nest, power_of_two, split, view, wide
+from castile.kernels.triton.functions import offsets
+from castile.kernels.triton.launch import Launch, LaunchPlan, are_floats, planned
+from castile.kernels.triton.views import View, loop_nest, needs_64_bits, power_of_two, split_dims, view
 
 # Pairs of a head that a program holds at most, and operations on a pair: the angle, both polynomials, the turn.
 _MOST_PAIRS = 4096
@@ -22,22 +22,24 @@ _OPERATIONS = 40
 
 
 @planned
-def rotary(out: Any, x: Any, *, heads: int, base: float, offset: int, interleaved: bool, inverse: bool) -> Plan | None:
+def rotary(
+    out: Any, x: Any, *, heads: int, base: float, offset: int, interleaved: bool, inverse: bool
+) -> LaunchPlan | None:
     """See the definition."""
     pairs = x.shape[-1] // heads // 2
-    if not takes(out, x) or pairs > _MOST_PAIRS:
+    if not are_floats(out, x) or pairs > _MOST_PAIRS:
         return None
     if x.size == 0:
-        return Plan((None,), lambda _: [])
-    views = [split(view(one), (*x.shape[:-1], heads, 2 * pairs)) for one in (out, x)]
-    walk = nest([View(one.array, one.shape[:-3], one.steps[:-3]) for one in views])
+        return LaunchPlan((None,), lambda _: [])
+    views = [split_dims(view(one), (*x.shape[:-1], heads, 2 * pairs)) for one in (out, x)]
+    walk = loop_nest([View(one.array, one.shape[:-3], one.steps[:-3]) for one in views])
     own = [part for one, lead in zip(views, walk.steps, strict=True) for part in (one.array, one.steps[-3:], lead)]
     num = x.shape[-2]
     constants = {
         "SLOWER": -log2(base) / pairs,
         "SIGN": -1.0 if inverse else 1.0,
         "INTERLEAVED": interleaved,
-        "WIDE": wide(views),
+        "WIDE": needs_64_bits(views),
         "PAIRS": pairs,
         "BLOCK": power_of_two(pairs),
     }
@@ -52,7 +54,7 @@ def rotary(out: Any, x: Any, *, heads: int, base: float, offset: int, interleave
         return [Launch(_rotary, grid, args, constants | blocks, warps, flops=x.size // 2 * _OPERATIONS)]
 
     # Sines serve all the heads of a program; with too many of those a chip is not filled.
-    return Plan(((1024, 4, 4), (1024, 8, 4), (512, 4, 4), (2048, 2, 8), (1024, 1, 4)), launches)
+    return LaunchPlan(((1024, 4, 4), (1024, 8, 4), (512, 4, 4), (2048, 2, 8), (1024, 1, 4)), launches)
 
 
 @triton.jit
@@ -88,8 +90,8 @@ def _rotary(out, o_steps, o_lead, x, x_steps, x_lead, num, heads, lead, offset,
     # Neighbours are read and written together and parted in registers.
     col = tl.arange(0, 2 * BLOCK)[None, :] if INTERLEAVED else pair
     here = (row < num)[:, None] & (col < (2 * PAIRS if INTERLEAVED else PAIRS))
-    out += places(where, lead, o_lead) + row[:, None] * o_steps[0] + col * o_steps[2]
-    x += places(where, lead, x_lead) + row[:, None] * x_steps[0] + col * x_steps[2]
+    out += offsets(where, lead, o_lead) + row[:, None] * o_steps[0] + col * o_steps[2]
+    x += offsets(where, lead, x_lead) + row[:, None] * x_steps[0] + col * x_steps[2]
     for head in range(first, tl.minimum(first + HEADS, heads)):
         at, to = x + head * x_steps[1], out + head * o_steps[1]
         if INTERLEAVED:

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from castile.kernels.triton.launch import Launch, Plan
-from castile.kernels.triton.views import Shape, View, nest, permuted, power_of_two, wide
+from castile.kernels.triton.launch import Launch, LaunchPlan
+from castile.kernels.triton.views import Shape, View, loop_nest, needs_64_bits, permuted, power_of_two
 
 # The longest row that a program holds at once; longer ones are read in blocks, in each loop anew.
 _HELD = 16384
@@ -54,7 +54,7 @@ def by_rows(
     again: bool = True,
     own: dict[str, Any] | None = None,
     in_blocks: bool = False,
-) -> Plan | None:
+) -> LaunchPlan | None:
     """The work of `kernel` on the last dim of `arrays`, of one shape, and the elements of `bare`, of its leading dims.
 
     flops: operations on one element of an array; nbytes: as Launch has it; again: whether the kernel goes over a row
@@ -63,10 +63,10 @@ def by_rows(
     """
     shape = arrays[0].shape
     cols, dims = shape[-1], tuple(range(len(shape) - 1))
-    walk = nest([*(permuted(one, dims) for one in arrays), *bare])
+    walk = loop_nest([*(permuted(one, dims) for one in arrays), *bare])
     if walk.extent * cols == 0:
-        return Plan((None,), lambda _: [])
-    if wide([View(None, (cols,), one.steps[-1:]) for one in arrays]):
+        return LaunchPlan((None,), lambda _: [])
+    if needs_64_bits([View(None, (cols,), one.steps[-1:]) for one in arrays]):
         return None
     pairs = [part for one, steps in zip([*arrays, *bare], walk.steps, strict=True) for part in (one, steps)]
     args = (*pairs, *(vectors or []), *scalars, walk.extent, walk.sizes, *numbers)
@@ -74,7 +74,7 @@ def by_rows(
     names = [name for name in kernel.arg_names if name.startswith("t_")]
     constants: dict[str, Any] = dict(zip(names, steps, strict=True)) | {"NUM": cols} | (own or {})
     known = kernel.arg_names
-    skewed = "SKEW" in known and _skewed(arrays, walk.steps[: len(arrays)])
+    skewed = "SKEW" in known and _is_skewed(arrays, walk.steps[: len(arrays)])
     constants |= {"SKEW": skewed} if "SKEW" in known else {}
 
     def launches(setting: tuple[int, ...]) -> list[Launch]:
@@ -93,24 +93,24 @@ def by_rows(
     # Rows that begin anywhere, but not all alike, are read and written one by one.
     masked = loose and (reads > 1 or (not skewed and arrays[0].steps[-1] == 1))
     settings: tuple[tuple[int, ...], ...]
-    if all(by_columns(one) for one in arrays):
-        settings = _beside(walk.extent, cols, again)
+    if all(has_columns_contiguous(one) for one in arrays):
+        settings = _column_settings(walk.extent, cols, again)
     else:
         settings = _settings(
             walk.extent, cols + (_EIGHT - 1) * skewed, most, nbytes_each, first, masked, apart and cols < _EIGHT, skewed
         )
     if "STAGES" in known:
-        settings = _staged(settings, cols, nbytes_each)
+        settings = _with_stages(settings, cols, nbytes_each)
     if in_blocks and most < cols and (skewed or not loose):
-        settings = _held_in_blocks(cols + (_EIGHT - 1) * skewed, skewed, settings)
-    return Plan(settings, launches)
+        settings = _in_registers(cols + (_EIGHT - 1) * skewed, skewed, settings)
+    return LaunchPlan(settings, launches)
 
 
-def _beside(extent: int, cols: int, again: bool) -> tuple[tuple[int, int, int], ...]:
-    """Rows, elements of a row and warps of a program of rows that lie side by side: a thread has vectors of rows.
+def _column_settings(extent: int, cols: int, again: bool) -> tuple[tuple[int, int, int], ...]:
+    """Rows, elements of a row and warps of a program whose rows are contiguous across, so a thread has vectors of rows.
 
-    What goes over a row `again` holds four blocks at once, which take registers; else a thread has two vectors. First
-    are those of which there are enough programs.
+    again  whether the kernel reads a row more than once: it then holds four blocks at once, otherwise two vectors
+    Settings with enough programs come first.
     """
     every = ((128, 8, 4), (256, 4, 4), (64, 8, 2), (32, 32, 4)) if again else ((256, 16, 8), (128, 8, 2), (64, 32, 4))
     found = []
@@ -120,20 +120,21 @@ def _beside(extent: int, cols: int, again: bool) -> tuple[tuple[int, int, int], 
     return tuple(dict.fromkeys(found))
 
 
-def by_columns(one: View) -> bool:
-    """Whether the elements of a row lie apart, and those of neighbouring rows nearer to each other."""
+def has_columns_contiguous(one: View) -> bool:
+    """Whether a row's elements are not contiguous and those of neighbouring rows are nearer."""
     *lead, last = one.steps
     return any(size > 1 and 0 < step < last for size, step in zip(one.shape, lead, strict=False))
 
 
-def _skewed(arrays: list[View], steps: tuple[Shape, ...]) -> bool:
-    """Whether rows begin between boundaries of 16 bytes, all arrays' by as many elements."""
+def _is_skewed(arrays: list[View], steps: tuple[Shape, ...]) -> bool:
+    """Whether rows begin between multiples of 16 bytes, those of all arrays by equally many elements."""
     dense = all(one.steps[-1] == 1 for one in arrays) and arrays[0].shape[-1] >= 2 * _EIGHT
     return dense and len(set(steps)) == 1 and any(step % _EIGHT for step in steps[0])
 
 
 def _each_first(cols: int, reads: int, nbytes: int, loose: bool, skewed: bool) -> int:
-    """Elements of a row that a thread may hold without leaving out registers, where so many are read to write one."""
+    """Elements of a row that a thread may hold without spilling registers, where `reads` arrays are read to write one.
+    """
     if reads == 0 or nbytes * min(reads, 2) > 4:
         return 0
     if reads == 1:
@@ -141,8 +142,8 @@ def _each_first(cols: int, reads: int, nbytes: int, loose: bool, skewed: bool) -
     return _WHOLE if not loose and cols == power_of_two(cols) else _MASKED
 
 
-def _staged(settings: tuple[tuple[int, ...], ...], cols: int, nbytes: int) -> tuple[tuple[int, ...], ...]:
-    """Settings of loops whose blocks, of so many bytes an element, may be fetched ahead, where there are several."""
+def _with_stages(settings: tuple[tuple[int, ...], ...], cols: int, nbytes: int) -> tuple[tuple[int, ...], ...]:
+    """Settings with the number of blocks that are prefetched, where there are several of `nbytes` bytes an element."""
     return tuple(
         (*one, stages)
         for one in settings
@@ -150,7 +151,7 @@ def _staged(settings: tuple[tuple[int, ...], ...], cols: int, nbytes: int) -> tu
     )
 
 
-def _held_in_blocks(cols: int, spare: bool, others: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+def _in_registers(cols: int, spare: bool, others: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
     """Settings of rows whose blocks are all on their way at once, and held, before others where they leave out no
     registers, with the fewest warps, so that others are at work beside; behind them where they may.
 

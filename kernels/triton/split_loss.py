@@ -1,6 +1,6 @@
-"""The two halves of a cross-entropy over blocks of classes: what each block tells, and what becomes of that.
+"""Cross-entropy over a vocabulary split into blocks: the statistics of each block, and their combination.
 
-It knows no processors. A label that is out of range, which the definition refuses, gives NaN: a GPU raises nothing.
+It knows no processors. An out-of-range label, which the definition refuses, gives NaN: a GPU raises nothing.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -10,21 +10,31 @@ from typing import Any, NamedTuple
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.functions import begun, block, edges, fetch, places, put, run
-from castile.kernels.triton.launch import Plan, Room, in_turn, planned, takes
-from castile.kernels.triton.lines import each, folded, packed, text
-from castile.kernels.triton.rows import by_columns, by_rows
-from castile.kernels.triton.softmax import top_and_total
-from castile.kernels.triton.views import WIDE, View, permuted, view
+from castile.kernels.triton.codegen import contiguous_steps, elementwise_plan, reduction_plan, snippet
+from castile.kernels.triton.functions import (
+    block_of_rows,
+    load_rows,
+    offsets,
+    row_block,
+    row_edges,
+    row_starts,
+    store_rows,
+)
+from castile.kernels.triton.launch import LaunchPlan, Workspace, are_floats, in_sequence, planned
+from castile.kernels.triton.rows import by_rows, has_columns_contiguous
+from castile.kernels.triton.softmax import max_and_sum
+from castile.kernels.triton.views import INDEX_LIMIT, View, permuted, view
 
-_SCALED = text("x -> scale * x", "scale")
-_SLOPES = text("dy, part, lse -> exp(part - lse) * (dy * scale); -dy * scale", "scale")
+_SCALED = snippet("x -> scale * x", "scale")
+_SLOPES = snippet("dy, part, lse -> exp(part - lse) * (dy * scale); -dy * scale", "scale")
 
 
 @planned
-def block_entropy(out: Any, logits: Any, labels: Any, *, blocks: int, first: int, of: int, classes: int) -> Plan | None:
+def block_entropy(
+    out: Any, logits: Any, labels: Any, *, blocks: int, first: int, of: int, classes: int
+) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(out, logits):
+    if not are_floats(out, logits):
         return None
     return entropies([view(out[..., 0]), view(out[..., 1])], logits, labels, Blocks(blocks, first, of, classes))
 
@@ -32,29 +42,29 @@ def block_entropy(out: Any, logits: Any, labels: Any, *, blocks: int, first: int
 @planned
 def block_entropy_grad(
     out: Any, dy: Any, logits: Any, labels: Any, y: Any, *, first: int, of: int, classes: int
-) -> Plan | None:
+) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(out, dy, logits, y):
+    if not are_floats(out, dy, logits, y):
         return None
     parts = [view(dy[..., 0]), view(dy[..., 1]), view(y[..., 0])]
-    return slopes(out, parts, logits, labels, Blocks(y.shape[-2], first, of, classes), (1.0, 1.0))
+    return grads(out, parts, logits, labels, Blocks(y.shape[-2], first, of, classes), (1.0, 1.0))
 
 
 @planned
-def split_cross_entropy(out: tuple[Any, Any], parts: Any, *, scale: float) -> Plan | None:
+def split_cross_entropy(out: tuple[Any, Any], parts: Any, *, scale: float) -> LaunchPlan | None:
     """See the definition."""
     loss, lse = out
-    return merged(loss, lse, view(parts[..., 0]), view(parts[..., 1]), scale) if takes(loss, lse, parts) else None
+    return merged(loss, lse, view(parts[..., 0]), view(parts[..., 1]), scale) if are_floats(loss, lse, parts) else None
 
 
 @planned
-def split_cross_entropy_grad(out: Any, dy: Any, parts: Any, lse: Any, *, scale: float) -> Plan | None:
+def split_cross_entropy_grad(out: Any, dy: Any, parts: Any, lse: Any, *, scale: float) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(out, dy, parts, lse):
+    if not are_floats(out, dy, parts, lse):
         return None
     shape = tuple(parts.shape[:-1])
     xs = [View(dy, shape, (0,) * len(shape)), view(parts[..., 0]), View(lse, shape, (*view(lse).steps, 0))]
-    return each(_SLOPES, [view(out[..., 0]), view(out[..., 1])], xs, {"scale": scale})
+    return elementwise_plan(_SLOPES, [view(out[..., 0]), view(out[..., 1])], xs, {"scale": scale})
 
 
 class Blocks(NamedTuple):
@@ -66,49 +76,49 @@ class Blocks(NamedTuple):
     classes: int
 
 
-def entropies(outs: list[View], logits: Any, labels: Any, blocks: Blocks) -> Plan | None:
+def entropies(outs: list[View], logits: Any, labels: Any, blocks: Blocks) -> LaunchPlan | None:
     """The work of telling log-sum-exps [...,blocks] and logits at the labels; None for more than 32 bits can count."""
     if _is_wide(labels, blocks):
         return None
-    columns = by_columns(view(logits))
+    columns = has_columns_contiguous(view(logits))
     bare = [_blocks_first(one, columns) for one in (*outs, _repeated(view(labels), blocks))]
     numbers, own = _counts(labels, blocks, columns)
     return by_rows(_block_entropy, [_apart(logits, blocks, columns)], bare, numbers=numbers, flops=4, own=own)
 
 
-def slopes(
+def grads(
     out: Any, parts: list[View], logits: Any, labels: Any, blocks: Blocks, times: tuple[float, float]
-) -> Plan | None:
-    """The work of logits' gradients; parts: gradients of both numbers that were told, and the log-sum-exps, all
+) -> LaunchPlan | None:
+    """The work of logits' gradients; parts: gradients of both statistics, and the log-sum-exps, all
     [...,blocks]; times: by what these gradients are multiplied.
     """
     if _is_wide(labels, blocks):
         return None
-    columns = all(by_columns(view(x)) for x in (out, logits))
+    columns = all(has_columns_contiguous(view(x)) for x in (out, logits))
     bare = [_blocks_first(one, columns) for one in (*parts, _repeated(view(labels), blocks))]
     numbers, own = _counts(labels, blocks, columns)
     arrays = [_apart(x, blocks, columns) for x in (out, logits)]
     return by_rows(_block_entropy_grad, arrays, bare, numbers=(*numbers, *times), flops=4, again=False, own=own)
 
 
-def merged(loss: Any, lse: Any, tops: View, hits: View, scale: float) -> Plan | None:
-    """The work of a loss, and of log-sum-exps of whole rows, from what blocks told."""
+def merged(loss: Any, lse: Any, tops: View, hits: View, scale: float) -> LaunchPlan | None:
+    """The work of a loss, and of log-sum-exps of whole rows, from the statistics of blocks."""
     lead = tuple(lse.shape)
-    alone = View(Room(max(1, lse.size)), lead, packed(lead))
+    alone = View(Workspace(max(1, lse.size)), lead, contiguous_steps(lead))
     rows = by_rows(_whole, [tops, hits], [view(lse), alone], flops=3)
     if rows is None:
         return None
-    total = folded(_SCALED, [view(loss)], [alone], tuple(range(len(lead))), {"scale": scale})
-    return in_turn(rows, total)
+    total = reduction_plan(_SCALED, [view(loss)], [alone], tuple(range(len(lead))), {"scale": scale})
+    return in_sequence(rows, total)
 
 
 def _is_wide(labels: Any, blocks: Blocks) -> bool:
     """Whether the numbers of rows and blocks need more than 32 bits."""
-    return max(labels.size * blocks.num, (blocks.of + 1) ** 2) >= WIDE
+    return max(labels.size * blocks.num, (blocks.of + 1) ** 2) >= INDEX_LIMIT
 
 
 def _counts(labels: Any, blocks: Blocks, columns: bool) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """What kernels are told of blocks: of how many rows one has the same, one after the other, too."""
+    """Arguments of kernels about blocks, with the number of consecutive rows that have the same ones."""
     together = labels.size if columns else 1
     return (together, *blocks), {"UNEVEN": blocks.classes % blocks.of > 0}
 
@@ -150,9 +160,9 @@ def _block_entropy(x, s_x, lse, s_lse, hit, s_hit, labels, s_labels, rows, lead,
     number = first + row.to(tl.int32) // together % blocks
     before = _longer(number, of, classes, NUM)
     late = (before - _longer(first, of, classes, NUM)) * t_x
-    x, skew = begun(x, places(row, lead, s_x) + late, SKEW)
-    label = tl.load(labels + places(row, lead, s_labels), mask=here, other=0).to(tl.int64)
-    top, total = top_and_total(x, here, skew, t_x, SKEW, NUM, ROWS, BLOCK, STAGES)
+    x, skew = row_starts(x, offsets(row, lead, s_x) + late, SKEW)
+    label = tl.load(labels + offsets(row, lead, s_labels), mask=here, other=0).to(tl.int64)
+    top, total = max_and_sum(x, here, skew, t_x, SKEW, NUM, ROWS, BLOCK, STAGES)
     last = _longer(number + 1, of, classes, NUM) - before
     if UNEVEN:
         one = tl.load(x + (skew + NUM) * t_x, mask=here & (last > 0), other=float("-inf")).to(tl.float32)
@@ -163,14 +173,14 @@ def _block_entropy(x, s_x, lse, s_lse, hit, s_hit, labels, s_labels, rows, lead,
     mine = (place >= 0) & (place < NUM + last)
     picked = tl.load(x + (place + skew) * t_x, mask=here & mine, other=0.0).to(tl.float32)
     picked = tl.where((label >= 0) & (label < classes), picked, float("nan"))
-    tl.store(lse + places(row, lead, s_lse), (top + tl.log(total)).to(lse.dtype.element_ty), mask=here)
-    tl.store(hit + places(row, lead, s_hit), picked.to(hit.dtype.element_ty), mask=here)
+    tl.store(lse + offsets(row, lead, s_lse), (top + tl.log(total)).to(lse.dtype.element_ty), mask=here)
+    tl.store(hit + offsets(row, lead, s_hit), picked.to(hit.dtype.element_ty), mask=here)
 
 
 @triton.jit
-def _slope(out, x, at, mask, place, below, share, extra, t_out: tl.constexpr, t_x: tl.constexpr):
-    slope = share[:, None] * tl.exp(fetch(x, at, t_x, mask, float("-inf")) - below[:, None])
-    put(out, at, t_out, slope + tl.where(at == place[:, None], extra[:, None], 0.0), mask)
+def _grad(out, x, at, mask, place, below, share, extra, t_out: tl.constexpr, t_x: tl.constexpr):
+    grad = share[:, None] * tl.exp(load_rows(x, at, t_x, mask, float("-inf")) - below[:, None])
+    store_rows(out, at, t_out, grad + tl.where(at == place[:, None], extra[:, None], 0.0), mask)
 
 
 @triton.jit
@@ -183,23 +193,23 @@ def _block_entropy_grad(out, s_out, x, s_x, dlse, s_dlse, dhit, s_dhit, lse, s_l
     number = first + row.to(tl.int32) // together % blocks
     before = _longer(number, of, classes, NUM)
     late = before - _longer(first, of, classes, NUM)
-    out, _ = begun(out, places(row, lead, s_out) + late * t_out, SKEW)
-    x, skew = begun(x, places(row, lead, s_x) + late * t_x, SKEW)
-    share = tl.load(dlse + places(row, lead, s_dlse), mask=here, other=0.0).to(tl.float32) * share_times
-    extra = tl.load(dhit + places(row, lead, s_dhit), mask=here, other=0.0).to(tl.float32) * extra_times
-    below = tl.load(lse + places(row, lead, s_lse), mask=here, other=0.0).to(tl.float32)
-    label = tl.load(labels + places(row, lead, s_labels), mask=here, other=0).to(tl.int64)
+    out, _ = row_starts(out, offsets(row, lead, s_out) + late * t_out, SKEW)
+    x, skew = row_starts(x, offsets(row, lead, s_x) + late * t_x, SKEW)
+    share = tl.load(dlse + offsets(row, lead, s_dlse), mask=here, other=0.0).to(tl.float32) * share_times
+    extra = tl.load(dhit + offsets(row, lead, s_dhit), mask=here, other=0.0).to(tl.float32) * extra_times
+    below = tl.load(lse + offsets(row, lead, s_lse), mask=here, other=0.0).to(tl.float32)
+    label = tl.load(labels + offsets(row, lead, s_labels), mask=here, other=0).to(tl.int64)
     place, last = label - number * NUM - before, _longer(number + 1, of, classes, NUM) - before
     # No place is that of a label of another block.
     place = tl.where((place >= 0) & (place < NUM + last), place + skew, -1).to(tl.int32)
     if UNEVEN:
-        _slope(out, x, (skew + NUM)[:, None], (here & (last > 0))[:, None], place, below, share, extra, t_out, t_x)
+        _grad(out, x, (skew + NUM)[:, None], (here & (last > 0))[:, None], place, below, share, extra, t_out, t_x)
     if SKEW:
-        end, near = edges(here, skew, NUM)
-        _slope(out, x, end, near, place, below, share, extra, t_out, t_x)
+        end, near = row_edges(here, skew, NUM)
+        _grad(out, x, end, near, place, below, share, extra, t_out, t_x)
     for start in tl.range(0, NUM + 7 * SKEW, BLOCK, num_stages=STAGES):
-        at, mask = run(here, skew, start, SKEW, NUM, BLOCK)
-        _slope(out, x, at, mask, place, below, share, extra, t_out, t_x)
+        at, mask = row_block(here, skew, start, SKEW, NUM, BLOCK)
+        _grad(out, x, at, mask, place, below, share, extra, t_out, t_x)
 
 
 @triton.jit
@@ -207,13 +217,13 @@ def _whole(x, s_x, hits, s_hits, lse, s_lse, alone, s_alone, rows, lead, t_x: tl
            NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    x += places(row, lead, s_x)
-    hits += places(row, lead, s_hits)
-    top, total = top_and_total(x, here, row * 0, t_x, False, NUM, ROWS, BLOCK, 1)
+    x += offsets(row, lead, s_x)
+    hits += offsets(row, lead, s_hits)
+    top, total = max_and_sum(x, here, row * 0, t_x, False, NUM, ROWS, BLOCK, 1)
     picked = tl.zeros((ROWS,), tl.float32)
     for start in range(0, NUM, BLOCK):
-        col, mask = block(here, start, NUM, BLOCK)
-        picked += tl.sum(fetch(hits, col, t_hits, mask, 0.0), 1)
+        col, mask = block_of_rows(here, start, NUM, BLOCK)
+        picked += tl.sum(load_rows(hits, col, t_hits, mask, 0.0), 1)
     found = top + tl.log(total)
-    tl.store(lse + places(row, lead, s_lse), found.to(lse.dtype.element_ty), mask=here)
-    tl.store(alone + places(row, lead, s_alone), found - picked, mask=here)
+    tl.store(lse + offsets(row, lead, s_lse), found.to(lse.dtype.element_ty), mask=here)
+    tl.store(alone + offsets(row, lead, s_alone), found - picked, mask=here)

@@ -10,8 +10,8 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.functions import block, fetch, places, put
-from castile.kernels.triton.launch import Plan, planned, takes
+from castile.kernels.triton.functions import block_of_rows, load_rows, offsets, store_rows
+from castile.kernels.triton.launch import LaunchPlan, are_floats, planned
 from castile.kernels.triton.rows import by_rows
 from castile.kernels.triton.views import view
 
@@ -20,10 +20,10 @@ _MOST = 64
 
 
 @planned
-def top_k(out: tuple[Any, Any], x: Any, *, count: int) -> Plan | None:
+def top_k(out: tuple[Any, Any], x: Any, *, count: int) -> LaunchPlan | None:
     """See the definition. Each element costs one pass over the row: None where they are many."""
     values, at = out
-    if not takes(values, x) or count > _MOST:
+    if not are_floats(values, x) or count > _MOST:
         return None
     bare = [view(values[..., 0]), view(at[..., 0])]
     numbers = (count, view(values).steps[-1], view(at).steps[-1])
@@ -31,9 +31,9 @@ def top_k(out: tuple[Any, Any], x: Any, *, count: int) -> Plan | None:
 
 
 @planned
-def pick(out: Any, x: Any, at: Any) -> Plan | None:
+def pick(out: Any, x: Any, at: Any) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(out, x):
+    if not are_floats(out, x):
         return None
     numbers = (view(x).steps[-1], x.shape[-1])
     nbytes = 2 * out.size * out.itemsize + at.size * at.itemsize
@@ -41,9 +41,9 @@ def pick(out: Any, x: Any, at: Any) -> Plan | None:
 
 
 @planned
-def pick_grad(out: Any, dy: Any, at: Any, *, size: int, accumulate: bool) -> Plan | None:
+def pick_grad(out: Any, dy: Any, at: Any, *, size: int, accumulate: bool) -> LaunchPlan | None:
     """See the definition."""
-    if not takes(out, dy):
+    if not are_floats(out, dy):
         return None
     count = at.shape[-1]
     numbers = (count, view(dy).steps[-1], view(at).steps[-1], int(accumulate))
@@ -55,17 +55,17 @@ def _top_k(x, s_x, out, s_out, at, s_at, rows, lead, count, k_out, k_at, t_x: tl
            NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    x += places(row, lead, s_x)
-    out += places(row, lead, s_out)
-    at += places(row, lead, s_at)
+    x += offsets(row, lead, s_x)
+    out += offsets(row, lead, s_out)
+    at += offsets(row, lead, s_at)
     last = tl.full((ROWS,), float("inf"), tl.float32)
     place = tl.full((ROWS,), -1, tl.int32)
     for number in range(count):
         best = tl.full((ROWS,), float("-inf"), tl.float32)
         found = tl.full((ROWS,), NUM, tl.int32)
         for start in range(0, NUM, BLOCK):
-            col, mask = block(here, start, NUM, BLOCK)
-            v = fetch(x, col, t_x, mask, float("-inf"))
+            col, mask = block_of_rows(here, start, NUM, BLOCK)
+            v = load_rows(x, col, t_x, mask, float("-inf"))
             # What is left comes after the last one: it is smaller, or as large and further on.
             after = (v < last[:, None]) | ((v == last[:, None]) & (col > place[:, None]))
             left = mask & after
@@ -85,14 +85,14 @@ def _pick(out, s_out, at, s_at, x, s_x, rows, lead, step, known, t_out: tl.const
           NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    out += places(row, lead, s_out)
-    at += places(row, lead, s_at)
-    x += places(row, lead, s_x)
+    out += offsets(row, lead, s_out)
+    at += offsets(row, lead, s_at)
+    x += offsets(row, lead, s_x)
     for start in range(0, NUM, BLOCK):
-        col, mask = block(here, start, NUM, BLOCK)
+        col, mask = block_of_rows(here, start, NUM, BLOCK)
         place = tl.load(at[:, None] + col * t_at, mask=mask, other=0).to(tl.int64)
         there = mask & (place >= 0) & (place < known)
-        put(out, col, t_out, tl.load(x[:, None] + place * step, mask=there, other=float("nan")), mask)
+        store_rows(out, col, t_out, tl.load(x[:, None] + place * step, mask=there, other=float("nan")), mask)
 
 
 @triton.jit
@@ -100,16 +100,16 @@ def _pick_grad(out, s_out, dy, s_dy, at, s_at, rows, lead, count, k_dy, k_at, ad
                NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    out += places(row, lead, s_out)
-    dy += places(row, lead, s_dy)
-    at += places(row, lead, s_at)
+    out += offsets(row, lead, s_out)
+    dy += offsets(row, lead, s_dy)
+    at += offsets(row, lead, s_at)
     for start in range(0, NUM, BLOCK):
-        col, mask = block(here, start, NUM, BLOCK)
+        col, mask = block_of_rows(here, start, NUM, BLOCK)
         total = tl.zeros((ROWS, BLOCK), tl.float32)
         for number in range(count):
             place = tl.load(at + number * k_at, mask=here, other=-1).to(tl.int64)
-            slope = tl.load(dy + number * k_dy, mask=here, other=0.0).to(tl.float32)
-            total += tl.where(col == place[:, None], slope[:, None], 0.0)
+            grad = tl.load(dy + number * k_dy, mask=here, other=0.0).to(tl.float32)
+            total += tl.where(col == place[:, None], grad[:, None], 0.0)
         if adds:
-            total += fetch(out, col, t_out, mask, 0.0)
-        put(out, col, t_out, total, mask)
+            total += load_rows(out, col, t_out, mask, 0.0)
+        store_rows(out, col, t_out, total, mask)

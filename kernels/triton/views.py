@@ -1,6 +1,6 @@
-"""Arrays as shapes and steps: dims put in order and merged, so that a kernel sees as few of them as there are.
+"""Arrays as shapes and steps (strides in elements): dims are reordered and merged, so that a kernel loops over few.
 
-It knows no kernel, and asks of an array only `shape`, `strides` and `dtype`, as those of NumPy and CuPy have them.
+It knows no kernel, and uses only `shape`, `strides` and `dtype` of an array, as NumPy and CuPy have them.
 """
 
 from math import prod
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 Shape = tuple[int, ...]
 
 # From here on a place in an array does not fit into 32 bits.
-WIDE = 2**31
+INDEX_LIMIT = 2**31
 
 
 class View(NamedTuple):
-    """An array seen in another shape: its steps are in elements, 0 where it stands still."""
+    """An array seen in another shape. Steps are in elements, 0 along dims that repeat it."""
 
     array: Any
     shape: Shape
@@ -26,13 +26,13 @@ class View(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements that are seen, each once."""
+        """Bytes of the elements that are seen, each counted once."""
         seen = prod(size for size, step in zip(self.shape, self.steps, strict=True) if step)
         return seen * int(self.array.dtype.itemsize)
 
 
-class Nest(NamedTuple):
-    """Dims that several views walk together: the sizes, and the steps of each view."""
+class LoopNest(NamedTuple):
+    """Loops that several views share: their sizes, and the steps of each view."""
 
     sizes: Shape
     steps: tuple[Shape, ...]
@@ -44,13 +44,13 @@ class Nest(NamedTuple):
 
 
 def view(x: Any) -> View:
-    """All of x. AssertionError for steps that go backwards or between elements, which no plan makes."""
+    """All of x. AssertionError for steps that are negative or not whole elements, which no plan makes."""
     assert all(step >= 0 and step % x.itemsize == 0 for step in x.strides), f"steps {x.strides} bytes"
     return View(x, tuple(x.shape), tuple(step // x.itemsize for step in x.strides))
 
 
 def broadcast(one: View, shape: Shape) -> View:
-    """`one` stretched to `shape` as NumPy does: it stands still along new dims and those of length 1."""
+    """`one` broadcast to `shape` as NumPy does."""
     new = len(shape) - len(one.shape)
     own = (0 if size == 1 else step for size, step in zip(one.shape, one.steps, strict=True))
     return View(one.array, shape, (*[0] * new, *own))
@@ -61,8 +61,8 @@ def permuted(one: View, dims: Shape) -> View:
     return View(one.array, tuple(one.shape[dim] for dim in dims), tuple(one.steps[dim] for dim in dims))
 
 
-def split(one: View, apart: Shape) -> View:
-    """The dims of a view divided into those of `apart`; AssertionError where `apart` does not divide them."""
+def split_dims(one: View, apart: Shape) -> View:
+    """The view with its dims divided into those of `apart`; AssertionError where `apart` does not divide them."""
     steps: list[int] = []
     dims = iter([(size, step) for size, step in zip(one.shape, one.steps, strict=True) if size != 1])
     left, step = 1, 0
@@ -75,17 +75,17 @@ def split(one: View, apart: Shape) -> View:
     return View(one.array, apart, tuple(steps))
 
 
-def ordered(views: list[View]) -> list[View]:
-    """The views with their dims in the order in which the first lies in memory, longest steps first."""
+def in_memory_order(views: list[View]) -> list[View]:
+    """The views with their dims sorted as the first lies in memory, longest steps first."""
     steps = views[0].steps
     dims = tuple(sorted(range(len(steps)), key=lambda dim: -steps[dim]))
     return [permuted(one, dims) for one in views]
 
 
-def nest(views: list[View]) -> Nest:
-    """The fewest dims that walk the same elements: dims of length 1 vanish, neighbours merge where every view allows.
+def loop_nest(views: list[View]) -> LoopNest:
+    """The fewest loops over the same elements: dims of length 1 vanish, neighbours merge where every view allows.
 
-    There is always at least one dim.
+    There is always at least one loop.
     """
     sizes: list[int] = []
     steps: list[list[int]] = []
@@ -100,13 +100,13 @@ def nest(views: list[View]) -> Nest:
             sizes.append(size)
             steps.append(here)
     if not sizes:
-        return Nest((1,), tuple((0,) for _ in views))
-    return Nest(tuple(sizes), tuple(tuple(step[n] for step in steps) for n in range(len(views))))
+        return LoopNest((1,), tuple((0,) for _ in views))
+    return LoopNest(tuple(sizes), tuple(tuple(step[n] for step in steps) for n in range(len(views))))
 
 
-def wide(views: list[View]) -> bool:
-    """Whether places in one of the views need 64 bits, with room for what a masked block reaches beyond the end."""
-    return any(max(one.span, prod(one.shape)) > WIDE - 2**20 for one in views)
+def needs_64_bits(views: list[View]) -> bool:
+    """Whether offsets in one of the views need 64 bits, including what a masked block reaches beyond the end."""
+    return any(max(one.span, prod(one.shape)) > INDEX_LIMIT - 2**20 for one in views)
 
 
 def power_of_two(least: int) -> int:

@@ -1,9 +1,9 @@
-"""How long tiles of a product take together, so that the likeliest cut is tried first and sums are divided well.
+"""A model of how long a matrix product takes in tiles, to order settings and to choose split-K.
 
-Programs run in waves, as many at a time as processors hold; the last wave takes as long as a full one. What a tile
-takes was fitted to two products of GPT-2's shapes in bfloat16 on an H200, in seven tiles each; two others came out
-within 18 %, but not one of 64 summed elements, which writing bounds. It knows no kernel, and other chips differ: tuning
-measures.
+Programs run in waves, as many at once as the multiprocessors hold; the last wave takes as long as a full one. The times
+of tiles were fitted to two products of GPT-2's shapes in bfloat16 on an H200, in seven tiles each. Two other products
+came out within 18 %, but not one over 64 summed elements, which is bound by writing. It knows no kernel. Other chips
+differ: tuning measures.
 """
 
 from typing import NamedTuple
@@ -18,8 +18,9 @@ _STEPS = 8
 _MOST_PARTS = 16
 
 
-class Cut(NamedTuple):
-    """Rows, columns and summed elements of a tile's step, its warps, and "half" or how float32 is multiplied."""
+class TileShape(NamedTuple):
+    """Rows, columns and summed elements of a tile's step, its warps, and "half" or the precision of float32 products.
+    """
 
     m: int
     n: int
@@ -28,34 +29,36 @@ class Cut(NamedTuple):
     precision: str
 
 
-class Pace(NamedTuple):
-    """Programs that a processor holds at the same time, and microseconds: of these to begin and end, and of a step."""
+class TileTime(NamedTuple):
+    """Programs that a multiprocessor holds at once, and microseconds: to begin and end one, and for a step."""
 
     at_once: int
     ends: float
     step: float
 
 
-_PACES = {
-    Cut(128, 256, 64, 8, "half"): Pace(1, 7.1, 0.613),
-    Cut(256, 128, 64, 8, "half"): Pace(1, 4.6, 0.71),
-    Cut(64, 256, 64, 8, "half"): Pace(1, 4.5, 0.45),
-    Cut(128, 128, 64, 8, "half"): Pace(2, 1.7, 0.89),
-    Cut(128, 128, 64, 4, "half"): Pace(2, 1.0, 0.95),
-    Cut(128, 64, 64, 4, "half"): Pace(2, 1.7, 0.52),
-    Cut(64, 64, 64, 4, "half"): Pace(3, 0.6, 0.53),
+_TILE_TIMES = {
+    TileShape(128, 256, 64, 8, "half"): TileTime(1, 7.1, 0.613),
+    TileShape(256, 128, 64, 8, "half"): TileTime(1, 4.6, 0.71),
+    TileShape(64, 256, 64, 8, "half"): TileTime(1, 4.5, 0.45),
+    TileShape(128, 128, 64, 8, "half"): TileTime(2, 1.7, 0.89),
+    TileShape(128, 128, 64, 4, "half"): TileTime(2, 1.0, 0.95),
+    TileShape(128, 64, 64, 4, "half"): TileTime(2, 1.7, 0.52),
+    TileShape(64, 64, 64, 4, "half"): TileTime(3, 0.6, 0.53),
 }
 # Of a step of 128 x 128 x 64 where two are held: "ieee" from whole products, "tf32x3" as many times bfloat16's as the
 # chip's rates say.
 _STEP = {"half": 0.89, "ieee": 14.6, "tf32x3": 5.3}
 
 
-def microseconds(cut: Cut, m: int, n: int, k: int, l: int, parts: int = 1) -> float:
-    """What l products [m,k] x [k,n] would take in these tiles, sums in `parts` that are added up at the end."""
-    pace = _PACES.get(cut)
+def microseconds(cut: TileShape, m: int, n: int, k: int, l: int, parts: int = 1) -> float:
+    """What l products [m,k] x [k,n] take in tiles of this shape, with the sum split into `parts` that are added at the
+    end.
+    """
+    pace = _TILE_TIMES.get(cut)
     if pace is None:
         share = cut.m * cut.n * cut.k / (128 * 128 * 64)
-        pace = Pace(2, 1.7, max(0.3, _STEP[cut.precision] * share))
+        pace = TileTime(2, 1.7, max(0.3, _STEP[cut.precision] * share))
     steps = -(-k // (cut.k * parts))
     each = -(-m // cut.m) * -(-n // cut.n) * l * parts / _PROCESSORS
     # Where several are held, those of a last wave have the processor to themselves.
@@ -64,8 +67,8 @@ def microseconds(cut: Cut, m: int, n: int, k: int, l: int, parts: int = 1) -> fl
     return spent if parts == 1 else spent + _LAUNCH + (4 * parts + 2) * m * n * l / _BYTES
 
 
-def best_parts(cut: Cut, m: int, n: int, k: int, l: int) -> int:
-    """Into how many sums the k summed elements are best divided."""
+def best_split(cut: TileShape, m: int, n: int, k: int, l: int) -> int:
+    """The number of parts into which the sum over k is best split."""
     steps = -(-k // cut.k)
     few = (parts for parts in range(1, _MOST_PARTS + 1) if steps // parts >= _STEPS and parts * m * n * l <= _WAITING)
     return min(few, key=lambda parts: microseconds(cut, m, n, k, l, parts), default=1)

@@ -17,7 +17,7 @@ def take(ways: Iterable[Way]) -> None:
     if found := by_call(ways):
         # Whoever only plans has none, and need not have the kernels.
         tuning = import_module("castile.kernels.tuning")
-        tuning.take({call: tuning.Choice(timed[0].form, timed[0].setting) for call, timed in found.items()})
+        tuning.remember_all({call: tuning.Choice(timed[0].form, timed[0].setting) for call, timed in found.items()})
 
 
 def by_call(ways: Iterable[Way]) -> dict[str, tuple[Way, ...]]:

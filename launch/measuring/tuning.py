@@ -71,13 +71,15 @@ def tune(
 
     def missing() -> bytes:
         every = {name for part in parts or [] for name in msgspec.json.decode(part, type=list[str])}
-        return msgspec.json.encode([name for name in sorted(every - known) if tuning.ways(table, name)])
+        return msgspec.json.encode([name for name in sorted(every - known) if tuning.choices(table, name)])
 
     todo: list[str] = msgspec.json.decode(job.agree(missing))
     own = todo[job.comm.rank :: job.comm.size]
     if own and meter is None:
         with progress.bar(job.leads, "compiling") as advance:
-            tuning.ahead([(name, way) for name in own for way in tuning.ways(table, name)], partial(advance, "kernels"))
+            tuning.precompile(
+                [(name, way) for name in own for way in tuning.choices(table, name)], partial(advance, "kernels")
+            )
     with progress.bar(job.leads, "tuning") as advance:
         for turn, done in enumerate(range(0, len(todo), job.comm.size)):
             advance("kernels", done, len(todo))
@@ -94,7 +96,7 @@ def settings_line(job: Job, graph: TaskGraph, command: str) -> str:
         return ""
     table = _table(job.backend)
     called = {name for proc in job.procs for name in names(table, graph, graph.tasks_of(proc))}
-    open_ = {name for name in called if tuning.ways(table, name)}
+    open_ = {name for name in called if tuning.choices(table, name)}
     num_known = len(open_ & {way.call for way in job.ways})
     if not open_:
         return ""
@@ -139,7 +141,9 @@ def called(table: Table, body: Body, views: Sequence[tuning.Array]) -> Iterator[
 
     for call in body.calls:
         outs = [out.among(arrays) for out in call.outs]
-        yield tuning.named(table, call.kernel, outs, list(map(operand, call.args)), dict(call.params), call.accumulate)
+        yield tuning.call_key(
+            table, call.kernel, outs, list(map(operand, call.args)), dict(call.params), call.accumulate
+        )
 
 
 def _array_of(graph: TaskGraph, view: View) -> tuning.Array:

@@ -46,7 +46,7 @@ class Listed(Table):
         """See Table."""
         if name in self.forms:
             call = choice.kernel_call(name, outs, args, params, accumulate)
-            self.called.add(tuning.named(self, name, call.outs, call.args, call.params, accumulate))
+            self.called.add(tuning.call_key(self, name, call.outs, call.args, call.params, accumulate))
         return _nothing
 
 
@@ -73,10 +73,10 @@ class DeviceTable(Table):
         Where nothing was measured a library is taken that leads.
         """
         if chosen is None and choice.find(name, outs, args, params, accumulate) is None:
-            chosen = self.leading(name, args, outs, params, accumulate)
+            chosen = self.library_choice(name, args, outs, params, accumulate)
         with suppress(Refused):
             return super().bind(name, args, outs, params, scratch, accumulate, chosen)
-        for way in self.ways(name, args, outs, params, accumulate and self.adds(name)):
+        for way in self.choices(name, args, outs, params, accumulate and self.adds(name)):
             with suppress(Refused):
                 return super().bind(name, args, outs, params, scratch, accumulate, way)
         return self.defined(name, args, outs, params, scratch, accumulate)
@@ -114,9 +114,9 @@ def compile_ahead(names: Collection[str]) -> None:
     """Compile, side by side, what calls of these names launch on the current device."""
     if names:
         table = Table("triton")
-        calls = [(name, None if choice.known(name) else tuning.leading(table, name)) for name in names]
+        calls = [(name, None if choice.known(name) else tuning.library_choice(table, name)) for name in names]
         with WATCH.get(_unseen)() as tell:
-            tuning.ahead(calls, partial(tell, "kernels"))
+            tuning.precompile(calls, partial(tell, "kernels"))
 
 
 @contextmanager

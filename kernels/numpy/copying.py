@@ -1,4 +1,4 @@
-"""Kernels that move, fill, add or sum numbers.
+"""Copies, fills, additions and sums of arrays.
 
 It knows no activation.
 """
@@ -15,20 +15,20 @@ from numpy.lib.stride_tricks import as_strided
 from castile.kernels.calls import chain, chain_all, nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled, inlined
-from castile.kernels.numpy.lanes import BLOCK, add_rows, after, copy_rows, fill, pointer, spare
-from castile.kernels.numpy.views import Shape, dense, merge
-from castile.kernels.numpy.walk import (
+from castile.kernels.numpy.pointers import BLOCK, add_rows, after, copy_rows, fill, pointer, spare
+from castile.kernels.numpy.strided import (
     FIRST,
     SECOND,
     THIRD,
     block_size,
     elementwise,
     fetch,
-    nest,
     num_rows,
+    over_dims,
     room,
     settle,
 )
+from castile.kernels.numpy.views import Shape, is_contiguous, merge_dims
 
 # NumPy moves longer rows as fast; so many bytes cost it as much as the step from row to row.
 _SHORT_BYTES = 256
@@ -55,8 +55,8 @@ def sum_over(out: np.ndarray, x: np.ndarray, *, dims: Shape, accumulate: bool) -
     kept = iter(out.strides)
     # Along a summed dim the result stands still: step 0.
     steps = tuple(0 if dim in gone else next(kept) for dim in range(x.ndim))
-    shape, strides = merge(x.shape, [x.strides, steps])
-    return onto_zeros(nest(_add_sums, [x, out], shape, strides), accumulate, out)
+    shape, strides = merge_dims(x.shape, [x.strides, steps])
+    return onto_zeros(over_dims(_add_sums, [x, out], shape, strides), accumulate, out)
 
 
 @prepares
@@ -64,15 +64,15 @@ def reshape(out: np.ndarray, x: np.ndarray, *, shape: Shape) -> Callable[[], Any
     """See the definition."""
     if x.size == 0:
         return nothing
-    if dense(out):
-        return moves(out.reshape(x.shape), x)
-    if dense(x):
-        return moves(out, x.reshape(out.shape))
+    if is_contiguous(out):
+        return copy_call(out.reshape(x.shape), x)
+    if is_contiguous(x):
+        return copy_call(out, x.reshape(out.shape))
     # Dividing a dim is a view on any strides, so neither side is copied.
     common = _common_shape(x.shape, out.shape)
     if common is None:
         return None
-    return moves(out.reshape(common, copy=False), x.reshape(common, copy=False))
+    return copy_call(out.reshape(common, copy=False), x.reshape(common, copy=False))
 
 
 def _common_shape(a: Shape, b: Shape) -> Shape | None:
@@ -89,7 +89,7 @@ def expand(out: np.ndarray, x: np.ndarray, *, shape: Shape, dims: Shape | None =
     gone = {dim % out.ndim for dim in (range(out.ndim) if dims is None else dims)}
     own = iter(x.strides)
     steps = tuple(0 if dim in gone else next(own) for dim in range(out.ndim))
-    return moves(out, as_strided(x, shape, steps))
+    return copy_call(out, as_strided(x, shape, steps))
 
 
 @prepares
@@ -98,14 +98,14 @@ def copy(
 ) -> Callable[[], Any] | None:
     """See the definition."""
     rows = zip(out if isinstance(out, tuple) else (out,), (x, *more), strict=True)
-    return chain_all(elementwise(_add_into, [to, one]) if accumulate else moves(to, one) for to, one in rows)
+    return chain_all(elementwise(_add_into, [to, one]) if accumulate else copy_call(to, one) for to, one in rows)
 
 
-def moves(out: np.ndarray, x: np.ndarray) -> Callable[[], Any]:
+def copy_call(out: np.ndarray, x: np.ndarray) -> Callable[[], Any]:
     """The work of copying x to out, of one shape."""
-    shape, strides = merge(out.shape, [out.strides, x.strides])
+    shape, strides = merge_dims(out.shape, [out.strides, x.strides])
     if _in_short_rows(shape, [out, x], strides):
-        return nest(_copy, [out, x], shape, strides) or partial(np.copyto, out, x)
+        return over_dims(_copy, [out, x], shape, strides) or partial(np.copyto, out, x)
     return partial(np.copyto, out, x)
 
 
@@ -119,20 +119,20 @@ def _in_short_rows(shape: Shape, arrays: list[np.ndarray], strides: list[Shape])
 @prepares
 def zero(out: np.ndarray, *, shape: Shape, dtype: str, accumulate: bool) -> Callable[[], Any]:
     """See the definition."""
-    return nothing if accumulate else clears(out)
+    return nothing if accumulate else clear_call(out)
 
 
-def clears(out: np.ndarray) -> Callable[[], Any]:
+def clear_call(out: np.ndarray) -> Callable[[], Any]:
     """The work of filling out with zeros."""
-    shape, strides = merge(out.shape, [out.strides])
+    shape, strides = merge_dims(out.shape, [out.strides])
     if _in_short_rows(shape, [out], strides):
-        return nest(_clear, [out], shape, strides) or partial(out.fill, 0)
+        return over_dims(_clear, [out], shape, strides) or partial(out.fill, 0)
     return partial(out.fill, 0)
 
 
 def onto_zeros(work: Callable[[], Any] | None, accumulate: bool, *outs: np.ndarray) -> Callable[[], Any] | None:
     """Work that adds to `outs`, which are cleared before it unless it is to add to what is there; None for none."""
-    return work if work is None or accumulate else chain([*map(clears, outs), work])
+    return work if work is None or accumulate else chain([*map(clear_call, outs), work])
 
 
 @compiled

@@ -1,7 +1,7 @@
-"""Launches of which none needs another as one: each has programs of its own, and does what it does alone.
+"""Horizontal fusion: independent launches become one, in which each has programs of its own.
 
-Those that a compiler could not tell apart but by where and how much are one text, which is compiled once. Only kernels
-that are made of text can be put together. It does not know what they compute.
+Launches that differ in addresses and sizes only share their code, which is compiled once. Only kernels that were
+generated from templates can be fused. It does not know what they compute.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,63 +12,63 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from castile.kernels.triton.launch import ALIGNED, Launch, Plan, Room, begins_aligned
-from castile.kernels.triton.lines import kernel_of
-from castile.kernels.triton.views import WIDE, View
+from castile.kernels.triton.codegen import generated_kernel
+from castile.kernels.triton.launch import ALIGNED, Launch, LaunchPlan, Workspace, is_aligned
+from castile.kernels.triton.views import INDEX_LIMIT, View
 
 # So many numbers and addresses a launch takes at most, of eight bytes each: drivers take 4 KB.
 _MOST_WORDS = 480
 
 # Programs are shared out: those below end0 do the first launch's work, and so on.
-_BESIDE = """
+_FUSED = """
 def {name}({arguments}):
     program = tl.program_id(0)
     {each}
 """
 
 # What is known of an argument, or of each number of a tuple.
-Known = str | tuple[str, ...]
+Specialization = str | tuple[str, ...]
 _ONE, _ALIGNED = "1", ", aligned"
 
 
-def beside(plans: Sequence[Plan]) -> Plan:
-    """The work of plans of which none needs another: the first launches of all together, then the second, and so on.
+def fused(plans: Sequence[LaunchPlan]) -> LaunchPlan:
+    """Independent plans as one: the first launches of all are fused, then the second ones, and so on.
 
-    All have the same settings, of which one is chosen for all, or each takes its likeliest.
+    All plans have the same settings, of which one is chosen for all; otherwise each runs with its first.
     """
     alike = len({plan.settings for plan in plans}) == 1
 
     def launches(setting: Any) -> list[Launch]:
         each = [plan.launches(setting if alike else plan.settings[0]) for plan in plans]
         rounds = ([launch for launch in row if launch is not None] for row in zip_longest(*each))
-        return [launch for row in rounds for launch in _merged(row)]
+        return [launch for row in rounds for launch in _fused_launches(row)]
 
-    return Plan(plans[0].settings if alike else (None,), launches)
+    return LaunchPlan(plans[0].settings if alike else (None,), launches)
 
 
-def _merged(launches: Iterable[Launch]) -> list[Launch]:
-    """As few launches as there may be."""
+def _fused_launches(launches: Iterable[Launch]) -> list[Launch]:
+    """As few launches as possible."""
     groups: dict[tuple[int, int], list[Launch]] = {}
     found: list[list[Launch]] = []
     for launch in launches:
         group = groups.get(like := (launch.warps, launch.stages))
-        if group is None or sum(map(_words, (*group, launch))) > _MOST_WORDS:
+        if group is None or sum(map(_num_words, (*group, launch))) > _MOST_WORDS:
             groups[like] = group = []
             found.append(group)
         group.append(launch)
-    return [_one(group) if len(group) > 1 else group[0] for group in found]
+    return [_fuse(group) if len(group) > 1 else group[0] for group in found]
 
 
-def _words(launch: Launch) -> int:
-    """Numbers and addresses that a launch takes, and how its programs are told apart."""
+def _num_words(launch: Launch) -> int:
+    """The number of 8-byte arguments that a launch takes in a fused kernel."""
     return 2 + sum(len(arg) if type(arg) is tuple else 1 for arg in launch.args)
 
 
-def _one(launches: Sequence[Launch]) -> Launch:
-    assert not any(launch.since or launch.walks for launch in launches)
-    groups: dict[_Shape, list[Launch]] = {}
+def _fuse(launches: Sequence[Launch]) -> Launch:
+    assert not any(launch.min_capability or launch.is_persistent for launch in launches)
+    groups: dict[_Signature, list[Launch]] = {}
     for launch in launches:
-        groups.setdefault(_shape(launch), []).append(launch)
+        groups.setdefault(_signature(launch), []).append(launch)
     args: list[Any] = []
     end = 0
     for launch in (launch for group in groups.values() for launch in group):
@@ -83,97 +83,102 @@ def _one(launches: Sequence[Launch]) -> Launch:
     )  # fmt: skip
 
 
-class _Shape(NamedTuple):
-    """What launches of one text have in common: the kernel, what a compiler knows of each argument, constants."""
+class _Signature(NamedTuple):
+    """What launches that share their code have in common: the kernel, how its arguments are specialised, its constants.
+    """
 
     kernel: Any
-    known: tuple[Known, ...]
+    known: tuple[Specialization, ...]
     constants: tuple[tuple[str, Any], ...]
 
 
-def _shape(launch: Launch) -> _Shape:
-    return _Shape(launch.kernel, tuple(map(_known, (*launch.args, launch.grid[0]))), tuple(launch.constants.items()))
+def _signature(launch: Launch) -> _Signature:
+    return _Signature(
+        launch.kernel, tuple(map(_specialization, (*launch.args, launch.grid[0]))), tuple(launch.constants.items())
+    )
 
 
-def _known(arg: Any) -> Known:
-    """What a compiler knows of an argument, by which it makes other code."""
+def _specialization(arg: Any) -> Specialization:
+    """What Triton specialises an argument by."""
     if type(arg) is tuple:
-        return tuple(str(_known(one)) for one in arg)
+        return tuple(str(_specialization(one)) for one in arg)
     if type(arg) is int:
-        return _ONE if arg == 1 else f"{'long ' * (arg >= WIDE)}number{_ALIGNED * (arg % ALIGNED == 0)}"
+        return _ONE if arg == 1 else f"{'long ' * (arg >= INDEX_LIMIT)}number{_ALIGNED * (arg % ALIGNED == 0)}"
     if type(arg) is float:
         return "real"
     array = arg.array if isinstance(arg, View) else arg
-    aligned = isinstance(array, Room) or begins_aligned(array)
+    aligned = isinstance(array, Workspace) or is_aligned(array)
     return f"{np.dtype(array.dtype).name}{_ALIGNED * aligned}"
 
 
 @cache
-def _kernel(groups: tuple[tuple[_Shape, int], ...]) -> Any:
-    """The kernel of launches, told by what those of a group have in common, and how many it has: theirs is one text."""
+def _kernel(groups: tuple[tuple[_Signature, int], ...]) -> Any:
+    """The kernel that fuses some launches, given as groups of equal signature and the number of launches in each."""
     each: list[str] = []
     names: list[str] = []
     functions: dict[str, Callable[..., Any]] = {}
     first = 0
     for shape, count in groups:
-        function = _placed(shape.kernel)
+        function = _with_program_ids(shape.kernel)
         functions[function.__name__] = function
-        *own, across = (_word(known, k, first) for k, known in enumerate(shape.known))
+        *own, across = (_argument(known, k, first) for k, known in enumerate(shape.known))
         words = [*own, *(f"{name}={value!r}" for name, value in shape.constants)]
         each += [
-            f"if (program >= {_begin(first)}) & (program < end{first + count - 1}):",
-            *("    " + line for line in _chosen(shape, range(first, first + count))),
+            f"if (program >= {_first_program(first)}) & (program < end{first + count - 1}):",
+            *("    " + line for line in _selection(shape, range(first, first + count))),
             f"    {function.__name__}(at % {across}, at // {across}, {', '.join(words)})",
         ]
         for n in range(first, first + count):
             names += [*(f"a{n}_{k}" for k in range(len(shape.known))), f"end{n}"]
         first += count
-    return kernel_of(_BESIDE, {"each": each}, {"arguments": ", ".join(names)}, functions)
+    return generated_kernel(_FUSED, {"each": each}, {"arguments": ", ".join(names)}, functions)
 
 
 class _Part(NamedTuple):
-    """An argument, or one number of a tuple: what is known of it, its name in a group's text, where a launch has it."""
+    """An argument, or a number of a tuple: how it is specialised, its name in a group's code, and where a launch has
+    it.
+    """
 
     known: str
     own: str
     place: str
 
 
-def _parts(known: Known, number: int) -> list[_Part]:
+def _parts(known: Specialization, number: int) -> list[_Part]:
     if isinstance(known, str):
         return [_Part(known, f"own{number}", f"_{number}")]
     return [_Part(one, f"own{number}_{n}", f"_{number}[{n}]") for n, one in enumerate(known)]
 
 
-def _word(known: Known, number: int, first: int) -> str:
-    """An argument as a group's text hands it on; a 1 is the same in all launches, and is the first one's."""
+def _argument(known: Specialization, number: int, first: int) -> str:
+    """An argument as a group's code passes it on; a 1 is the same in all launches, so the first one's is passed."""
     words = [f"a{first}{part.place}" if part.known == _ONE else part.own for part in _parts(known, number)]
     return words[0] if isinstance(known, str) else f"({''.join(word + ', ' for word in words)})"
 
 
-def _chosen(shape: _Shape, numbers: range) -> list[str]:
-    """What makes a program's arguments those of its launch, of one of these numbers."""
+def _selection(shape: _Signature, numbers: range) -> list[str]:
+    """The lines that select the arguments of the launch to which a program belongs."""
     parts = [part for k, known in enumerate(shape.known) for part in _parts(known, k) if part.known != _ONE]
     lines: list[str] = []
     for n in numbers:
         lines.append("else:" if n == numbers[-1] else f"{'if' if n == numbers[0] else 'elif'} program < end{n}:")
-        lines += [f"    at = program - {_begin(n)}", *(f"    {part.own} = a{n}{part.place}" for part in parts)]
+        lines += [f"    at = program - {_first_program(n)}", *(f"    {part.own} = a{n}{part.place}" for part in parts)]
     if len(numbers) == 1:
         return [line.strip() for line in lines[1:]]
     of_first = ((part.own, f"a{numbers[0]}{part.place}") for part in parts if part.known.endswith(_ALIGNED))
     return [*lines, *(f"{own} = aligned({own}, {base})" for own, base in of_first)]
 
 
-def _begin(number: int) -> str:
+def _first_program(number: int) -> str:
     """The first program of the launch of that number."""
     return f"end{number - 1}" if number else "0"
 
 
 @cache
-def _placed(kernel: Any) -> Any:
-    """A kernel of `kernel_of` as a function for use inside kernels, which is first told its program's two numbers."""
+def _with_program_ids(kernel: Any) -> Any:
+    """A generated kernel as a device function whose first two arguments are its program ids."""
     template, parts, words, known = kernel.made_of
     text = template.replace("{name}(", "{name}(program0, program1, ", 1)
     for dim in range(2):
         text = text.replace(f"tl.program_id({dim})", f"program{dim}")
-    return kernel_of(text, parts, words, known)
+    return generated_kernel(text, parts, words, known)

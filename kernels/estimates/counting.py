@@ -1,8 +1,8 @@
-"""What one program of a kernel does, counted in its compiled text: instructions, bytes that it asks for, and waits.
+"""Counts what one program of a compiled kernel does: instructions, bytes that it requests, and waits for memory.
 
-Whole numbers of all of its threads are worked out as a processor would, which is enough to follow loops and addresses;
-what is fetched from memory and what is made of it stays unknown, and no branch on it is taken. It knows neither chips
-nor how long anything takes.
+Integers of all of its threads are computed as a multiprocessor would, which is enough to follow loops and addresses;
+values that are loaded, and what is computed from them, stay unknown, and no branch on them is taken. It knows neither
+chips nor how long anything takes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from castile.kernels.estimates.running import Run
-from castile.kernels.estimates.text import text_of
-from castile.kernels.estimates.turns import Turns
+from castile.kernels.estimates.loop_skipping import LoopSkipper
+from castile.kernels.estimates.ptx import parse_ptx
+from castile.kernels.estimates.ptx_interpreter import Interpreter
 
 # A program of which more has to be worked out is given up.
 _MOST = 1_000_000
 
 
 @dataclass
-class Counted:
+class Counts:
     """What a program did.
 
     instructions  of all its warps
@@ -44,24 +44,28 @@ class Counted:
     again: Counter[int] = field(default_factory=Counter)
 
 
-def counted(ptx: str, threads: int, program: Sequence[int], programs: Sequence[int], params: Sequence[Any]) -> Counted:
-    """What the program of that number of so many does, given what its parameters are: None where that is not known.
+def count_program(
+    ptx: str, threads: int, program: Sequence[int], programs: Sequence[int], params: Sequence[Any]
+) -> Counts:
+    """What a program does.
 
-    Raises ValueError where it does not end within a million lines that have to be worked out.
+    program, programs  its number and how many there are, along three axes
+    params             the kernel's arguments, None where one is not known
+    Raises ValueError where it does not end within a million executed lines.
     """
-    run, turns = Run(text_of(ptx), threads, program, programs, params), Turns()
+    run, turns = Interpreter(parse_ptx(ptx), threads, program, programs, params), LoopSkipper()
     for _ in range(_MOST):
         if run.is_over:
-            run.waits()
-            return _counted(run.tally, run.memory.tally)
-        run.goes_on()
-        if run.came_back:
-            run = turns.leapt(run)
+            run.wait()
+            return _counts(run.tally, run.memory.tally)
+        run.step()
+        if run.jumped_back:
+            run = turns.skip_ahead(run)
     raise ValueError("the program does not end")
 
 
-def _counted(did: Mapping[Any, int], touched: Mapping[Any, int]) -> Counted:
-    return Counted(
+def _counts(did: Mapping[Any, int], touched: Mapping[Any, int]) -> Counts:
+    return Counts(
         did["instructions"],
         sum(num / (1 + word[1]) for word, num in did.items() if word[0] == "waits"),
         touched["requests"],

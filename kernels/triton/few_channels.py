@@ -1,8 +1,8 @@
-"""Images of few channels, as pictures are, so that windows over them meet vectors: of a copy with channels innermost, a
-power of two of them, in which a window's row lies together.
+"""Convolutions of images with few channels, such as pictures: a row of a window becomes a vector.
 
-Such a row is then what channels are elsewhere, and windows are one column wide. What lies beside an image are zeros of
-the copy. It knows no convolution but gradients of weights.
+Images are copied with channels innermost, padded to a power of two, so that a window's row is contiguous. The row then
+takes the channels' place, and windows are one column wide. Padding beside an image is zeros of the copy. It knows no
+convolution but weight gradients.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -12,12 +12,12 @@ from math import prod
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.channels import held
+from castile.kernels.triton.channels import workspace
 from castile.kernels.triton.contract import Tile
-from castile.kernels.triton.correlation import Windows, fitting
-from castile.kernels.triton.launch import Launch, Plan
-from castile.kernels.triton.slopes import divided, slopes, summed, waiting
-from castile.kernels.triton.views import View, power_of_two, wide
+from castile.kernels.triton.implicit_gemm import Windows, clipped
+from castile.kernels.triton.launch import Launch, LaunchPlan
+from castile.kernels.triton.views import View, needs_64_bits, power_of_two
+from castile.kernels.triton.weight_gradient import partial_sums, split_k, sum_parts, weight_gradient
 
 # Channels up to which a row of a window is taken together, the fewest numbers of it, as a product has no fewer, and
 # such rows that a program weighs at once.
@@ -29,28 +29,28 @@ _HALF = (Tile(64, 32, 32, 8, 3), Tile(64, 32, 64, 8, 3), Tile(64, 32, 64, 16, 3)
 _FULL = (Tile(64, 32, 32, 8, 2), Tile(64, 32, 16, 8, 2), Tile(64, 32, 32, 8, 2, "tf32x3"))
 
 
-def is_picture(x: View, windows: Windows) -> bool:
+def has_few_channels(x: View, windows: Windows) -> bool:
     """Whether images [b,g,c,h,w] have so few channels that several columns of a window make a vector.
 
-    Of one channel a window's row begins anywhere, so that its numbers are looked up one by one.
+    With one channel a window's row begins anywhere, so its numbers are loaded one by one.
     """
     _, groups, num, *_ = x.shape
     return groups == 1 < num <= _FEW and windows.dilation[1] == 1 and _row(num, windows.kernel[1]) >= _LEAST
 
 
 def _row(num: int, across: int) -> int:
-    """Numbers of a row of so many columns of so many channels, as it is copied."""
+    """Numbers of a copied row of `across` columns with `num` channels."""
     return across * power_of_two(num)
 
 
-def in_rows(windows: Windows) -> Windows:
-    """The same windows where a row of one is what channels are elsewhere."""
+def row_windows(windows: Windows) -> Windows:
+    """The windows with a row in the channels' place."""
     rows, stride, pads, dilation = windows
     return Windows((rows[0], 1), stride, (pads[0], 0), (dilation[0], 1))
 
 
 def copy_size(x: View, windows: Windows, places: int) -> int:
-    """Elements of a copy of a sample of x [b,1,c,h,w] in which so many places of a row meet windows."""
+    """Elements of a copy of one sample of x [b,1,c,h,w] whose rows have `places` windows."""
     return power_of_two(x.shape[2]) * x.shape[3] * _columns(windows, places)
 
 
@@ -58,29 +58,29 @@ def _columns(windows: Windows, places: int) -> int:
     return (places - 1) * windows.stride[1] + windows.kernel[1]
 
 
-def rows_met(x: View, windows: Windows, places: int) -> tuple[View, Launch]:
-    """What rows of windows at so many places of a row meet of x [b,1,c,h,w]: [b,1,row,h,w], of a copy."""
+def row_inputs(x: View, windows: Windows, places: int) -> tuple[View, Launch]:
+    """x [b,1,c,h,w] as [b,1,row,h,w] for rows of windows at `places` places of a row, and the launch that copies it."""
     batch, _, num, high, _ = x.shape
     row = _row(num, windows.kernel[1])
     cols = _columns(windows, places)
-    copy, launch = _side_by_side(
+    copy, launch = _padded_channels_last(
         View(x.array, (batch, *x.shape[2:]), (x.steps[0], *x.steps[2:])), windows.pads[1], cols
     )
     steps = (copy.steps[0], 0, 1, *copy.steps[2:])
     return View(copy.array, (batch, 1, row, high, cols - windows.kernel[1] + 1), steps), launch
 
 
-def rows_weighed(w: View) -> tuple[View, Launch]:
-    """Weights [1,o,c,r,s] for these: [1,o,row,r,1], of a copy."""
+def row_weights(w: View) -> tuple[View, Launch]:
+    """Weights [1,o,c,r,s] as [1,o,row,r,1], and the launch that copies them."""
     _, outputs, num, high, across = w.shape
-    copy, launch = _side_by_side(View(w.array, w.shape[1:], w.steps[1:]), 0, across)
+    copy, launch = _padded_channels_last(View(w.array, w.shape[1:], w.steps[1:]), 0, across)
     return View(copy.array, (1, outputs, _row(num, across), high, 1), (0, copy.steps[0], 1, copy.steps[2], 0)), launch
 
 
-def slopes_by_rows(dw: View, pieces: list[tuple[View, View]], windows: Windows, adds: bool) -> Plan:
-    """The gradients dw [1,m,c,r,s] of what windows over x [b,1,c,h,w] are weighed with, or what is added to them.
+def row_weight_gradient(dw: View, pieces: list[tuple[View, View]], windows: Windows, adds: bool) -> LaunchPlan:
+    """The plan of the weight gradient dw [1,m,c,r,s] of windows over x [b,1,c,h,w], or of adding it.
 
-    pieces: x and dy [b,1,m,h,w] of some samples each, of no more than the first.
+    pieces  x and dy [b,1,m,h,w] of some samples each, no more than the first piece has
     """
     _, num_m, num_c, *size = dw.shape
     x, dy = pieces[0]
@@ -90,34 +90,34 @@ def slopes_by_rows(dw: View, pieces: list[tuple[View, View]], windows: Windows, 
     places = dy.shape[0] * prod(dy.shape[3:])
 
     def launches(tile: Tile) -> list[Launch]:
-        parts = divided(like, places, x.array.dtype.itemsize, tile, beside)
-        to = waiting(like, parts.num, True)
+        parts = split_k(like, places, x.array.dtype.itemsize, tile, beside)
+        to = partial_sums(like, parts.num, True)
         found = []
-        for number, (one, slope) in enumerate(pieces):
-            met, first = rows_met(one, windows, dy.shape[4])
+        for number, (one, grad) in enumerate(pieces):
+            met, first = row_inputs(one, windows, dy.shape[4])
             adding = number > 0
-            found += [first, slopes(to, slope, met, in_rows(windows), tile, beside, parts, True, adding)]
-        return [*found, *summed(dw, _taken_apart(to, num_c, size[1]), adds)]
+            found += [first, weight_gradient(to, grad, met, row_windows(windows), tile, beside, parts, True, adding)]
+        return [*found, *sum_parts(dw, _by_channel(to, num_c, size[1]), adds)]
 
     tiles = _FULL if x.array.dtype.itemsize == 4 else _HALF
-    return Plan(tuple(dict.fromkeys(fitting(tile, num_m, row, places) for tile in tiles)), launches)
+    return LaunchPlan(tuple(dict.fromkeys(clipped(tile, num_m, row, places) for tile in tiles)), launches)
 
 
-def _taken_apart(rows: View, num: int, across: int) -> View:
-    """Of numbers [...,row,r,1] of rows of windows, whose step is 1, those [...,c,r,s] that are of channels."""
+def _by_channel(rows: View, num: int, across: int) -> View:
+    """A view [...,c,r,s] of numbers [...,row,r,1] of rows of windows."""
     *lead, _, high, _ = rows.shape
     *steps, own, down, _ = rows.steps
     return View(rows.array, (*lead, num, high, across), (*steps, own, down, own * power_of_two(num)))
 
 
-def _side_by_side(one: View, left: int, cols: int) -> tuple[View, Launch]:
-    """A copy of [b,c,h,w] with channels innermost and `left` columns before the first, and the launch that makes it.
+def _padded_channels_last(one: View, left: int, cols: int) -> tuple[View, Launch]:
+    """A channels-last copy of [b,c,h,w], with `left` columns before the first, and the launch that makes it.
 
-    It has so many columns, and of channels a power of two, zeros where there is nothing.
+    It has `cols` columns and a power of two of channels, zeros where there is nothing.
     """
     batch, num, high, _ = one.shape
     each = power_of_two(num)
-    copy = held((batch, each, high, cols), (0, 2, 3, 1), one.array.dtype.name)
+    copy = workspace((batch, each, high, cols), (0, 2, 3, 1), one.array.dtype.name)
     size = _ELEMENTS // each
     # Constants all: little is left to compute for an element.
     constants = {
@@ -125,7 +125,7 @@ def _side_by_side(one: View, left: int, cols: int) -> tuple[View, Launch]:
         "SIZE": one.shape,
         "LEFT": left,
         "COLS": cols,
-        "WIDE": wide([one, copy]),
+        "WIDE": needs_64_bits([one, copy]),
         "EACH": each,
         "N": size,
     }

@@ -1,4 +1,4 @@
-"""Elementwise work on arrays that lie anyhow: a compiled loop sees dense blocks, whatever the steps of the arrays.
+"""Elementwise loops over strided arrays: a compiled loop sees contiguous blocks, whatever the strides of the arrays.
 
 It knows no kernel. A kernel written for it reads
 
@@ -10,9 +10,9 @@ It knows no kernel. A kernel written for it reads
         for j in range(block_size(plan, first)): ...
         settle(plan, s_out, p_out, first, a)
 
-Elements that lie dense are worked on where they are; others pass through the stack. `walk` says how, in five numbers
-each: the shape of the four dims walked (missing ones have length 1) and the number of rows in a block; then for each
-array, in the order of the arguments, its four steps in elements and whether it is dense as a whole.
+Contiguous blocks are worked on in place; others are copied to the stack and back. `walk` is an array of five numbers
+for the loops (the lengths of four dims, missing ones 1, and the number of rows in a block) and five for each array, in
+the order of the arguments: its four steps in elements, and whether all of it is contiguous.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ from numpy.lib.stride_tricks import as_strided
 from castile.kernels.calls import Call, chain, nothing
 from castile.kernels.numpy import blocks
 from castile.kernels.numpy.jit import inlined
-from castile.kernels.numpy.lanes import BLOCK, after
-from castile.kernels.numpy.views import Shape, flat, forward, merge, outer
+from castile.kernels.numpy.pointers import BLOCK, after
+from castile.kernels.numpy.views import Shape, flat, has_forward_strides, merge_dims, outer_offsets
 
 # Where a walk has the steps of its arrays.
 FIRST, SECOND, THIRD = 5, 10, 15
@@ -42,28 +42,29 @@ _LONG = 64
 def elementwise(
     kernel: Any, arrays: list[np.ndarray], *constants: Any, bind: Callable[..., Call] = partial
 ) -> Call | None:
-    """The work of `kernel(walk, *flats, *constants)` over arrays of one shape; None if a step is < 0 or uneven.
+    """The call of `kernel(walk, *flats, *constants)` over arrays of one shape; None if a step is negative or not whole.
 
     Each array becomes the 1-D array from its first to its last element. Elements of a result must not coincide.
-    bind    makes a call of the kernel and what it is called with
+    bind  makes a call from the kernel and its arguments
     """
     for x in arrays:
         blocks.known(x.dtype)
-    shape, strides = merge(arrays[0].shape, [x.strides for x in arrays])
+    shape, strides = merge_dims(arrays[0].shape, [x.strides for x in arrays])
     if not shape or shape[-1] <= BLOCK or all(one[-1] == x.itemsize for x, one in zip(arrays, strides, strict=True)):
-        return nest(kernel, arrays, shape, strides, *constants, bind=bind)
+        return over_dims(kernel, arrays, shape, strides, *constants, bind=bind)
     # Rows that have to pass through the stack are cut to what it holds.
     views = [as_strided(x, shape, one) for x, one in zip(arrays, strides, strict=True)]
     num = shape[-1] // BLOCK
     heads = [x[..., : num * BLOCK].reshape(*shape[:-1], num, BLOCK, copy=False) for x in views]
     tails = [x[..., num * BLOCK :] for x in views]
     works = [
-        nest(kernel, part, part[0].shape, [x.strides for x in part], *constants, bind=bind) for part in (heads, tails)
+        over_dims(kernel, part, part[0].shape, [x.strides for x in part], *constants, bind=bind)
+        for part in (heads, tails)
     ]
     return None if any(work is None for work in works) else chain([work for work in works if work])
 
 
-def nest(
+def over_dims(
     kernel: Any,
     arrays: list[np.ndarray],
     shape: Shape,
@@ -71,17 +72,17 @@ def nest(
     *constants: Any,
     bind: Callable[..., Call] = partial,
 ) -> Call | None:
-    """As `elementwise`, over dims that are given, with their strides in bytes, and never merged."""
+    """As `elementwise`, over given dims, with their strides in bytes, which are not merged."""
     if prod(shape) == 0:
         return nothing
-    if not forward(arrays, strides):
+    if not has_forward_strides(arrays, strides):
         return None
     steps = [tuple(step // x.itemsize for step in one) for x, one in zip(arrays, strides, strict=True)]
     num_outer = max(0, len(shape) - _NUM_DIMS)
     walk = _walk(shape[num_outer:], [one[num_outer:] for one in steps])
     lengths = [_span(shape[num_outer:], one[num_outer:]) for one in steps]
     calls: list[Call] = []
-    for offsets in outer(shape[:num_outer], [one[:num_outer] for one in steps]):
+    for offsets in outer_offsets(shape[:num_outer], [one[:num_outer] for one in steps]):
         flats = [flat(x, offset, length) for x, offset, length in zip(arrays, offsets, lengths, strict=True)]
         calls.append(bind(kernel, walk, *flats, *constants))
     return chain(calls)
@@ -107,7 +108,7 @@ def _walk(shape: Shape, steps: list[Shape]) -> np.ndarray:
 
 @inlined
 def num_rows(plan):  # type: ignore[no-untyped-def]
-    """Rows that a walk passes through."""
+    """The number of rows of a walk."""
     return plan[0] * plan[1] * plan[2]
 
 
@@ -119,7 +120,7 @@ def block_size(plan, first):  # type: ignore[no-untyped-def]
 
 @inlined
 def room(plan, steps, x, first, held):  # type: ignore[no-untyped-def]
-    """A place for the block of an array that starts with row `first`: its own if it lies dense, else `held`."""
+    """Where to write the block that starts with row `first`: in place if it is contiguous, else `held`."""
     return after(x, offset(plan, steps, first)) if _dense(steps, _rows(plan, first)) else held
 
 
@@ -135,7 +136,7 @@ def fetch(plan, steps, x, first, held):  # type: ignore[no-untyped-def]
 
 @inlined
 def settle(plan, steps, x, first, held):  # type: ignore[no-untyped-def]
-    """Bring a block from `held` to where it belongs, unless it was worked on there."""
+    """Copy a block from `held` to its place, unless it was written there."""
     rows = _rows(plan, first)
     if not _dense(steps, rows):
         blocks.scatter(x, held, plan, steps, first, rows)
@@ -153,7 +154,7 @@ def _dense(steps, rows):  # type: ignore[no-untyped-def]
 
 @inlined
 def offset(plan, steps, row):  # type: ignore[no-untyped-def]
-    """Elements from the start of an array to where a row starts."""
+    """Elements from the start of an array to the start of a row."""
     if row < plan[2]:
         return row * steps[2]
     middle = row // plan[2]

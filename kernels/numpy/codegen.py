@@ -1,7 +1,7 @@
-"""Lines of arithmetic as compiled loops: one loop is written here, and a line is put into it as text.
+"""Expressions as compiled loops: the expression's text is inserted into a loop's template, which Numba compiles.
 
-It knows no kernel. A loop is compiled once for each line and dtype and kept on disk with the other compiled loops, by
-a name that tells its text.
+It knows no kernel. A loop is compiled once for each expression and dtype, and kept on disk under a name that hashes its
+text.
 """
 
 import ast
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from castile.kernels.arithmetic import FUNCTIONS, parse
 from castile.kernels.calls import Call
-from castile.kernels.numpy import functions, jit, lanes, walk
+from castile.kernels.expression import FUNCTIONS, parse
+from castile.kernels.numpy import functions, jit, pointers, strided
+from castile.kernels.numpy.expression_call import BY_LOOP, OVERWRITTEN, UPDATED, expression_call, signature
 from castile.kernels.numpy.jit import addressed
-from castile.kernels.numpy.walking import ALTERED, LEFT, WRITTEN, signature, walking
 
 assert all(hasattr(functions, name) or name == "abs" for name in FUNCTIONS)
 
@@ -55,20 +55,20 @@ def {name}(rows, cols, places, steps, constants, plan, first):
 """
 
 
-class Loop(NamedTuple):
-    """What a loop does: the line, which of its arrays are one number everywhere, its constants in order."""
+class LoopSpec(NamedTuple):
+    """What a loop computes: the expression, which of its arrays are one number, and its constants in order."""
 
-    line: str
+    expression: str
     single: tuple[bool, ...]
     constants: tuple[str, ...]
     dtype: str
 
 
-class Line(NamedTuple):
-    """A loop that is compiled, and lies at an address for as long as this does.
+class CompiledLoop(NamedTuple):
+    """A compiled loop, whose address is valid as long as this exists.
 
-    num_walked   arrays of blocks, the result among them
-    first        what is done to the result's, as `walking` says it
+    num_walked   arrays that are walked, the result among them
+    first        what is done to the result, as `expression_call` takes it
     """
 
     made: Any
@@ -78,57 +78,57 @@ class Line(NamedTuple):
     dtype: np.dtype
 
 
-def bound(line: Line, walk: np.ndarray, *given: Any) -> Call:
-    """The work of a line; given are the result, arrays, arrays of one number, and constants."""
+def bind_loop(line: CompiledLoop, walk: np.ndarray, *given: Any) -> Call:
+    """The call of a loop on the result, arrays, arrays of one number, and constants."""
     arrays, constants = given[: line.num_arrays], np.array(given[line.num_arrays :], line.dtype)
-    return walking(line.made.address, line.first, line.num_walked, constants, walk, *arrays)
+    return expression_call(line.made.address, line.first, line.num_walked, constants, walk, *arrays)
 
 
 @cache
-def writes(loop: Loop) -> Line:
+def compile_write(loop: LoopSpec) -> CompiledLoop:
     """The loop out[...] = value."""
-    return _compiled(loop, _WRITE, WRITTEN, assign="=")
+    return _compiled(loop, _WRITE, OVERWRITTEN, assign="=")
 
 
 @cache
-def adds(loop: Loop) -> Line:
+def compile_add(loop: LoopSpec) -> CompiledLoop:
     """The loop out[...] += value."""
-    return _compiled(loop, _WRITE, ALTERED, assign="+=")
+    return _compiled(loop, _WRITE, UPDATED, assign="+=")
 
 
 @cache
-def alters(loop: Loop) -> Line:
-    """The loop out[...] = value, in which the line's first name is what stands in out."""
-    return _compiled(loop, _WRITE, ALTERED, own=1, assign="=")
+def compile_update(loop: LoopSpec) -> CompiledLoop:
+    """The loop out[...] = value, in which the expression's first name is out itself."""
+    return _compiled(loop, _WRITE, UPDATED, own=1, assign="=")
 
 
 @cache
-def sums(loop: Loop) -> Line:
-    """As `adds`, where out may stand still along some dims."""
-    return _compiled(loop, _SUM, LEFT)
+def compile_sum(loop: LoopSpec) -> CompiledLoop:
+    """As `compile_add`, where out may be broadcast along some dims."""
+    return _compiled(loop, _SUM, BY_LOOP)
 
 
-def _compiled(loop: Loop, template: str, first: int, own: int = 0, **words: str) -> Line:
+def _compiled(loop: LoopSpec, template: str, first: int, own: int = 0, **words: str) -> CompiledLoop:
     dtype, num = np.dtype(loop.dtype), len(loop.single)
     made = addressed(from_text(_filled(loop, template, own, **words), loop.dtype), signature(dtype))
-    return Line(made, 1 + num - sum(loop.single), 1 + num, first, dtype)
+    return CompiledLoop(made, 1 + num - sum(loop.single), 1 + num, first, dtype)
 
 
 def from_text(body: str, dtype: str) -> Callable[..., Any]:
-    """The loop of a text in which {name} stands for its name, and `real` makes a number of that dtype."""
+    """The compiled loop of a text in which {name} stands for its name, and `real` makes a number of that dtype."""
     name = f"line_{hashlib.sha256((body + dtype).encode()).hexdigest()[:16]}"
     # Under this file's name, because Numba keeps compiled loops beside the file that they come from.
     code = compile(body.replace("{name}", name), __file__, "exec")
     names: dict[str, Any] = {"np": np, "real": np.dtype(dtype).type, "__name__": __name__}
-    for module in (jit, functions, lanes, walk):
+    for module in (jit, functions, pointers, strided):
         names |= {key: value for key, value in vars(module).items() if not key.startswith("_")}
     exec(code, names)
     return jit.compiled(names[name])
 
 
-def _filled(loop: Loop, template: str, own: int, **words: str) -> str:
-    """The text of a loop; the first `own` of the line's names stand in the result itself."""
-    names, value = parse(loop.line)
+def _filled(loop: LoopSpec, template: str, own: int, **words: str) -> str:
+    """The text of a loop; the first `own` of the expression's names stand for the result itself."""
+    names, value = parse(loop.expression)
     many = [name for name, one in zip(names[own:], loop.single, strict=True) if not one]
     single = [name for name in names[own:] if name not in many]
     begin = [f"{x} = constants[{n}]" for n, x in enumerate(loop.constants)]
@@ -140,11 +140,13 @@ def _filled(loop: Loop, template: str, own: int, **words: str) -> str:
         advance.append(f"v_{x} = after(v_{x}, steps[{number}])")
     begin += [f"{x} = places[{number}][0]" for number, x in enumerate(single, start=1 + len(many))]
     parts = {"begin": begin, "load": load, "advance": advance}
-    return filled(template, parts, value=typed(value), **words)
+    return fill_template(template, parts, value=typed_text(value), **words)
 
 
-def filled(template: str, parts: dict[str, list[str]], **words: str) -> str:
-    """The text of a template: lines of `parts` where a line of it names them alone, `words` within its lines."""
+def fill_template(template: str, parts: dict[str, list[str]], **words: str) -> str:
+    """The text of a template: `parts` replace lines that name them alone, as in {load}; `words` are inserted within
+    lines.
+    """
     lines = []
     for line in template.splitlines():
         key = line.strip().strip("{}")
@@ -154,13 +156,13 @@ def filled(template: str, parts: dict[str, list[str]], **words: str) -> str:
 
 
 class _Typed(ast.NodeTransformer):
-    """Numbers in the dtype of the loop: a float64 among float32 would make it a loop of float64."""
+    """Makes literals the loop's dtype: a float64 among float32 would make it a loop of float64."""
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
         return ast.Call(ast.Name("real"), [node], [])
 
 
-def typed(value: ast.expr) -> str:
-    """The text of a value, its numbers in the dtype of the loop."""
+def typed_text(value: ast.expr) -> str:
+    """The text of a value, with its literals in the loop's dtype."""
     # Parsed anew, as a transformer changes the tree that it is given.
     return ast.unparse(_Typed().visit(ast.parse(ast.unparse(value), mode="eval")))

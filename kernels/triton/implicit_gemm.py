@@ -1,9 +1,9 @@
-"""Sums over windows as products of matrices that are not spread out in memory: a window's elements are looked up.
+"""Convolution as an implicit GEMM: a matrix product whose second operand, the windows' elements, is never stored (no
+im2col) but gathered as it is needed.
 
-The way back to what the windows met is such a sum too: places whose distance is a multiple of the stride meet the same
-elements of windows, so each program takes places of one such phase and the elements that these meet; where columns lie
-side by side, of two phases of columns, as sectors of which half is written are read first. It knows no array but as a
-View.
+The input gradient is one too. Places whose distance is a multiple of the stride see the same window elements, so each
+program takes places of one such phase and those elements; where columns are contiguous, of two phases of columns, as
+memory sectors that are half written are read first. It knows no array but as a View.
 """
 
 # mypy: disable-error-code="no-untyped-def, assignment, misc"
@@ -17,7 +17,7 @@ from triton import language as tl
 
 from castile.kernels.triton.contract import Tile
 from castile.kernels.triton.launch import Launch
-from castile.kernels.triton.views import View, power_of_two, wide
+from castile.kernels.triton.views import View, needs_64_bits, power_of_two
 from castile.kernels.windows import Pair
 
 # Bytes that a thread reads or writes at once.
@@ -27,7 +27,7 @@ _LEAST = 16
 
 
 class Windows(NamedTuple):
-    """Rows and columns of a window, and how it lies: `pads` are those before the first row and column."""
+    """Rows and columns of a window, and how windows lie; `pads` are those before the first row and column."""
 
     kernel: Pair
     stride: Pair
@@ -36,18 +36,18 @@ class Windows(NamedTuple):
 
     @property
     def steps(self) -> Pair:
-        """From one row or column of a window to the next that a place of what is met meets."""
+        """The distance of the rows, and of the columns, of a window that one place of the input sees."""
         first, second = (n // gcd(n, d) for n, d in zip(self.stride, self.dilation, strict=True))
         return first, second
 
     @property
     def shared(self) -> Pair:
-        """What both stride and dilation are multiples of."""
+        """The greatest common divisors of stride and dilation."""
         return gcd(self.stride[0], self.dilation[0]), gcd(self.stride[1], self.dilation[1])
 
     @property
     def inverse(self) -> Pair:
-        """What the dilation, its shared factor left out, is multiplied by to be 1 modulo the steps."""
+        """The inverse of the dilation, divided by the shared factor, modulo the steps."""
         first, second = (
             pow(d // n, -1, step) if step > 1 else 0
             for d, n, step in zip(self.dilation, self.shared, self.steps, strict=True)
@@ -60,13 +60,13 @@ class Windows(NamedTuple):
         return self.kernel == self.stride == (1, 1) and self.pads == (0, 0)
 
     def leave(self, size: tuple[int, ...], inner: tuple[int, ...]) -> bool:
-        """Whether some of `size` windows meet what is outside of so many rows and columns."""
+        """Whether some of `size` windows reach outside `inner` rows and columns."""
         each = zip(self.kernel, self.stride, self.pads, self.dilation, size, inner, strict=True)
         return any(pad != 0 or (num - 1) * step + (taps - 1) * gap >= most for taps, step, pad, gap, num, most in each)
 
 
-def fitting(tile: Tile, m: int, n: int, k: int) -> Tile:
-    """The tile, but no larger than what there is."""
+def clipped(tile: Tile, m: int, n: int, k: int) -> Tile:
+    """The tile, no larger than m x n x k."""
     return tile._replace(
         m=min(tile.m, max(_LEAST, power_of_two(m))),
         n=min(tile.n, max(_LEAST, power_of_two(n))),
@@ -74,13 +74,13 @@ def fitting(tile: Tile, m: int, n: int, k: int) -> Tile:
     )
 
 
-def correlation(
+def implicit_gemm(
     out: View, x: View, w: View, windows: Windows, tile: Tile, back: bool, vectors: bool, adds: bool
 ) -> Launch:
-    """The launch that makes out [b,g,m,H,W] of x [b,g,c,h,w] and w [g,m,c,r,s], or adds it.
+    """The launch that computes out [b,g,m,H,W] from x [b,g,c,h,w] and w [g,m,c,r,s], or adds it.
 
-    With `back` the windows lie in out and x has what comes of them; else they lie in x. Without `vectors` of channels
-    these are one with the elements of a window.
+    back     whether the windows lie over out and x is their gradient; otherwise they lie over x
+    vectors  whether a step takes vectors of channels; otherwise channels and window elements are one dim
     """
     batch, groups, num_m, *size = out.shape
     num_c, inner = x.shape[2], x.shape[3:]
@@ -113,12 +113,12 @@ def correlation(
         "FLAT": not vectors,
         "EVEN": num_m % tile.m == 0 and num_c % tile.k == 0,
         "ADDS": adds,
-        "WIDE": wide([out, x, w]) or num_n > 2**30,
+        "WIDE": needs_64_bits([out, x, w]) or num_n > 2**30,
         "PRECISION": tile.precision,
         "R": windows.kernel[0],
         "S": windows.kernel[1],
         # Of two phases a row's last column may lie outside: no run goes on beyond a row.
-        "RUN": gcd(together(out), 0 if each == 1 else size[1]) if each > 1 or phases == 1 else 1,
+        "RUN": gcd(contiguous_run(out), 0 if each == 1 else size[1]) if each > 1 or phases == 1 else 1,
         "EACH": each,
         "M": tile.m,
         "N": tile_n,
@@ -127,47 +127,57 @@ def correlation(
     grid = (-(-num_m // tile.m) * phases * -(-num_n // tile_n), groups)
     # Each element of a window meets as many places as there are windows.
     flops = 2 * batch * groups * num_m * num_c * prod(windows.kernel) * prod(inner if back else size)
-    since = tile.since(np.dtype(x.array.dtype).itemsize)
+    since = tile.min_capability(np.dtype(x.array.dtype).itemsize)
     return Launch(
-        _correlate, grid, (out, x, w), constants, tile.warps, tile.stages, flops, on_tensor_cores(w, tile), since=since
+        _implicit_gemm,
+        grid,
+        (out, x, w),
+        constants,
+        tile.warps,
+        tile.stages,
+        flops,
+        uses_tensor_cores(w, tile),
+        min_capability=since,
     )
 
 
 def _phases_beside(out: View, windows: Windows) -> int:
-    """How many phases of columns a program takes: both of two, if columns lie side by side and channels do not."""
+    """How many phases of columns a program takes: both of two if columns are contiguous and channels are not."""
     return 2 if windows.stride[1] == 2 and out.steps[4] == 1 and out.steps[2] != 1 else 1
 
 
-def together(out: View) -> int:
-    """Places of [b,g,m,h,w] that lie together from each multiple of that number on; no more than a vector holds."""
+def contiguous_run(out: View) -> int:
+    """How many places of [b,g,m,h,w] are contiguous from each multiple of that number on, at most a vector."""
     *apart, row, col = out.steps
     high, across = out.shape[3:]
     run = across * high if row == across else gcd(across, row)
     return gcd(_VECTOR // np.dtype(out.array.dtype).itemsize, run, *apart) if col == 1 else 1
 
 
-def scattered(out: View, windows: Windows) -> bool:
-    """Whether places of [b,g,m,h,w] lie apart, or too few together for a vector where windows have several elements."""
-    run = together(out)
+def is_scattered(out: View, windows: Windows) -> bool:
+    """Whether places of [b,g,m,h,w] are not contiguous, or too few for a vector where windows have several elements."""
+    run = contiguous_run(out)
     return run == 1 or (prod(windows.kernel) > 1 and run * np.dtype(out.array.dtype).itemsize < _VECTOR)
 
 
-def in_vectors(w: View, out: View, windows: Windows) -> bool:
-    """Whether weights [g,m,c,r,s] for out [b,g,m,h,w] are fetched well as they lie.
+def has_vectors(w: View, out: View, windows: Windows) -> bool:
+    """Whether weights [g,m,c,r,s] for out [b,g,m,h,w] are loaded well as they lie.
 
-    Where m lies together in both, a thread takes so many registers that a processor holds one program instead of two.
+    Where m is contiguous in both, a thread takes so many registers that a multiprocessor holds one program, not two.
     """
     return w.steps[2] == 1 or (w.steps[1] == 1 and (windows.alone or out.steps[2] != 1))
 
 
-def on_tensor_cores(x: View, tile: Tile) -> bool:
-    """Whether products of such elements run there."""
+def uses_tensor_cores(x: View, tile: Tile) -> bool:
+    """Whether products of these elements run on tensor cores."""
     return str(x.array.dtype) != "float32" or tile.precision != "ieee"
 
 
 @triton.jit
 def _phase(first, pad, taps, stride, dilation, step, shared, inverse):
-    """Which rows of windows a place meets: the first, how many, and the number of the window whose first row it is."""
+    """The rows of windows that a place sees: the first, how many, and the number of the window of which it is the first
+    row.
+    """
     rest = ((first + pad) % stride + stride) % stride
     start = rest // shared * inverse % step
     num = tl.where(rest % shared == 0, tl.maximum((taps - start + step - 1) // step, 0), 0)
@@ -176,7 +186,7 @@ def _phase(first, pad, taps, stride, dilation, step, shared, inverse):
 
 @triton.jit
 def _tile(number, LATTICE: tl.constexpr, EACH: tl.constexpr, WIDE: tl.constexpr, N: tl.constexpr):
-    """Of each place of the tile of that number: the image, the row, and the column of EACH times as many."""
+    """The image, the row, and the column (of EACH times as many) of each place of a tile."""
     across: tl.constexpr = LATTICE[1] * EACH
     n = tl.arange(0, N * EACH)
     if WIDE:
@@ -190,7 +200,7 @@ def _summed(x, w, row, col, in_n, in_m, num_r, num_s, X_STEPS: tl.constexpr, W_S
             NUM_C: tl.constexpr, INNER: tl.constexpr, MOVES: tl.constexpr, STEPS: tl.constexpr,
             OUTSIDE: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
             PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # fmt: skip
-    """The sums of a tile, as [N,M], over so many rows and columns of windows that meet `row` and `col` first."""
+    """The sums of a tile, as [N,M], over num_r rows and num_s columns of windows, which see `row` and `col` first."""
     k = tl.arange(0, K)
     if WIDE:
         k = k.to(tl.int64)
@@ -221,13 +231,14 @@ def _summed(x, w, row, col, in_n, in_m, num_r, num_s, X_STEPS: tl.constexpr, W_S
 
 
 @triton.jit
-def _correlate(out, x, w, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, W_STEPS: tl.constexpr, NUM_M: tl.constexpr,
-               NUM_C: tl.constexpr, NUM_N: tl.constexpr, LATTICE: tl.constexpr, SIZE: tl.constexpr,
-               INNER: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, DILATION: tl.constexpr,
-               MOVES: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, INVERSE: tl.constexpr,
-               OUTSIDE: tl.constexpr, BACK: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, ADDS: tl.constexpr,
-               WIDE: tl.constexpr, PRECISION: tl.constexpr, R: tl.constexpr, S: tl.constexpr, RUN: tl.constexpr,
-               EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # fmt: skip
+def _implicit_gemm(out, x, w, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, W_STEPS: tl.constexpr, NUM_M: tl.constexpr,
+                   NUM_C: tl.constexpr, NUM_N: tl.constexpr, LATTICE: tl.constexpr, SIZE: tl.constexpr,
+                   INNER: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, DILATION: tl.constexpr,
+                   MOVES: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, INVERSE: tl.constexpr,
+                   OUTSIDE: tl.constexpr, BACK: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr,
+                   ADDS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+                   RUN: tl.constexpr, EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+                   K: tl.constexpr):  # fmt: skip
     # Programs that run together share places, and sectors of rows; the weights are few and stay in the cache.
     tiles = tl.cdiv(NUM_M, M)
     m = tl.program_id(0) % tiles * M + tl.arange(0, M)

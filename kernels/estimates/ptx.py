@@ -1,6 +1,6 @@
-"""A kernel's compiled text: lines that can be worked out one by one, and which of them decide what memory is asked for.
+"""PTX as data: instructions that can be executed one by one, and which of them decide what memory is accessed.
 
-Whole numbers are worked out as a processor would. It does not know what programs are, nor what memory is.
+Integers are computed as a multiprocessor does. It does not know what programs are, nor what memory is.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Value = Any
 
 
 @dataclass(frozen=True)
-class Step:
-    """A line of the text: its word, the names and numbers that follow it in groups, and on which predicate it hangs."""
+class Instruction:
+    """An instruction: its opcode, its operands in groups, and its predicate."""
 
     word: str
     groups: tuple[tuple[str, ...], ...]
@@ -35,47 +35,47 @@ class Step:
 
     @cached_property
     def writes(self) -> tuple[str, ...]:
-        """Registers that get a result."""
+        """Registers that it writes."""
         return () if self.word.startswith(_SILENT) or not self.groups else self.groups[0]
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        """What it is given, registers and numbers."""
+        """Registers and literals that it reads."""
         return frozenset(name for group in self.groups[1 if self.writes else 0 :] for name in group)
 
     @cached_property
     def is_branch(self) -> bool:
-        """Whether it may go on elsewhere."""
+        """Whether it is a branch."""
         return self.word.startswith("bra")
 
     @cached_property
     def is_access(self) -> bool:
-        """Whether it reads or writes the memory that all programs share."""
+        """Whether it accesses global memory."""
         return self.word.split(".")[1:2] == ["global"] or self.word.startswith(("cp.async.ca.", "cp.async.cg."))
 
     @cached_property
     def waits(self) -> bool:
-        """Whether all that was asked for has come once it is done."""
+        """Whether all outstanding loads have arrived once it is done."""
         return self.word.split(".")[0] == "bar" or self.word.startswith("mbarrier.try_wait")
 
     @cached_property
     def address(self) -> tuple[str, ...]:
-        """Names and numbers whose sum is where memory is read or written."""
+        """Registers and literals whose sum is the address."""
         return self.groups[0 if self.word.startswith("st") else 1]
 
     @cached_property
     def expects(self) -> int | None:
-        """Bytes that come without any thread's asking for them by an address; None of other words."""
+        """Bytes that a bulk copy brings without addresses of threads; None of other instructions."""
         return int(self.groups[-1][-1]) if self.word.startswith("mbarrier.arrive.expect_tx") else None
 
     @cached_property
     def behind(self) -> int | None:
-        """How many groups of copies may still be on their way where it goes on; None of other words."""
+        """How many groups of copies may still be in flight when it is done; None of other instructions."""
         return int(self.groups[0][0]) if self.word.startswith("cp.async.wait_group") else None
 
     @cached_property
     def nbytes(self) -> int:
-        """Of memory, that a thread reads or writes."""
+        """Bytes that a thread reads or writes."""
         word = self.word.split(".")
         if word[0] == "cp":
             return int(self.groups[2][0], 0)
@@ -84,26 +84,26 @@ class Step:
 
     @cached_property
     def size(self) -> str:
-        """What says how many bytes of a copy are read; "" of other words."""
+        """The operand that says how many bytes of a copy are read; "" of other instructions."""
         return self.groups[3][0] if self.word.startswith(("cp.async.ca.", "cp.async.cg.")) and self.groups[3:] else ""
 
     @cached_property
     def parameter(self) -> int | None:
-        """The number of the kernel's parameter that is its result, if it is one."""
+        """The number of the kernel's parameter that it loads, if it loads one."""
         return int(self.groups[1][0].rpartition("_")[2]) if self.word.startswith("ld.param") else None
 
     @cached_property
     def compute(self) -> Callable[..., Value] | None:
-        """What makes its result of its operands; None where it is of no whole numbers, or comes from memory."""
+        """What computes its result from its operands; None for other results than integers, and for loads."""
         if len(self.writes) != 1 or self.word.startswith(_FETCHED):
             return None
         if self.word.startswith("shfl.sync.idx"):
-            return _of_first_lanes
-        return made(self.word) if all(len(group) == 1 for group in self.groups[1:]) else None
+            return _shuffle
+        return semantics(self.word) if all(len(group) == 1 for group in self.groups[1:]) else None
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        """What `compute` is given."""
+        """The operands of `compute`."""
         return self.groups[1] if self.word.startswith("shfl") else tuple(group[0] for group in self.groups[1:])
 
     @cached_property
@@ -114,38 +114,39 @@ class Step:
 
     @cached_property
     def decided_by(self) -> frozenset[str]:
-        """What has to be known to say what it does besides writing registers."""
+        """Registers on which depends what it does besides writing registers."""
         return frozenset((*(self.address if self.is_access else ()), self.size, self.when))
 
 
 @dataclass(frozen=True)
-class Idle:
-    """Lines one after the other that decide nothing: how many, and what they read."""
+class Skippable:
+    """Consecutive instructions on which no memory access and no branch depends: how many, and the registers they read.
+    """
 
     num: int
     reads: frozenset[str]
 
 
 @dataclass(frozen=True)
-class Text:
-    """A kernel's text.
+class PtxProgram:
+    """A kernel's PTX.
 
-    lines    how many there are
-    items    lines that decide what memory is asked for and where to go on, and those between them
-    labels   before which item each stands
-    numbers  that stand in the text
+    lines    the number of instructions
+    items    instructions that decide on memory accesses and branches, and skippable ones between them
+    labels   the item before which each label stands
+    numbers  literals
     """
 
     lines: int
-    items: tuple[Step | Idle, ...]
+    items: tuple[Instruction | Skippable, ...]
     labels: Mapping[str, int]
     numbers: Mapping[str, Value]
 
 
 @lru_cache(maxsize=64)
-def text_of(ptx: str) -> Text:
-    """A kernel's text, from what Triton leaves of it."""
-    steps: list[Step] = []
+def parse_ptx(ptx: str) -> PtxProgram:
+    """The kernel in a PTX file that Triton wrote."""
+    steps: list[Instruction] = []
     labels: dict[str, int] = {}
     for line in _lines(ptx):
         if line.endswith(":"):
@@ -153,11 +154,11 @@ def text_of(ptx: str) -> Text:
         elif found := _LINE.fullmatch(line):
             no, when, word, rest = found.groups()
             groups = tuple(tuple(re.findall(r"[^\s{},\[\]+]+", one)) for one in _GROUP.findall(rest))
-            steps.append(Step(word, groups, when or "", bool(no)))
+            steps.append(Instruction(word, groups, when or "", bool(no)))
     items, places = _items(steps, set(labels.values()))
     words = {name for step in steps for group in step.groups for name in group}
     numbers = {name: number for name in words if (number := _number(name)) is not None}
-    return Text(len(steps), items, {name: places[at] for name, at in labels.items()}, numbers)
+    return PtxProgram(len(steps), items, {name: places[at] for name, at in labels.items()}, numbers)
 
 
 def _lines(ptx: str) -> Iterator[str]:
@@ -174,26 +175,26 @@ def _number(name: str) -> Value:
         return None
 
 
-def _items(steps: Sequence[Step], labelled: set[int]) -> tuple[tuple[Step | Idle, ...], list[int]]:
-    """Steps, those that decide nothing put together, and the number of the item at which each begins or would."""
+def _items(steps: Sequence[Instruction], labelled: set[int]) -> tuple[tuple[Instruction | Skippable, ...], list[int]]:
+    """Instructions, skippable ones joined, and for each instruction the number of its item."""
     decisive = _decisive(steps)
-    items: list[Step | Idle] = []
+    items: list[Instruction | Skippable] = []
     places: list[int] = []
     for at, step in enumerate(steps):
         decides = step.acts or not decisive.isdisjoint(step.writes)
         last = items[-1] if items and at not in labelled else None
         if decides:
             items.append(step)
-        elif isinstance(last, Idle):
-            items[-1] = Idle(last.num + 1, last.reads | step.reads)
+        elif isinstance(last, Skippable):
+            items[-1] = Skippable(last.num + 1, last.reads | step.reads)
         else:
-            items.append(Idle(1, step.reads))
+            items.append(Skippable(1, step.reads))
         places.append(len(items) - 1)
     return tuple(items), [*places, len(items)]
 
 
-def _decisive(steps: Sequence[Step]) -> set[str]:
-    """Registers of which anything depends that steps do besides writing registers."""
+def _decisive(steps: Sequence[Instruction]) -> set[str]:
+    """Registers on which any effect besides writing registers depends."""
     made_of: dict[str, set[str]] = {}
     for step in steps:
         for name in step.writes:
@@ -208,8 +209,8 @@ def _decisive(steps: Sequence[Step]) -> set[str]:
     return found
 
 
-def made(word: str) -> Callable[..., Value] | None:
-    """What computes whole numbers as an instruction does; None for what makes others."""
+def semantics(word: str) -> Callable[..., Value] | None:
+    """What computes integers as an instruction of this opcode does; None for other instructions."""
     name, *how = word.split(".")
     kind = how[-1] if how else ""
     make = _ARITHMETIC.get(name)
@@ -226,55 +227,57 @@ def made(word: str) -> Callable[..., Value] | None:
         return lambda x, y, where: np.where(where, x, y)
     if name == "cvt":
         to = how[-2]
-        return (lambda x: _kept(_as(x, signed, bits), int(to[1:]))) if to[0] in "su" else None
+        return (lambda x: _truncated(_as(x, signed, bits), int(to[1:]))) if to[0] in "su" else None
     if name == "bfe":
-        return lambda x, at, size: _field(_as(x, False, bits), at, size, signed)
+        return lambda x, at, size: _bit_field(_as(x, False, bits), at, size, signed)
     if make is None:
         return None
     wide = 2 * bits if "wide" in how else bits
     if "hi" in how:
-        return lambda x, y: _kept(_as(x, signed, bits) * _as(y, signed, bits) >> bits, bits) if bits < 64 else x * 0
+        return lambda x, y: (
+            _truncated(_as(x, signed, bits) * _as(y, signed, bits) >> bits, bits) if bits < 64 else x * 0
+        )
     if name in ("shl", "shr"):
-        return lambda x, y: _kept(make(_as(x, signed, bits), np.minimum(y, 63).astype(np.uint8)), bits)
+        return lambda x, y: _truncated(make(_as(x, signed, bits), np.minimum(y, 63).astype(np.uint8)), bits)
     if name == "mad":
-        return lambda x, y, z: _kept(_as(x, signed, bits) * _as(y, signed, bits) + z, wide)
-    return lambda *xs: _kept(make(*(_as(x, signed, bits) for x in xs)), wide)
+        return lambda x, y, z: _truncated(_as(x, signed, bits) * _as(y, signed, bits) + z, wide)
+    return lambda *xs: _truncated(make(*(_as(x, signed, bits) for x in xs)), wide)
 
 
 def _as(x: Value, signed: bool, bits: int) -> Value:
-    """A register's number with a sign or without."""
+    """A register's number as signed or unsigned."""
     return x if signed else x.astype(np.uint64) if bits == 64 else x & 2**bits - 1
 
 
-def _kept(x: Value, bits: int) -> Value:
-    """What a register keeps of a number: its last bits, with a sign."""
+def _truncated(x: Value, bits: int) -> Value:
+    """A number truncated to a register's bits, signed."""
     x = x.astype(np.int64)
     return x if bits == 64 else (x + 2 ** (bits - 1) & 2**bits - 1) - 2 ** (bits - 1)
 
 
-def _of_first_lanes(value: Value) -> Value:
-    """Of each warp's first thread, for all of them."""
+def _shuffle(value: Value) -> Value:
+    """The value of each warp's first thread, in all of its threads."""
     return value if value.size == 1 else np.repeat(value[::32], 32)
 
 
-def _same(x: Value) -> Value:
+def _identity(x: Value) -> Value:
     return x
 
 
-def _field(x: Value, at: Value, size: Value, signed: bool) -> Value:
-    """Some bits of a number, of which the last may be a sign."""
+def _bit_field(x: Value, at: Value, size: Value, signed: bool) -> Value:
+    """A field of bits, sign-extended if signed."""
     part = x >> at & (1 << size) - 1
     return np.where(part >> size - 1 & 1, part - (1 << size), part) if signed else part
 
 
 def _quotient(x: Value, y: Value) -> Value:
-    """Cut off towards zero."""
+    """Integer division, truncated towards zero."""
     return np.sign(x) * np.sign(y) * (np.abs(x) // np.maximum(np.abs(y), 1))
 
 
 _COMPARED = {word: getattr(operator, word) for word in ("eq", "ne", "lt", "le", "gt", "ge")}
 _ARITHMETIC: dict[str, Callable[..., Value]] = {
-    "mov": _same, "cvta": _same, "neg": operator.neg, "not": operator.inv, "abs": np.abs, "add": operator.add,
+    "mov": _identity, "cvta": _identity, "neg": operator.neg, "not": operator.inv, "abs": np.abs, "add": operator.add,
     "sub": operator.sub, "mul": operator.mul, "mad": operator.mul, "and": operator.and_, "or": operator.or_,
     "xor": operator.xor, "min": np.minimum, "max": np.maximum, "shl": operator.lshift, "shr": operator.rshift,
     "div": _quotient, "rem": lambda x, y: x - _quotient(x, y) * y,

@@ -1,7 +1,7 @@
-"""The gradient of maxima over windows that overlap little, in one launch.
+"""The gradient of max pooling with windows that overlap little, in one launch.
 
-Each place looks for the maxima of all windows that it is in, once more: memory then moves what comes and what goes, and
-nothing between. It knows no other pooling.
+Each place finds the maxima of its windows again, so that memory traffic is the input and the output only. It knows no
+other pooling.
 """
 
 # mypy: disable-error-code="no-untyped-def, assignment, var-annotated"
@@ -13,29 +13,29 @@ import triton
 from triton import language as tl
 
 from castile.kernels.triton.functions import maximum
+from castile.kernels.triton.image_tiles import columns_per_thread, meets, reach, split_rows, store_phases
 from castile.kernels.triton.launch import Launch
-from castile.kernels.triton.planes import divided, met, put_phases, reach, together
-from castile.kernels.triton.views import View, view, wide
+from castile.kernels.triton.views import View, needs_64_bits, view
 from castile.kernels.windows import Pads, Pair
 
 # Threads of a program, and rows of windows of a thread at most: more take Triton longer than they save.
 SETTINGS = ((128, 2), (128, 4), (64, 4), (64, 2), (256, 2))
 
 
-def overlap_little(kernel: Pair, stride: Pair, x: Any) -> bool:
-    """Whether places look for maxima again: they are in at most four windows, all of few elements, and columns lie side
-    by side, so that a thread has all that several of its windows meet.
+def overlaps_little(kernel: Pair, stride: Pair, x: Any) -> bool:
+    """Whether maxima are worth finding again: each place is in at most four windows, all of few elements, and columns
+    are contiguous, so that a thread has all that its windows see.
     """
     met_by = prod(-(-n // step) for n, step in zip(kernel, stride, strict=True))
     return met_by <= 4 and prod(kernel) <= 16 and prod(stride) > 1 and view(x).steps[1] != 1
 
 
-def again(
+def max_recompute(
     out: Any, dy: Any, x: Any, kernel: Pair, stride: Pair, pads: Pads, accumulate: bool, setting: tuple[int, int]
 ) -> Launch:
-    """The launch of the gradient whose places look for the maxima of the windows that they are in."""
+    """The launch of the gradient whose places find the maxima of their windows again."""
     to, of, seen = view(out), view(dy), view(x)
-    near = min(together(one, of, stride[1]) for one in (to, seen))
+    near = min(columns_per_thread(one, of, stride[1]) for one in (to, seen))
     threads, most = setting
     lattice = tuple(-(-n // step) for n, step in zip(to.shape[2:], stride, strict=True))
     groups, width = -(-lattice[0] // most), -(-lattice[1] // near)
@@ -64,43 +64,43 @@ def again(
         "TALL": tall,
         "BLOCK": threads,
         "OUTER": to.shape[1],
-        "WIDE": wide([to, of, seen]),
+        "WIDE": needs_64_bits([to, of, seen]),
     }
     programs = -(-prod(to.shape[:2]) * groups * width // threads)
     flops = prod(of.shape) * prod(kernel)
-    return Launch(_max_again, (programs,), (to, of, seen), constants, threads // 32, flops=flops)
+    return Launch(_max_recompute, (programs,), (to, of, seen), constants, threads // 32, flops=flops)
 
 
 @triton.constexpr_function
 def _taps(phase, taps, stride, pad):
-    """The rows or columns of windows that places of that phase meet."""
-    return tuple(tap for tap in range(taps) if met(phase, tap, stride, pad))
+    """The rows or columns of windows that see places of that phase."""
+    return tuple(tap for tap in range(taps) if meets(phase, tap, stride, pad))
 
 
 @triton.constexpr_function
 def _last(n, taps, stride, pad, top):
-    """The last row of windows that row n meets, or the first of all if it meets none."""
+    """The last row of windows that sees row n; `top` if none does."""
     return max(((n + pad - tap) // stride for tap in _taps(n, taps, stride, pad)), default=top)
 
 
 @triton.constexpr_function
-def _above(down, most):
-    """How many rows of windows are at hand above one that is so far down."""
+def _rows_above(down, most):
+    """How many rows of windows are loaded above one that is `down` rows from the first."""
     return min(down, most)
 
 
 @triton.jit
-def _max_again(out, dy, x, SIZE: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, Y_STEPS: tl.constexpr,
-               Y_SIZE: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr,
-               ADDS: tl.constexpr, NEAR: tl.constexpr, X_SURE: tl.constexpr, Y_SURE: tl.constexpr, IMAGES: tl.constexpr,
-               GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
-               OUTER: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+def _max_recompute(out, dy, x, SIZE: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, Y_STEPS: tl.constexpr,
+                   Y_SIZE: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr,
+                   ADDS: tl.constexpr, NEAR: tl.constexpr, X_SURE: tl.constexpr, Y_SURE: tl.constexpr,
+                   IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
+                   BLOCK: tl.constexpr, OUTER: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     number = tl.program_id(0)
     if WIDE:
         number = number.to(tl.int64)
     EACH: tl.constexpr = NEAR * STRIDE[1] if NEAR > 1 else 1
-    of_x = _beside(x, number, X_STEPS, STRIDE, EACH, NEAR * STRIDE[1], IMAGES, GROUPS, WIDTH, TALL, BLOCK, OUTER)
-    of_y = _beside(dy, number, Y_STEPS, (1, 1), NEAR, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, OUTER)
+    of_x = _columns(x, number, X_STEPS, STRIDE, EACH, NEAR * STRIDE[1], IMAGES, GROUPS, WIDTH, TALL, BLOCK, OUTER)
+    of_y = _columns(dy, number, Y_STEPS, (1, 1), NEAR, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, OUTER)
     top: tl.constexpr = reach(KERNEL[0], STRIDE[0], PADS[0], False)
     below: tl.constexpr = reach(KERNEL[0], STRIDE[0], PADS[0], True)
     left: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], False)
@@ -108,37 +108,39 @@ def _max_again(out, dy, x, SIZE: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: t
     # Rows of a window that the one above does not have.
     new: tl.constexpr = min(STRIDE[0], KERNEL[0])
     over: tl.constexpr = (KERNEL[0] - 1) // STRIDE[0]
-    lines, slopes = (), ()
+    lines, grads = (), ()
     for down in tl.static_range(top, below + TALL):
         for i in tl.static_range(tl.constexpr(KERNEL[0])):
-            if len(lines) <= _above(down - top, over) * new + i:
-                values = _line(of_x, down * STRIDE[0] - PADS[0] + i, SIZE, X_STEPS, X_SURE, left * STRIDE[1] - PADS[1],
-                               (left + num - 1) * STRIDE[1] - PADS[1] + KERNEL[1], EACH, float("-inf"))  # fmt: skip
+            if len(lines) <= _rows_above(down - top, over) * new + i:
+                values = _load_line(of_x, down * STRIDE[0] - PADS[0] + i, SIZE, X_STEPS, X_SURE,
+                                    left * STRIDE[1] - PADS[1], (left + num - 1) * STRIDE[1] - PADS[1] + KERNEL[1],
+                                    EACH, float("-inf"))  # fmt: skip
                 lines = lines + (values,)  # noqa: RUF005 (Triton knows no star)
-        given = _line(of_y, down, Y_SIZE, Y_STEPS, Y_SURE, left, left + num, NEAR, 0.0)
+        given = _load_line(of_y, down, Y_SIZE, Y_STEPS, Y_SURE, left, left + num, NEAR, 0.0)
         for along in tl.static_range(num):
             rows = ()
             for i in tl.static_range(tl.constexpr(KERNEL[0])):
-                own = lines[_above(down - top, over) * new + i][along * STRIDE[1]:along * STRIDE[1] + KERNEL[1]]
+                own = lines[_rows_above(down - top, over) * new + i][along * STRIDE[1]:along * STRIDE[1] + KERNEL[1]]
                 rows = rows + (_largest(own),)  # noqa: RUF005
-            slopes = slopes + (_to_first(given[along], rows),)  # noqa: RUF005
+            grads = grads + (_grad_of_first(given[along], rows),)  # noqa: RUF005
         for n in tl.static_range(tl.constexpr(TALL * STRIDE[0])):
             if _last(n, KERNEL[0], STRIDE[0], PADS[0], top) == down:
-                found = _row(slopes, lines, n, down - _above(down - top, over), left, num, KERNEL, STRIDE, PADS, NEAR,
-                             BLOCK)  # fmt: skip
-                _put(out, found, number, n, SIZE, O_STEPS, STRIDE, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, OUTER,
-                     ADDS)  # fmt: skip
+                found = _row_gradient(grads, lines, n, down - _rows_above(down - top, over), left, num, KERNEL, STRIDE,
+                                      PADS, NEAR, BLOCK)  # fmt: skip
+                _store(out, found, number, n, SIZE, O_STEPS, STRIDE, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, OUTER,
+                       ADDS)  # fmt: skip
         # Triton takes long over tuples of all rows.
-        if _above(down - top, over) == over:
-            lines, slopes = lines[new:], slopes[num:]
+        if _rows_above(down - top, over) == over:
+            lines, grads = lines[new:], grads[num:]
 
 
 @triton.jit
 def _places(number, STEPS: tl.constexpr, STRIDE: tl.constexpr, EACH: tl.constexpr, STEP: tl.constexpr,
             IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
             OUTER: tl.constexpr):  # fmt: skip
-    """Where columns begin in the first row of a thread, EACH for one of it and STEP apart, that row and column, and
-    whether there is such an image. Threads walk all columns of all rows without a gap.
+    """Offset, row and column of the EACH columns, STEP apart, of each thread's first row, and whether the image exists.
+
+    Threads walk all columns of all rows without a gap.
     """
     place = number * (BLOCK * EACH) + tl.arange(0, BLOCK * EACH)[:, None]
     above, col = place // (WIDTH * EACH), place % (WIDTH * EACH) * STEP
@@ -149,10 +151,10 @@ def _places(number, STEPS: tl.constexpr, STRIDE: tl.constexpr, EACH: tl.constexp
 
 
 @triton.jit
-def _beside(x, number, STEPS: tl.constexpr, STRIDE: tl.constexpr, EACH: tl.constexpr, STEP: tl.constexpr,
-            IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
-            OUTER: tl.constexpr):  # fmt: skip
-    """The first of STEP columns of each thread in x, as `_places` has them, and all EACH that are a vector."""
+def _columns(x, number, STEPS: tl.constexpr, STRIDE: tl.constexpr, EACH: tl.constexpr, STEP: tl.constexpr,
+             IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
+             OUTER: tl.constexpr):  # fmt: skip
+    """The first of each thread's STEP columns of x, as `_places` has it, and all EACH that make a vector."""
     at, row, col, there = _places(number, STEPS, STRIDE, 1, STEP, IMAGES, GROUPS, WIDTH, TALL, BLOCK, OUTER)
     first = (x + at, row, col, there)
     at, row, col, there = _places(number, STEPS, STRIDE, EACH, STEP // EACH, IMAGES, GROUPS, WIDTH, TALL, BLOCK, OUTER)
@@ -160,37 +162,37 @@ def _beside(x, number, STEPS: tl.constexpr, STRIDE: tl.constexpr, EACH: tl.const
 
 
 @triton.jit
-def _line(beside, r: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr, SURE: tl.constexpr, FROM: tl.constexpr,
-          TO: tl.constexpr, EACH: tl.constexpr, other: tl.constexpr):  # fmt: skip
-    """Row r of what threads meet, as a tuple: columns from FROM on before TO, EACH of them from 0 on as a vector, and
-    those behind as another where these are several.
+def _load_line(beside, r: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr, SURE: tl.constexpr, FROM: tl.constexpr,
+               TO: tl.constexpr, EACH: tl.constexpr, other: tl.constexpr):  # fmt: skip
+    """Row r of each thread's neighbourhood, as a tuple of columns FROM to TO: EACH of them from 0 on are loaded as a
+    vector, and those behind as another where these are several.
     """
     first, every = beside
     many = ()
     if EACH > 1:
         at, row, col, there = every
-        mask = _within(there, row, r, col, 0, SIZE, SURE, EACH)
-        many = many + divided(_full(tl.load(at + r * STEPS[2], mask=mask, other=other)), EACH)
+        mask = _in_bounds(there, row, r, col, 0, SIZE, SURE, EACH)
+        many = many + split_rows(_to_float32(tl.load(at + r * STEPS[2], mask=mask, other=other)), EACH)
         if TO > EACH + 1 and TO <= 2 * EACH:
-            mask = _within(there, row, r, col, EACH, SIZE, SURE, EACH)
+            mask = _in_bounds(there, row, r, col, EACH, SIZE, SURE, EACH)
             found = tl.load(at + (r * STEPS[2] + EACH * STEPS[3]), mask=mask, other=other)
-            many = many + divided(_full(found), EACH)
+            many = many + split_rows(_to_float32(found), EACH)
     at, row, col, there = first
     found = ()
     for n in tl.static_range(FROM, TO):
         if n >= 0 and n < len(many):
             value = many[n]
         else:
-            mask = _within(there, row, r, col, n, SIZE, SURE, 1)
-            value = _full(tl.load(at + (r * STEPS[2] + n * STEPS[3]), mask=mask, other=other))
+            mask = _in_bounds(there, row, r, col, n, SIZE, SURE, 1)
+            value = _to_float32(tl.load(at + (r * STEPS[2] + n * STEPS[3]), mask=mask, other=other))
         found = found + (value,)  # noqa: RUF005
     return found
 
 
 @triton.jit
-def _within(there, row, r: tl.constexpr, col, n: tl.constexpr, SIZE: tl.constexpr, SURE: tl.constexpr,
-            EACH: tl.constexpr):  # fmt: skip
-    """Whether row r and column n of threads lie inside, where the first of each has so many that are SURE to."""
+def _in_bounds(there, row, r: tl.constexpr, col, n: tl.constexpr, SIZE: tl.constexpr, SURE: tl.constexpr,
+               EACH: tl.constexpr):  # fmt: skip
+    """Whether row r and column n of threads lie inside; the first SURE rows and columns always do."""
     if r < 0:
         there = there & (row >= -r)
     if r >= SURE[0]:
@@ -203,20 +205,20 @@ def _within(there, row, r: tl.constexpr, col, n: tl.constexpr, SIZE: tl.constexp
 
 
 @triton.jit
-def _put(out, values, number, n: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr, STRIDE: tl.constexpr,
-         NEAR: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
-         BLOCK: tl.constexpr, OUTER: tl.constexpr, ADDS: tl.constexpr):  # fmt: skip
-    """Write or add row n of threads: as vectors where there are several columns or two phases."""
+def _store(out, values, number, n: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr, STRIDE: tl.constexpr,
+           NEAR: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
+           BLOCK: tl.constexpr, OUTER: tl.constexpr, ADDS: tl.constexpr):  # fmt: skip
+    """Write or add row n of threads, as vectors where there are several columns or two phases."""
     EACH: tl.constexpr = NEAR * STRIDE[1] if NEAR > 1 or STRIDE[1] == 2 else 1
     at, row, col, there = _places(number, STEPS, STRIDE, EACH, NEAR * STRIDE[1] // EACH, IMAGES, GROUPS, WIDTH, TALL,
                                   BLOCK, OUTER)  # fmt: skip
-    put_phases(out + at, values, n * STEPS[2], there, row + n, col, SIZE, STEPS, STRIDE, EACH, ADDS)
+    store_phases(out + at, values, n * STEPS[2], there, row + n, col, SIZE, STEPS, STRIDE, EACH, ADDS)
 
 
 @triton.jit
-def _full(value):
-    """Numbers in float32, of one zero, and on a GPU of one that is none. Of bfloat16 bits are shifted: ptxas has the
-    upper of two in one instruction then.
+def _to_float32(value):
+    """Numbers in float32, with -0.0 as 0.0 and one NaN. Bfloat16 is shifted: ptxas does the upper of two in one
+    instruction.
     """
     if value.dtype == tl.bfloat16:
         value = (value.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
@@ -225,7 +227,7 @@ def _full(value):
 
 @triton.jit
 def _largest(values):
-    """The largest of some, and none if one is none."""
+    """The largest value; NaN if one is NaN."""
     best = values[0]
     for n in tl.static_range(1, tl.constexpr(len(values))):
         best = maximum(best, values[n])
@@ -233,15 +235,15 @@ def _largest(values):
 
 
 @triton.jit
-def _to_first(slope, values):
-    """The slope for the first of the largest of some values, or the first that is none, and 0 for the others: equal
-    values are of the same bits.
+def _grad_of_first(grad, values):
+    """The gradient for the first of the largest values (or the first NaN), and 0 for the others. Equal values have
+    equal bits.
     """
     best, betters = values[0], ()
     for n in tl.static_range(1, tl.constexpr(len(values))):
         before, best = best, maximum(best, values[n])
         betters = betters + (best.to(tl.int32, bitcast=True) != before.to(tl.int32, bitcast=True),)  # noqa: RUF005
-    found, left = (), slope.to(tl.int32, bitcast=True)
+    found, left = (), grad.to(tl.int32, bitcast=True)
     for n in tl.static_range(1, tl.constexpr(len(values))):
         # In bits: LLVM would else choose among numbers of 16 bits, and these cost ptxas more instructions.
         others = tl.where(betters[len(values) - 1 - n], 0, left)
@@ -251,17 +253,17 @@ def _to_first(slope, values):
 
 
 @triton.jit
-def _row(slopes, lines, n: tl.constexpr, top: tl.constexpr, left: tl.constexpr, num: tl.constexpr,
-         KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, NEAR: tl.constexpr,
-         BLOCK: tl.constexpr):  # fmt: skip
-    """The gradient of row n of a thread: slopes of windows whose maximum is in that row, each for one column."""
+def _row_gradient(grads, lines, n: tl.constexpr, top: tl.constexpr, left: tl.constexpr, num: tl.constexpr,
+                  KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, NEAR: tl.constexpr,
+                  BLOCK: tl.constexpr):  # fmt: skip
+    """The gradient of row n of a thread: those of windows whose maximum lies in that row, each at its column."""
     taps: tl.constexpr = _taps(n, KERNEL[0], STRIDE[0], PADS[0])
     parts = ()
     if len(taps) > 0:
         for along in tl.static_range(num):
-            slope = _summed(slopes[along::num], n, top, KERNEL[0], STRIDE[0], PADS[0])
+            grad = _summed(grads[along::num], n, top, KERNEL[0], STRIDE[0], PADS[0])
             own = lines[((n + PADS[0] - taps[0]) // STRIDE[0] - top) * min(STRIDE[0], KERNEL[0]) + taps[0]]
-            parts = parts + (_to_first(slope, own[along * STRIDE[1]:along * STRIDE[1] + KERNEL[1]]),)  # noqa: RUF005
+            parts = parts + (_grad_of_first(grad, own[along * STRIDE[1]:along * STRIDE[1] + KERNEL[1]]),)  # noqa: RUF005
     found = ()
     for place in tl.static_range(tl.constexpr(NEAR * STRIDE[1])):
         if len(parts) > 0 and len(_taps(place, KERNEL[1], STRIDE[1], PADS[1])) > 0:
@@ -274,7 +276,9 @@ def _row(slopes, lines, n: tl.constexpr, top: tl.constexpr, left: tl.constexpr, 
 @triton.jit
 def _summed(parts, place: tl.constexpr, first: tl.constexpr, NUM: tl.constexpr, STRIDE: tl.constexpr,
             PAD: tl.constexpr):  # fmt: skip
-    """Of parts of windows from the first on, as many as windows have rows or columns, those of one place, summed."""
+    """The sum of the parts at one place, of windows from `first` on, with as many parts each as windows have rows or
+    columns.
+    """
     taps: tl.constexpr = _taps(place, NUM, STRIDE, PAD)
     total = parts[(place + PAD - taps[0]) // STRIDE - first][taps[0]]
     for k in tl.static_range(1, tl.constexpr(len(taps))):

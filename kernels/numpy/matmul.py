@@ -1,7 +1,7 @@
-"""Products of matrices in register tiles. Operands stay where they lie, but for a panel of the second one.
+"""Matrix products in register tiles. Operands are used in place, but for a panel of the second one.
 
-It knows no contraction. A panel is as many columns of the second operand as a tile has lanes, and as many of its rows
-as near caches hold; all rows of the first operand meet it before the next one comes.
+It knows no contraction. A panel has as many columns of the second operand as a tile is wide, and as many of its rows as
+near caches hold; all rows of the first operand are multiplied by it before the next one is packed.
 """
 
 from functools import partial
@@ -12,8 +12,8 @@ import numpy as np
 
 from castile.kernels.calls import Call
 from castile.kernels.numpy.jit import compiled, inlined
-from castile.kernels.numpy.lanes import BLOCK, after, copy_run, pointer, spares
-from castile.kernels.numpy.tiles import ROWS, SQUARE, lanes, panel, turn_square
+from castile.kernels.numpy.pointers import BLOCK, after, copy_run, pointer, spares
+from castile.kernels.numpy.tiles import ROWS, SQUARE, lanes, tile_panel, transpose_square
 from castile.kernels.numpy.views import flat
 
 Sizes = tuple[int, int, int]
@@ -42,41 +42,43 @@ _LARGE, _WIDE = 1 << 24, 64
 
 
 class HalfSpace(NamedTuple):
-    """The terms that matter, of products x[i, k] * y[k, j]: those with i * I + j * J + k * K + first >= 0, where I, J
-    and K, `turns`, are 1, 0 or -1. What has no such term need not be written, and all others are zero.
+    """The wanted terms of products x[i, k] * y[k, j]: those with i * I + j * J + k * K + first >= 0.
+
+    signs  I, J and K, each 1, 0 or -1
+    All other terms are zero, and results without a wanted term need not be written.
     """
 
-    turns: tuple[int, int, int] = (0, 0, 0)
+    signs: tuple[int, int, int] = (0, 0, 0)
     first: int = 0
 
     @property
-    def turned(self) -> "HalfSpace":
+    def transposed(self) -> "HalfSpace":
         """Of the product of y and x."""
-        i, j, k = self.turns
+        i, j, k = self.signs
         return HalfSpace((j, i, k), self.first)
 
 
 ALL = HalfSpace()
 
-_three, _two, _one = panel(ROWS, 3), panel(ROWS, 2), panel(ROWS, 1)
+_three, _two, _one = tile_panel(ROWS, 3), tile_panel(ROWS, 2), tile_panel(ROWS, 1)
 
 
-def by_blas(sizes: Sizes, strided: bool, num: int, itemsize: int) -> float:
-    """What one of so many products of i x k and k x j elements is expected to take by BLAS, in operations of vectors.
+def blas_cost(sizes: Sizes, strided: bool, num: int, itemsize: int) -> float:
+    """The expected cost of one of `num` products of i x k and k x j elements by BLAS, in vector operations.
 
     sizes    of i, j and k
-    strided  whether both operands have k side by side
+    strided  whether both operands have k contiguous
     """
     rows, cols, depth = sizes
     packed = (rows + cols) * depth if prod(sizes) > _UNPACKED and min(rows, cols) > 1 else 0
     return prod(sizes) / lanes(itemsize) * (_STRIDED if strided else _PLAIN) + packed + _CALL / num
 
 
-def in_tiles(sizes: Sizes, packs: bool, scatters: bool, itemsize: int) -> float:
-    """The same for `products`, infinite where BLAS is to be preferred in any case.
+def tile_cost(sizes: Sizes, packs: bool, scatters: bool, itemsize: int) -> float:
+    """The expected cost of one of `products`, in vector operations; infinite where BLAS is always better.
 
-    packs     whether the second operand's columns do not lie side by side
-    scatters  whether those of the result do not
+    packs     whether the second operand's columns are not contiguous
+    scatters  whether those of the result are not
     """
     rows, cols, depth = sizes
     if prod(sizes) > _LARGE and min(rows, cols) > _WIDE:
@@ -94,15 +96,14 @@ def products(
     places: np.ndarray,
     wanted: HalfSpace = ALL,
 ) -> Call:
-    """The work of out[i, j] = sum over k of x[i, k] * y[k, j], or +=, for many matrices in three arrays of one dtype.
+    """The call that computes out[i, j] = sum over k of x[i, k] * y[k, j], or +=, for many matrices in three arrays.
 
     sizes   of i, j and k, each 1 or more
     steps   in elements: of out along i and j, of x along i and k, of y along k and j
-    places  [num, 4]: how many elements after the first ones of out, x and y a product's matrices begin, and 1 where it
-            is added to what is there, else 0
-    wanted  tiles without a wanted term are left out, and of others as much of the sums as has none
+    places  [num, 4]: offsets of a product's matrices in out, x and y in elements, and 1 where it is added, else 0
+    wanted  tiles without a wanted term are skipped, and other sums are shortened to their wanted terms
     """
-    plan = np.array([*sizes, *steps, lanes(out.itemsize), len(places), *wanted.turns, wanted.first], np.int64)
+    plan = np.array([*sizes, *steps, lanes(out.itemsize), len(places), *wanted.signs, wanted.first], np.int64)
     return partial(_products, np.concatenate([plan, places.reshape(-1)]), *(flat(one, 0, 1) for one in (out, x, y)))
 
 
@@ -134,7 +135,7 @@ def _product(plan, out, x, y, adds, held, sums):  # type: ignore[no-untyped-def]
                 seen, down = held, width
             for i in range(0, rows, ROWS):
                 high = min(ROWS, rows - i)
-                begin, end = _terms_that_matter(plan, (i, high), (left, width), (low, num))
+                begin, end = _wanted_terms(plan, (i, high), (left, width), (low, num))
                 if begin == end:
                     continue
                 to, a = after(out, i * row + left * col), after(first, i * x_row + begin * x_col)
@@ -147,15 +148,17 @@ def _product(plan, out, x, y, adds, held, sums):  # type: ignore[no-untyped-def]
                 else:
                     _one(goal, step, a, x_row, x_col, b, down, terms, high, width, more)
                 if col != 1:
-                    _bring(to, row, col, sums, high, width, adds)
+                    _copy_out(to, row, col, sums, high, width, adds)
             left += width
         adds = 1
 
 
 @inlined
-def _terms_that_matter(plan, rows, cols, terms):  # type: ignore[no-untyped-def]
-    """Between which of these terms of a tile lie those that matter, at least one where its result does; each a pair of
-    the first and how many."""
+def _wanted_terms(plan, rows, cols, terms):  # type: ignore[no-untyped-def]
+    """The first and the last of these terms of a tile that are wanted; at least one if the tile has wanted results.
+
+    rows, cols, terms  pairs of the first and the number
+    """
     by_row, by_col, by_term, most = plan[11], plan[12], plan[13], plan[14]
     most += by_row * rows[0] + max(0, by_row * (rows[1] - 1)) + by_col * cols[0] + max(0, by_col * (cols[1] - 1))
     begin, end = 0, terms[1]
@@ -169,11 +172,11 @@ def _terms_that_matter(plan, rows, cols, terms):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _bring(out, row, col, sums, high, width, adds):  # type: ignore[no-untyped-def]
+def _copy_out(out, row, col, sums, high, width, adds):  # type: ignore[no-untyped-def]
     """out[i * row + j * col] = sums[i * width + j], or +=."""
     squares = width // SQUARE * SQUARE if high == SQUARE and row == 1 and adds == 0 else 0
     for j in range(0, squares, SQUARE):
-        turn_square(after(out, j * col), col, after(sums, j), width)
+        transpose_square(after(out, j * col), col, after(sums, j), width)
     for j in range(squares, width):
         for i in range(high):
             place = i * row + j * col
@@ -190,7 +193,7 @@ def _pack(held, width, y, row, col, num):  # type: ignore[no-untyped-def]
     high, wide = (num // SQUARE * SQUARE, width // SQUARE * SQUARE) if row == 1 else (0, 0)
     for j in range(0, wide, SQUARE):
         for k in range(0, high, SQUARE):
-            turn_square(after(held, k * width + j), width, after(y, k + j * col), col)
+            transpose_square(after(held, k * width + j), width, after(y, k + j * col), col)
     for k in range(num):
         for j in range(wide if k < high else 0, width):
             held[k * width + j] = y[k * row + j * col]

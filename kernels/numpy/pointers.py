@@ -1,9 +1,9 @@
-"""Pointers inside compiled loops: short rows moved four elements at a time, and small working memory on the stack.
+"""Pointers inside compiled loops, short rows moved four elements at a time, and small buffers on the stack.
 
-It knows no kernel. Compiled loops take no vector for fewer elements than several registers hold, so rows of a few
-elements would go one by one; here four neighbours are one load and one store, whatever the loop around them. Pointers,
-unlike arrays and slices, count no references and wrap no negative index, which would cost more than a short row.
-Nothing is checked, and what is pointed to must outlive the loop, as a kernel's arguments do.
+It knows no kernel. The compiler vectorises no loop over fewer elements than several registers hold; here four
+neighbours are one load and one store, whatever the loop around them. Unlike arrays and slices, pointers count no
+references and wrap no negative index, which would cost more than a short row. Nothing is checked, and what is pointed
+to must outlive the loop, as a kernel's arguments do.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ _SHORT = 32
 
 @intrinsic
 def pointer(typing: Any, x: Any) -> Any:
-    """Where the first element of an array lies; its elements are read and written by index."""
+    """The address of an array's first element; its elements are read and written by index."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return cgutils.create_struct_proxy(x)(context, builder, args[0]).data
@@ -35,7 +35,8 @@ def pointer(typing: Any, x: Any) -> Any:
 
 @intrinsic
 def spare(typing: Any, x: Any) -> Any:
-    """BLOCK elements of an array's dtype on the stack of the function that has this call in its own body."""
+    """A buffer of BLOCK elements of an array's dtype, on the stack of the function that has this call in its own body.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return cgutils.alloca_once(builder, context.get_data_type(x.dtype), size=BLOCK)
@@ -45,7 +46,7 @@ def spare(typing: Any, x: Any) -> Any:
 
 @intrinsic
 def spares(typing: Any, x: Any, num: Any) -> Any:
-    """As `spare`, so many times BLOCK elements side by side, which begin where a vector may."""
+    """`num` contiguous buffers as `spare` gives one, aligned to vectors."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         size = builder.mul(args[1], context.get_constant(types.intp, BLOCK))
@@ -58,7 +59,7 @@ def spares(typing: Any, x: Any, num: Any) -> Any:
 
 @intrinsic
 def after(typing: Any, place: Any, num: Any) -> Any:
-    """The pointer num elements further on."""
+    """The pointer `num` elements further on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.gep(args[0], [args[1]])
@@ -99,7 +100,7 @@ def _vectors(context: Any, builder: Any, kind: Any, places: Any) -> tuple[list[A
 
 @compiled
 def copy_rows(target, target_step, source, source_step, rows, cols):  # type: ignore[no-untyped-def]
-    """Rows of cols neighbours; each row starts a step after the one before it."""
+    """Copy rows of `cols` contiguous elements; each row starts a step after the one before it."""
     if cols < _LANES or cols > _SHORT:
         for r in range(rows):
             copy_run(after(target, r * target_step), after(source, r * source_step), cols)

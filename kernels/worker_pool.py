@@ -1,6 +1,6 @@
-"""Processes side by side that answer lines with lines: for what keeps Python's lock, as compiling does.
+"""A pool of worker processes that answer lines with lines, for work that holds Python's lock, such as compiling.
 
-They end when whoever asks them does, however that comes about. It does not know what is asked.
+Workers end with the process that asks them, however it ends. It does not know what is asked.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""Tiles of the places of images, as programs walk them that look up what lies around each place.
+"""Tiles of image places, for kernels that look at the neighbourhood of each place.
 
-A thread has a column of some rows: what lies beside it in memory is then its neighbours', so that loads of any place
-near by take whole lines, and rows that several of its places need are read once. Where channels lie side by side a
-program takes some of them, and a thread a vector. Shapes, steps and windows are constants to the compiler, and little
-is left to compute for a place. It knows no kernel.
+A thread has some rows of one column, so its neighbours have the neighbouring columns: loads of any place nearby are
+coalesced, and a row that several of its places need is read once. Where channels are contiguous a program takes some
+of them and a thread a vector. Shapes, steps and windows are compile-time constants, which leaves little to compute for
+a place. It knows no kernel.
 """
 
 # mypy: disable-error-code="no-untyped-def, assignment"
@@ -22,11 +22,12 @@ SETTINGS = ((256, 4), (256, 8), (128, 8), (512, 4))
 _COLS, _LOOKED_UP, _NUMBERS, _CHANNELS, _VECTOR = 128, 80, 16, 64, 16
 
 
-class Walk(NamedTuple):
-    """How many images of so many rows and columns are walked: each thread has `tall` rows of one column.
+class Tiling(NamedTuple):
+    """How images of `rows` x `cols` places are tiled: each thread has `tall` rows of one column.
 
+    images    to be walked, `outer` for each image of the array
     outer     how many channels of an image are images of their own here
-    channels  what is left of them, of which a program takes `beside`, and a thread `each`
+    channels  the channels that are left, of which a program takes `beside`, and a thread `each`
     """
 
     images: int
@@ -56,31 +57,31 @@ class Walk(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """How many tiles there are."""
+        """The number of tiles."""
         rows = self.images * -(-self.rows // self.tall)
         return -(-rows // (self.block // self.across)) * -(-self.cols // self.across)
 
     @property
     def blocks(self) -> int:
-        """How many programs share the channels of a tile."""
+        """The number of programs that share the channels of a tile."""
         return -(-self.channels // self.beside)
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What `tile` is told."""
+        """The compile-time constants of `tile_columns`."""
         groups = -(-self.rows // self.tall)
         words = {"IMAGES": self.images, "GROUPS": groups, "HEIGHT": self.rows, "WIDTH": self.cols, "TALL": self.tall}
         words |= {"CHANNELS": self.channels, "BESIDE": self.beside}
         return words | {"BLOCK": self.block, "COLS": self.across}
 
 
-def walk(
+def tiling(
     over: View, size: tuple[int, ...], taps: int, setting: tuple[int, int], apart: bool = False, near: int = 1
-) -> Walk:
-    """The walk over so many rows and columns of images that lie as `over` [b,c,...], where each place looks up `taps`.
+) -> Tiling:
+    """The tiling of `size` places of images that lie as `over` [b,c,...], each of which looks at `taps` neighbours.
 
-    Channels that do not lie side by side are images of their own, or `apart`, a program for each. A thread has `near`
-    columns, which are one to the walk.
+    apart  whether channels that are not contiguous have a program each; otherwise they are images of their own
+    near   columns of a thread, which are one to the tiling
     """
     batch, channels = over.shape[:2]
     last = over.steps[1] == 1 and channels > 1
@@ -92,13 +93,13 @@ def walk(
     most = max(1, min(setting[1], _LOOKED_UP // taps, _NUMBERS // (each * near)))
     rows, cols = size
     tall = -(-rows // -(-rows // most))
-    return Walk(batch * outer, outer, channels // outer, beside, each, rows, -(-cols // near), tall, setting[0])
+    return Tiling(batch * outer, outer, channels // outer, beside, each, rows, -(-cols // near), tall, setting[0])
 
 
-def together(wide: View, narrow: View, stride: int) -> int:
-    """How many columns of images [b,c,h,w] a thread takes, so that it reads or writes them as vectors.
+def columns_per_thread(wide: View, narrow: View, stride: int) -> int:
+    """How many columns of images [b,c,h,w] a thread takes to load or store vectors.
 
-    One of `narrow` meets `stride` of `wide`.
+    stride  the columns of `wide` that one column of `narrow` stands for
     """
     if any(one.steps[3] != 1 or one.steps[1] == 1 for one in (wide, narrow)) or stride & (stride - 1):
         return 1
@@ -109,21 +110,22 @@ def together(wide: View, narrow: View, stride: int) -> int:
 
 
 @triton.constexpr_function
-def met(phase, tap, stride, pad, dilation=1):
-    """Whether places whose number is `phase` modulo the stride meet that row or column of a window."""
+def meets(phase, tap, stride, pad, dilation=1):
+    """Whether a window's row or column `tap` sees places whose position is `phase` modulo the stride."""
     return (phase + pad - tap * dilation) % stride == 0
 
 
 @triton.constexpr_function
 def reach(taps, stride, pad, last):
-    """The first or the last column of windows that those of one stride meet, counted from their own on."""
-    found = [(n + pad - tap) // stride for n in range(stride) for tap in range(taps) if met(n, tap, stride, pad)]
+    """The first, or the last, column of the windows that see the places of one stride, relative to their own."""
+    found = [(n + pad - tap) // stride for n in range(stride) for tap in range(taps) if meets(n, tap, stride, pad)]
     return (max if last else min)(found, default=0)
 
 
 @triton.jit
-def program(CHANNELS: tl.constexpr, BESIDE: tl.constexpr, WIDE: tl.constexpr):
-    """The channels of a program, as [1,BESIDE], and the number of its tile: neighbours share what lies side by side."""
+def program_channels(CHANNELS: tl.constexpr, BESIDE: tl.constexpr, WIDE: tl.constexpr):
+    """The channels of a program, as [1,BESIDE], and the number of its tile; neighbouring programs share memory lines.
+    """
     blocks: tl.constexpr = (CHANNELS + BESIDE - 1) // BESIDE
     number = tl.program_id(0)
     if WIDE:
@@ -132,10 +134,11 @@ def program(CHANNELS: tl.constexpr, BESIDE: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def tile(number, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-         COLS: tl.constexpr, EACH: tl.constexpr):  # fmt: skip
-    """Of each thread of the tile of that number, as [BLOCK,1]: the image, the number of its group of rows, its column,
-    and whether there is such an image. With more than one of EACH, columns that are so many times as many.
+def tile_columns(number, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+                 COLS: tl.constexpr, EACH: tl.constexpr):  # fmt: skip
+    """The image, the group of rows and the column of each thread of a tile, as [BLOCK,1], and whether the image exists.
+
+    EACH  the columns of a thread
     """
     across: tl.constexpr = (WIDTH + COLS - 1) // COLS
     place = tl.arange(0, BLOCK * EACH)[:, None]
@@ -146,17 +149,17 @@ def tile(number, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr
 @triton.jit
 def corners(number, STRIDE: tl.constexpr, PADS: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr,
             WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Of each thread of the tile of that number: the image, its first row, its column, the row and column where the
-    window of that place begins, and whether there is such an image.
+    """The image, first row and column of each thread of a tile, the row and column where that place's window begins,
+    and whether the image exists.
     """
-    image, group, col, there = tile(number, IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1)
+    image, group, col, there = tile_columns(number, IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1)
     row = group * TALL
     return image, row, col, row * STRIDE[0] - PADS[0], col * STRIDE[1] - PADS[1], there
 
 
 @triton.jit
-def divided(value, NUM: tl.constexpr):
-    """Of each NUM rows of [rows,1] the first, the second and so on, as a tuple."""
+def split_rows(value, NUM: tl.constexpr):
+    """[rows,1] as a tuple: the first of every NUM rows, the second ones, and so on."""
     found = (value,)
     for _ in tl.static_range(tl.constexpr(NUM.bit_length() - 1)):
         firsts, seconds = (), ()
@@ -168,8 +171,8 @@ def divided(value, NUM: tl.constexpr):
 
 
 @triton.jit
-def put_together(values):
-    """A tuple of [rows,1] as `divided` had it, in one."""
+def join_rows(values):
+    """The inverse of `split_rows`."""
     found = values
     for _ in tl.static_range(tl.constexpr(len(values).bit_length() - 1)):
         pairs = ()
@@ -181,19 +184,19 @@ def put_together(values):
 
 
 @triton.jit
-def known(there, c, CHANNELS: tl.constexpr, BESIDE: tl.constexpr):
-    """Of which images and channels there are numbers."""
+def exists(there, c, CHANNELS: tl.constexpr, BESIDE: tl.constexpr):
+    """Whether images and channels exist."""
     return there & (c < CHANNELS) if CHANNELS % BESIDE else there
 
 
 @triton.jit
-def within(there, row, col, SIZE: tl.constexpr):
-    """Whether places of images that there are lie inside."""
+def in_bounds(there, row, col, SIZE: tl.constexpr):
+    """Whether places lie inside images that exist."""
     return there & (row >= 0) & (row < SIZE[0]) & (col >= 0) & (col < SIZE[1])
 
 
 @triton.jit
-def put(at, value, here, ADDS: tl.constexpr):
+def store(at, value, here, ADDS: tl.constexpr):
     """Write values, or add them to what is there."""
     if ADDS:
         value += tl.load(at, mask=here, other=0.0).to(tl.float32)
@@ -201,34 +204,35 @@ def put(at, value, here, ADDS: tl.constexpr):
 
 
 @triton.jit
-def line(x, places, r, SIZE: tl.constexpr, STEPS: tl.constexpr, FROM: tl.constexpr, TO: tl.constexpr,
-         NUM: tl.constexpr, other: tl.constexpr):  # fmt: skip
-    """What threads meet of their row r, as a tuple: the columns from FROM on before TO of the first that each has.
+def load_line(x, places, r, SIZE: tl.constexpr, STEPS: tl.constexpr, FROM: tl.constexpr, TO: tl.constexpr,
+              NUM: tl.constexpr, other: tl.constexpr):  # fmt: skip
+    """Row r of each thread's neighbourhood, as a tuple of columns FROM to TO, counted from the thread's first.
 
-    places: where row and column begin in x, their numbers, and whether there is such an image: of the first column of
-    each thread, and of all NUM of them, which are read as vectors if they are several.
+    places  address, row and column in x and whether the image exists: of the first column of each thread, and of all
+            NUM of them, which are loaded as vectors if they are several
     """
     one, every = places
     if NUM > 1:
         at, row, col, there = every
-        many = divided(tl.load(x + (at + r * STEPS[2]), mask=within(there, row + r, col, SIZE), other=other), NUM)
+        many = split_rows(tl.load(x + (at + r * STEPS[2]), mask=in_bounds(there, row + r, col, SIZE), other=other), NUM)
     at, row, col, there = one
     found = ()
     for n in tl.static_range(FROM, TO):
         if NUM > 1 and n >= 0 and n < NUM:
             value = many[n]
         else:
-            mask = within(there, row + r, col + n, SIZE)
+            mask = in_bounds(there, row + r, col + n, SIZE)
             value = tl.load(x + (at + (r * STEPS[2] + n * STEPS[3])), mask=mask, other=other)
         found = found + (value,)  # noqa: RUF005 (Triton knows no star)
     return found
 
 
 @triton.jit
-def put_phases(out, values, at, there, row, col, SIZE: tl.constexpr, STEPS: tl.constexpr, STRIDE: tl.constexpr,
-               EACH: tl.constexpr, ADDS: tl.constexpr):  # fmt: skip
-    """Write or add the values of places of each phase, rows of them first: those that begin `at` from `out` on, at
-    `row` and `col`. EACH values of a row are one vector, as `at` and `col` have them of single channels.
+def store_phases(out, values, at, there, row, col, SIZE: tl.constexpr, STEPS: tl.constexpr, STRIDE: tl.constexpr,
+                 EACH: tl.constexpr, ADDS: tl.constexpr):  # fmt: skip
+    """Write or add the values of each phase, rows first; places begin `at` in out, at `row` and `col`.
+
+    EACH  values of a row that are one vector, for which `at` and `col` are those of single columns
     """
     own: tl.constexpr = EACH if EACH > 1 else STRIDE[1]
     for n in tl.static_range(tl.constexpr(len(values) // own)):
@@ -237,8 +241,8 @@ def put_phases(out, values, at, there, row, col, SIZE: tl.constexpr, STEPS: tl.c
             row_of = ()
             for beside in tl.static_range(EACH):
                 row_of = row_of + (values[n * EACH + beside],)  # noqa: RUF005 (Triton knows no star)
-            put(to, put_together(row_of), inside & (col < SIZE[1]), ADDS)
+            store(to, join_rows(row_of), inside & (col < SIZE[1]), ADDS)
         else:
             for beside in tl.static_range(tl.constexpr(STRIDE[1])):
                 here = inside & (col + beside < SIZE[1])
-                put(to + beside * STEPS[3], values[n * STRIDE[1] + beside], here, ADDS)
+                store(to + beside * STEPS[3], values[n * STRIDE[1] + beside], here, ADDS)

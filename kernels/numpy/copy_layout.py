@@ -1,4 +1,4 @@
-"""Where windows see what: how padded copies of images are laid out, and at what distances a window's elements lie.
+"""The layout of padded copies of images for direct convolution: where a window's elements lie in them.
 
 It computes nothing and knows no weights.
 """
@@ -15,7 +15,7 @@ _LINES = 32
 
 
 class Windows(NamedTuple):
-    """How windows lie on an image: their size, strides and dilations of rows and columns, padding around the image."""
+    """How windows lie on an image: size, strides and dilation of rows and columns, and the padding around the image."""
 
     kernel: Pair
     stride: Pair
@@ -29,19 +29,22 @@ class Windows(NamedTuple):
 
     @property
     def pointwise(self) -> bool:
-        """Whether each window sees one element and each element is seen."""
+        """Whether windows are single elements, one at each place."""
         return self.kernel == self.stride == (1, 1) and not any(self.pads)
 
-    def seen(self, first: int, last: int, height: int) -> tuple[slice, "Windows"]:
-        """The rows of an image of `height` that rows of windows from first to last see, and how these lie on those."""
+    def rows_seen(self, first: int, last: int, height: int) -> tuple[slice, "Windows"]:
+        """The rows of an image of `height` that rows of windows from first to last see, and how these windows lie on
+        those rows.
+        """
         top = first * self.stride[0] - self.pads[0]
         bottom = (last - 1) * self.stride[0] - self.pads[0] + self.extents[0]
         low, high = min(height, max(0, top)), max(0, min(height, bottom))
         pads = (low - top, bottom - high, *self.pads[2:])
         return slice(low, max(low, high)), self._replace(pads=pads)
 
-    def seeing(self, first: int, last: int, num: int) -> tuple[slice, "Windows"]:
-        """The rows of windows, of `num`, that see an image's rows from first to last, and how they lie on those."""
+    def windows_seeing(self, first: int, last: int, num: int) -> tuple[slice, "Windows"]:
+        """The rows of windows, of `num`, that see an image's rows from first to last, and how they lie on those rows.
+        """
         step, top = self.stride[0], self.pads[0]
         low = max(0, -((self.extents[0] - 1 - top - first) // step))
         high = min(num, (last - 1 + top) // step + 1)
@@ -50,7 +53,7 @@ class Windows(NamedTuple):
 
 
 class Tap(NamedTuple):
-    """An element (r, s) of a window, the phase of the copies that it sees, and how far into the phase."""
+    """An element (r, s) of a window: the phase of the copies that it sees, and its row and column there."""
 
     element: Pair
     phase: int
@@ -59,9 +62,9 @@ class Tap(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Places that see the same taps: rows and columns of them, the first one's in the result, and from one to the next.
+    """Places that see the same taps: rows and columns of them, the first one in the result, and their stride there.
 
-    Places beside each other see elements beside each other.
+    Neighbouring places see neighbouring elements.
     """
 
     taps: list[Tap]
@@ -75,10 +78,11 @@ class Places(NamedTuple):
         return (rows + self.size[0] - 1) * width + columns + self.size[1]
 
 
-class Copies(NamedTuple):
-    """How images are copied: zeros before the rows and columns, phases, rows and columns of a phase; who sees them.
+class CopyLayout(NamedTuple):
+    """How images are copied: zeros before rows and columns, phases, rows and columns of a phase; and the places that
+    see them.
 
-    A phase (row, column) has every stride-th row and column from these on; those that nobody sees are left out.
+    A phase (row, column) has every stride-th row and column from these on; phases that nothing sees are left out.
     """
 
     before: Pair
@@ -93,20 +97,24 @@ class Copies(NamedTuple):
         return self.grid[0] * self.grid[1]
 
     def step(self, samples: int, vector: int) -> int:
-        """Elements from one phase to the next: an odd number of cache lines, so that they fall on all cache sets."""
+        """Elements from one phase to the next: an odd number of cache lines, so that phases spread over all cache sets.
+        """
         reach = max([self.image, *(places.reach(self.grid[1]) for places in self.places)])
         return (((samples - 1) * self.image + reach + vector) // _LINES * 2 + 3) * _LINES // 2
 
-    def fitting(self, nbytes: int, batch: int, planes: int, itemsize: int, vector: int) -> int:
-        """How many samples, of `batch` at most, nbytes hold the copies of, in so many planes: channels and phases."""
+    def samples_that_fit(self, nbytes: int, batch: int, planes: int, itemsize: int, vector: int) -> int:
+        """How many samples, at most `batch`, have copies that fit into nbytes.
+
+        planes  channels times phases
+        """
         samples = min(batch, nbytes // (planes * itemsize * self.image))
         while samples and planes * itemsize * self.step(samples, vector) > nbytes:
             samples -= 1
         return samples
 
 
-def looking(size: Pair, windows: Windows, num: Pair) -> Copies:
-    """Copies of images of this size, whose `num` windows see them."""
+def forward_layout(size: Pair, windows: Windows, num: Pair) -> CopyLayout:
+    """Copies of images of this size, as their `num` windows see them."""
     before, after = windows.pads[::2], windows.pads[1::2]
     # the zeros after a row are those before the next
     grid = [
@@ -121,10 +129,10 @@ def looking(size: Pair, windows: Windows, num: Pair) -> Copies:
         number = phases.setdefault((row_phase, column_phase), len(phases))
         taps.append(Tap((r, s), number, row, column))
     places = [Places(taps, num, (0, 0), (1, 1))]
-    return Copies((before[0], before[1]), windows.stride, list(phases), (grid[0], grid[1]), places)
+    return CopyLayout((before[0], before[1]), windows.stride, list(phases), (grid[0], grid[1]), places)
 
 
-class _Share(NamedTuple):
+class _Phase(NamedTuple):
     """Every stride-th element of an image's dim: the first, how many, and which elements of which windows see them."""
 
     first: int
@@ -132,8 +140,8 @@ class _Share(NamedTuple):
     taps: list[Pair]
 
 
-def spreading(size: Pair, windows: Windows, num: Pair) -> Copies:
-    """Copies of a number for each of `num` windows, as which the elements of images of this size see the windows."""
+def backward_layout(size: Pair, windows: Windows, num: Pair) -> CopyLayout:
+    """Copies of one number for each of `num` windows, as the elements of images of this size see them."""
     before, grid, shares = [], [], []
     for dim in range(2):
         step, low = windows.stride[dim], windows.pads[2 * dim]
@@ -142,19 +150,19 @@ def spreading(size: Pair, windows: Windows, num: Pair) -> Copies:
         last = (size[dim] - 1 + low) // step
         before.append(max(0, -least))
         grid.append(num[dim] + max(before[dim], last - num[dim] + 1))
-        shares.append([_share(windows, dim, phase, size[dim], before[dim]) for phase in range(step)])
+        shares.append([_phase(windows, dim, phase, size[dim], before[dim]) for phase in range(step)])
     places = []
     for rows, columns in product(*shares):
         taps = [Tap((r, s), 0, row, column) for (r, row), (s, column) in product(rows.taps, columns.taps)]
         if taps and rows.num > 0 and columns.num > 0:
             places.append(Places(taps, (rows.num, columns.num), (rows.first, columns.first), windows.stride))
-    return Copies((before[0], before[1]), (1, 1), [(0, 0)], (grid[0], grid[1]), places)
+    return CopyLayout((before[0], before[1]), (1, 1), [(0, 0)], (grid[0], grid[1]), places)
 
 
-def _share(windows: Windows, dim: int, phase: int, length: int, before: int) -> _Share:
+def _phase(windows: Windows, dim: int, phase: int, length: int, before: int) -> _Phase:
     step, low = windows.stride[dim], windows.pads[2 * dim]
     # of the windows' positions, padding included, those of this phase are numbers v * step + phase
     first, last = max(0, -((phase - low) // step)), (length - 1 + low - phase) // step
     places = [(r, r * windows.dilation[dim]) for r in range(windows.kernel[dim])]
     taps = [(r, first + before - place // step) for r, place in places if place % step == phase]
-    return _Share(first * step + phase - low, last - first + 1, taps)
+    return _Phase(first * step + phase - low, last - first + 1, taps)

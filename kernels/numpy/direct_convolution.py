@@ -1,17 +1,17 @@
-"""Sliding sums of products over images, in compiled loops: weights meet padded copies of images.
+"""Direct convolution in compiled loops: weights are multiplied with padded copies of images.
 
-It knows no gradient: what is copied, with which weights it meets and where sums go is told by tables. Nothing is
-unfolded. Copies hold the samples of one channel side by side, an image's rows following each other with the padding
-between them shared. Where windows move by more than one element every such step begins a copy of its own, so that
-neighbouring windows always see neighbouring elements (the phases of a polyphase filter). A window's element is then a
-distance within the copy, and a sum over places is a product of a few weights with vectors that begin there.
+It knows no gradient: tables say what is copied, which weights it is multiplied with and where sums go. Nothing is
+unfolded. Copies hold the samples of one channel next to each other, with an image's rows following each other and the
+padding between them shared. Where windows have a stride, every phase of the stride has a copy of its own, so that
+neighbouring windows always see neighbouring elements (the phases of a polyphase filter). A window's element is then an
+offset within the copy, and a sum over places is a product of a few weights with vectors that begin at these offsets.
 """
 
 import numpy as np
 
 from castile.kernels.numpy.jit import compiled, inlined
-from castile.kernels.numpy.lanes import add_rows, after, copy_rows, fill, pointer
-from castile.kernels.numpy.tiles import ROWS, inner, product
+from castile.kernels.numpy.pointers import add_rows, after, copy_rows, fill, pointer
+from castile.kernels.numpy.tiles import ROWS, tile_inner_products, tile_product
 
 # Places whose sums lie in the first-level cache until they go where they belong, and elements from channel to channel.
 PLACES, PLACES_STEP = 480, 496
@@ -22,10 +22,10 @@ TAPS = 3
 # Fewer channels than this at the end are worked on alone.
 _FEW = 3
 
-_full3, _full2, _full1 = product(ROWS, 3), product(ROWS, 2), product(ROWS, 1)
-_lone3, _lone2, _lone1 = product(1, 3), product(1, 2), product(1, 1)
-_inner3, _inner1 = inner(ROWS, 3), inner(ROWS, 1)
-_lone_inner3, _lone_inner1 = inner(1, 3), inner(1, 1)
+_full3, _full2, _full1 = tile_product(ROWS, 3), tile_product(ROWS, 2), tile_product(ROWS, 1)
+_lone3, _lone2, _lone1 = tile_product(1, 3), tile_product(1, 2), tile_product(1, 1)
+_inner3, _inner1 = tile_inner_products(ROWS, 3), tile_inner_products(ROWS, 1)
+_lone_inner3, _lone_inner1 = tile_inner_products(1, 3), tile_inner_products(1, 1)
 
 
 def packed_channels(channels: int) -> int:
@@ -208,15 +208,15 @@ def _bring_rows(to, row_step, step, x, width, rows, cols, adds):  # type: ignore
 
 
 @compiled
-def slopes(  # type: ignore[no-untyped-def]
+def weight_gradient(  # type: ignore[no-untyped-def]
     out, out_step, table, images, held, gradients, held_gradients, copies, step, samples, batch, offsets, sums, groups,
     adds, lanes, last, span,
 ):  # fmt: skip
     """out[m * out_step + table[k]] as the sum over all places of the gradients' channel m times what k's offset sees.
 
-    Images, gradients and copies are told as in `correlate`, groups as there but of out, images and gradients; gradients
-    are copied as they lie. An image has `last` places, those between its rows among them, and `span` vectors of places
-    are multiplied at once.
+    Images, gradients and copies are given as to `correlate`, groups as there but of out, images and gradients;
+    gradients are copied as they lie. An image has `last` places, those between its rows among them, and `span` vectors
+    of places are multiplied at once.
     """
     image, whole = copies[3][0] * copies[3][1], ((0, 0), (1, 1), copies[2][:1], copies[3])
     p_table, p_sums, channels, num_k = pointer(table), pointer(sums), gradients[2][0], offsets.size

@@ -1,7 +1,7 @@
-"""Kernels compiled ahead, side by side: processes of their own fill Triton's cache on disk before anything is bound.
+"""Compiles kernels ahead of time: worker processes fill Triton's disk cache before anything is bound.
 
-A call is known by its name and a setting, which is all that a process is told. What none has compiled is compiled when
-it is bound, where what is wrong with it is told too. It knows no kernel.
+A worker is told a call's name and a setting, nothing else. Errors are ignored here: whoever binds the call compiles it
+again and sees them. It knows no kernel.
 """
 
 import sys
@@ -13,11 +13,11 @@ from typing import Any
 
 from triton import knobs
 
-from castile.kernels import choice, side_by_side
+from castile.kernels import choice, worker_pool
 from castile.kernels.choice import Choice
 from castile.kernels.table import Table
 from castile.kernels.triton import chip
-from castile.kernels.tuning import hollow, operands
+from castile.kernels.tuning import dataless, operands
 
 # Ranks that share a host may be bound to no cores, and then each starts as many.
 MOST_PROCESSES = 8
@@ -32,10 +32,11 @@ _seen: set[tuple[int, Launched]] = set()
 
 
 def compile_all(wanted: Sequence[Launched], capability: int, tell: Callable[[int, int], object]) -> None:
-    """Compile what these calls launch for the chip that Triton is used with, of that compute capability (times ten).
+    """Compile what these calls launch, for the chip that Triton is used with.
 
-    tell  hears how many of those that are new here have been looked at, and how many there are. As long as all are
-          found in the cache no process is started.
+    capability  the chip's compute capability, times ten
+    tell        called with the number of new calls that were looked at, and their number in all
+    No process is started as long as everything is found in the cache.
     """
     calls = [one for one in wanted if (capability, one) not in _seen]
     _seen.update((capability, one) for one in calls)
@@ -49,21 +50,21 @@ def compile_all(wanted: Sequence[Launched], capability: int, tell: Callable[[int
     num_processes = min(MOST_PROCESSES, len(sched_getaffinity(0)), len(rest) // LEAST_CALLS)
     if num_processes < 2:
         return
-    with side_by_side.worker_pool([__name__, str(capability)], num_processes) as ask:
+    with worker_pool.worker_pool([__name__, str(capability)], num_processes) as ask:
         for number, _ in enumerate(ask(rest), done + 2):
             tell(number, len(calls))
 
 
 def _compile(name: str, setting: str) -> None:
-    # What is wrong with it is told by whoever binds it.
+    # Whoever binds it reports its errors.
     with suppress(Exception):
         call = choice.call_of(name)
-        outs, args = operands(call, lambda x: hollow(x).view(chip.Absent))
+        outs, args = operands(call, lambda x: dataless(x).view(chip.AbsentArray))
         _table().bind(call.kernel, args, outs, call.params, None, call.accumulate, Choice("triton", setting))
 
 
 def _is_kept(one: Launched) -> bool:
-    """Whether all that a call launches is in the cache; it is afterwards."""
+    """Whether the cache has all that a call launches; it has it afterwards."""
     missed: list[bool] = []
 
     def listen(cache_hit: bool, **_: Any) -> None:
@@ -81,5 +82,5 @@ def _table() -> Table:
 
 
 if __name__ == "__main__":
-    chip.use(int(sys.argv[1]))
-    side_by_side.serve(lambda one: _compile(*one))
+    chip.activate(int(sys.argv[1]))
+    worker_pool.serve(lambda one: _compile(*one))

@@ -1,6 +1,7 @@
-"""One walk for all lines of arithmetic: it brings the blocks of arrays, and calls what is done to them by its address.
+"""One strided loop for all expressions: it gathers blocks of the arrays, and calls the expression's loop by its
+address.
 
-It knows no line. A line with a walk of its own takes three times as long to compile as what it says of a block alone.
+It knows no expression. An expression compiled with a strided loop of its own would take three times as long to compile.
 """
 
 from functools import partial
@@ -14,27 +15,35 @@ from numba.np.numpy_support import from_dtype
 
 from castile.kernels.calls import Call
 from castile.kernels.numpy.jit import compiled
-from castile.kernels.numpy.lanes import BLOCK, after, pointer, spares
-from castile.kernels.numpy.walk import FIRST, block_size, fetch, num_rows, offset, room, settle
+from castile.kernels.numpy.pointers import BLOCK, after, pointer, spares
+from castile.kernels.numpy.strided import FIRST, block_size, fetch, num_rows, offset, room, settle
 
 # What is done to the blocks of the first array: written where it lies, read and written, or left to the line.
-WRITTEN, ALTERED, LEFT = range(3)
-# Numbers of a task before its addresses: the line's address, how many arrays are walked, how many there are, the first.
+OVERWRITTEN, UPDATED, BY_LOOP = range(3)
+# Numbers of a task before its addresses: the loop's address, how many arrays are walked, how many there are, the first.
 _HEAD = 4
 
 
 def signature(dtype: np.dtype) -> Any:
-    """Of a line: rows and cols, where each array has the first row, its steps from row to row, constants, and the plan
-    and the first row of the walk.
+    """The signature of an expression's loop: rows and cols, each array's first row, its steps from row to row,
+    constants, and the plan and first row of the walk.
     """
     place, numbers = types.CPointer(from_dtype(dtype)), types.CPointer(types.int64)
     return types.void(types.int64, types.int64, types.CPointer(place), numbers, place, numbers, types.int64)
 
 
-def walking(address: int, first: int, num_walked: int, constants: np.ndarray, walk: np.ndarray, *flats: Any) -> Call:
-    """The work of a line over arrays as `walk` says, those that it does not walk last; all of the constants' dtype."""
+def expression_call(
+    address: int, first: int, num_walked: int, constants: np.ndarray, walk: np.ndarray, *flats: Any
+) -> Call:
+    """The call of an expression's loop over arrays as `walk` says; arrays that are one number come last.
+
+    address     of the compiled loop
+    first       what is done to the first array: OVERWRITTEN, UPDATED or BY_LOOP
+    num_walked  how many arrays are walked
+    All arrays have the dtype of the constants.
+    """
     task = np.array([address, num_walked, len(flats), first, *(x.ctypes.data for x in flats)], np.int64)
-    work = partial(_walk, task, walk, constants)
+    work = partial(_run, task, walk, constants)
     # Of the arrays the task has addresses alone.
     setattr(work, "arrays", flats)
     return work
@@ -87,12 +96,12 @@ def _call(
 
 
 @compiled
-def _walk(task, walk, constants):  # type: ignore[no-untyped-def]
+def _run(task, walk, constants):  # type: ignore[no-untyped-def]
     plan, starts, numbers = pointer(walk), after(pointer(task), _HEAD), pointer(constants)
     num_walked, num, first_is = task[1], task[2], task[3]
     places, steps = _places(constants, num), _numbers(num_walked)
-    # Where it lies is the line's to know, which goes row by row.
-    begin, in_rows = (1, True) if first_is == LEFT else (0, plan[4] == 1)
+    # Where its rows lie is up to the loop, which is called row by row.
+    begin, in_rows = (1, True) if first_is == BY_LOOP else (0, plan[4] == 1)
     for n in range(num):
         places[n] = _at(constants, starts[n])
     for n in range(begin, num_walked):
@@ -108,15 +117,15 @@ def _walk(task, walk, constants):  # type: ignore[no-untyped-def]
     held, out, s_out = spares(constants, num_walked), places[0], after(plan, FIRST)
     for first in range(0, num_rows(plan), plan[4]):
         size = block_size(plan, first)
-        if first_is == WRITTEN:
+        if first_is == OVERWRITTEN:
             places[0] = room(plan, s_out, out, first, held)
-        elif first_is == ALTERED:
+        elif first_is == UPDATED:
             places[0] = fetch(plan, s_out, out, first, held)
         for n in range(1, num_walked):
             place = _at(constants, starts[n])
             places[n] = fetch(plan, after(plan, FIRST * (n + 1)), place, first, after(held, n * BLOCK))
             steps[n] = plan[3]
-        if first_is == LEFT:
+        if first_is == BY_LOOP:
             _call(task[0], size // plan[3], plan[3], places, steps, numbers, plan, first)
         else:
             _call(task[0], 1, size, places, steps, numbers, plan, first)

@@ -1,7 +1,8 @@
-"""Gradients of what windows are weighed with: products of matrices whose summed places are looked up in what they met.
+"""Weight gradients of convolutions, as matrix products summed over places, which are gathered from the input (no
+im2col).
 
-Places are divided among programs where tiles are too few for the chip, and what these summed is added up in its order.
-It knows no array but as a View.
+Where there are too few tiles to fill the chip the sum is split among programs (split-K), and the partial sums are added
+up in order. It knows no array but as a View.
 """
 
 # mypy: disable-error-code="no-untyped-def, assignment"
@@ -13,12 +14,12 @@ import numpy as np
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.channels import held
+from castile.kernels.triton.channels import workspace
+from castile.kernels.triton.codegen import Snippet, reduction_plan
 from castile.kernels.triton.contract import Tile
-from castile.kernels.triton.correlation import Windows, on_tensor_cores, together
+from castile.kernels.triton.implicit_gemm import Windows, contiguous_run, uses_tensor_cores
 from castile.kernels.triton.launch import Launch
-from castile.kernels.triton.lines import Text, folded
-from castile.kernels.triton.views import View, wide
+from castile.kernels.triton.views import View, needs_64_bits
 
 # Sums of programs of which an H200 holds two a processor at once: one more would have the chip to itself.
 _FILL = 264 * 64 * 128
@@ -28,38 +29,38 @@ _PROCESSORS, _SHARED = 132, 232448
 _SMALL = 256
 
 
-class Parts(NamedTuple):
-    """How the sum over the places of some samples is divided: into `num` runs of whole steps."""
+class SplitK(NamedTuple):
+    """How the sum over the places of some samples is split: into `num` parts of `span` places."""
 
     num: int
     span: int
 
 
-def divided(dw: View, places: int, itemsize: int, tile: Tile, beside: int) -> Parts:
-    """The parts of a sum over so many places for dw [g,m,c,r,s], of programs of `beside` elements of a window."""
+def split_k(dw: View, places: int, itemsize: int, tile: Tile, beside: int) -> SplitK:
+    """How to split the sum over `places` for dw [g,m,c,r,s], in programs of `beside` elements of a window."""
     tiles = dw.shape[0] * -(-dw.shape[1] // tile.m) * -(-prod(dw.shape[2:]) // (tile.n * beside))
     steps = -(-places // tile.k)
     fit = _SHARED // tile.ahead(itemsize, beside)
     most = min(_FILL // min(64 * 128, tile.m * tile.n * beside), _PROCESSORS * max(1, fit)) // tiles
     span = -(-steps // max(1, min(most, steps // 8)))
-    return Parts(-(-steps // span), span * tile.k)
+    return SplitK(-(-steps // span), span * tile.k)
 
 
-def waiting(dw: View, num: int, vectors: bool) -> View:
-    """Working memory for so many parts of dw, in which what a program writes at once lies together.
+def partial_sums(dw: View, num: int, vectors: bool) -> View:
+    """Workspace for `num` partial sums of dw, in which what a program stores is contiguous.
 
-    With `vectors` that is channels: stores apart by the elements of a window would take longer than the sums.
+    With `vectors` these are channels: stores strided by the elements of a window would take longer than the sums.
     """
-    return held((num, *dw.shape), (0, 1, 2, 4, 5, 3) if vectors else (0, 1, 2, 3, 4, 5))
+    return workspace((num, *dw.shape), (0, 1, 2, 4, 5, 3) if vectors else (0, 1, 2, 3, 4, 5))
 
 
-def slopes(
-    dw: View, dy: View, x: View, windows: Windows, tile: Tile, beside: int, parts: Parts, vectors: bool, adds: bool
+def weight_gradient(
+    dw: View, dy: View, x: View, windows: Windows, tile: Tile, beside: int, parts: SplitK, vectors: bool, adds: bool
 ) -> Launch:
-    """The launch that makes dw [part,g,m,c,r,s] of dy [b,g,m,h,w] and x [b,g,c,H,W], or adds it.
+    """The launch that computes dw [part,g,m,c,r,s] from dy [b,g,m,h,w] and x [b,g,c,H,W], or adds it.
 
-    With `vectors` of channels a program takes `beside` elements of a window's row, or of its column if rows are of one
-    element, which divides that; without, these are one with the elements of a window.
+    vectors  whether a program has vectors of channels and `beside` elements of a window's row (or column, if rows have
+             one element), which divides that; otherwise channels and window elements are one dim
     """
     num_m, num_c = dw.shape[2:4]
     batch, groups, _, *lattice = dy.shape
@@ -68,7 +69,7 @@ def slopes(
     across = (
         -(-num_c * prod(windows.kernel) // tile.n) if flat else -(-num_c // tile.n) * prod(windows.kernel) // beside
     )
-    far = wide([dw, dy, x]) or num_k > 2**30
+    far = needs_64_bits([dw, dy, x]) or num_k > 2**30
     # Constants all: what is divided by them is in the loop.
     constants = {
         "O_STEPS": dw.steps,
@@ -93,7 +94,7 @@ def slopes(
         "PRECISION": tile.precision,
         "R": windows.kernel[0],
         "S": windows.kernel[1],
-        "RUN": together(dy),
+        "RUN": contiguous_run(dy),
         "IMAGES": batch if not far and _by_images(dy, x, tile) else 0,
         "BESIDE": beside,
         "M": tile.m,
@@ -102,32 +103,33 @@ def slopes(
     }
     flops = 2 * num_k * groups * num_m * num_c * prod(windows.kernel)
     grid = (-(-num_m // tile.m) * across, groups, parts.num)
-    since = tile.since(np.dtype(x.array.dtype).itemsize, beside)
     return Launch(
-        _slopes, grid, (dw, dy, x), constants, tile.warps, tile.stages, flops, on_tensor_cores(x, tile), since=since
-    )
+        _weight_gradient, grid, (dw, dy, x), constants, tile.warps, tile.stages, flops, uses_tensor_cores(x, tile),
+        min_capability=tile.min_capability(np.dtype(x.array.dtype).itemsize, beside),
+    )  # fmt: skip
 
 
 def _by_images(dy: View, x: View, tile: Tile) -> bool:
-    """Whether a step is of one place of some images instead of places in their order, each of which is looked up."""
+    """Whether a step has one place of several images, whose position is computed once, instead of consecutive places.
+    """
     whole = dy.shape[0] % tile.k == 0 and prod(dy.shape[3:]) <= _SMALL
     return whole and dy.steps[2] == x.steps[2] == 1
 
 
-def summed(dw: View, pieces: View, adds: bool) -> list[Launch]:
-    """The launches that add up the parts of dw."""
-    whole = folded(Text(("x",), (), (), ("x",)), [dw], [pieces], (0,), {}, adds=adds)
+def sum_parts(dw: View, pieces: View, adds: bool) -> list[Launch]:
+    """The launches that add up the partial sums of dw."""
+    whole = reduction_plan(Snippet(("x",), (), (), ("x",)), [dw], [pieces], (0,), {}, adds=adds)
     return whole.launches(whole.settings[0])
 
 
 @triton.jit
-def _slopes(out, dy, x, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr, X_STEPS: tl.constexpr, NUM_M: tl.constexpr,
-            NUM_C: tl.constexpr, NUM_K: tl.constexpr, SPAN: tl.constexpr, LATTICE: tl.constexpr,
-            INNER: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, DILATION: tl.constexpr,
-            OUTSIDE: tl.constexpr, FLAT: tl.constexpr, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
-            EVEN_K: tl.constexpr, ADDS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, R: tl.constexpr,
-            S: tl.constexpr, RUN: tl.constexpr, IMAGES: tl.constexpr, BESIDE: tl.constexpr, M: tl.constexpr,
-            N: tl.constexpr, K: tl.constexpr):  # fmt: skip
+def _weight_gradient(out, dy, x, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr, X_STEPS: tl.constexpr,
+                     NUM_M: tl.constexpr, NUM_C: tl.constexpr, NUM_K: tl.constexpr, SPAN: tl.constexpr,
+                     LATTICE: tl.constexpr, INNER: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr,
+                     DILATION: tl.constexpr, OUTSIDE: tl.constexpr, FLAT: tl.constexpr, EVEN_M: tl.constexpr,
+                     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, ADDS: tl.constexpr, WIDE: tl.constexpr,
+                     PRECISION: tl.constexpr, R: tl.constexpr, S: tl.constexpr, RUN: tl.constexpr, IMAGES: tl.constexpr,
+                     BESIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # fmt: skip
     # Programs that run together read the same places.
     tiles = tl.cdiv(NUM_M, M)
     m = tl.program_id(0) % tiles * M + tl.arange(0, M)
@@ -165,9 +167,9 @@ def _slopes(out, dy, x, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr, X_STEPS: t
             at_y = tl.max_contiguous(tl.multiple_of(at_y, (RUN, 1)), (RUN, 1))
         at_y = dy + at_y
         if EVEN_M and EVEN_K:
-            slope = tl.load(at_y)
+            grad = tl.load(at_y)
         else:
-            slope = tl.load(at_y, mask=in_k & tl.trans(in_m), other=0.0)
+            grad = tl.load(at_y, mask=in_k & tl.trans(in_m), other=0.0)
         sums = ()
         for tap in tl.static_range(BESIDE):
             mask = in_k
@@ -180,7 +182,7 @@ def _slopes(out, dy, x, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr, X_STEPS: t
                 met = tl.load(at_x + tap * apart)
             else:
                 met = tl.load(at_x + tap * apart, mask=mask, other=0.0)
-            total = tl.dot(tl.trans(slope), met, totals[tap], input_precision=PRECISION)
+            total = tl.dot(tl.trans(grad), met, totals[tap], input_precision=PRECISION)
             sums = sums + (total,)  # noqa: RUF005 (Triton knows no star)
         totals = sums
     out += part.to(tl.int64) * O_STEPS[0] + group * O_STEPS[1] + m[:, None] * O_STEPS[2]
@@ -195,9 +197,9 @@ def _slopes(out, dy, x, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr, X_STEPS: t
 @triton.jit
 def _met(x, start, k, m, Y_STEPS: tl.constexpr, X_STEPS: tl.constexpr, LATTICE: tl.constexpr, STRIDE: tl.constexpr,
          PADS: tl.constexpr, IMAGES: tl.constexpr):  # fmt: skip
-    """What a step that begins there meets: rows and columns of x, how far into dy its elements lie, and where in x.
+    """The rows and columns of x that a step sees, the offsets of its elements in dy, and their addresses in x.
 
-    In what order offsets are added decides over registers.
+    The order in which offsets are added decides how many registers it takes.
     """
     if IMAGES:
         # All of a step lies at one place, looked up once; with a remainder an A100 would leave out registers.
