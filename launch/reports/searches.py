@@ -32,6 +32,8 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
         rows = [row | {"live_bytes": max(row["arena_bytes"])} for row in facts["front"]]
         named = {row.get("file", f"{n}"): row for n, row in enumerate(rows, 1)}
         out.say_table(report.plan_table(named, what, memory="arena"))
+        if facts["removed"]:
+            out.say(f"removed, of an earlier front: {', '.join(facts['removed'])}")
     looked = f"after {report.counted(facts['num_proposals'], 'proposal')} in {facts['elapsed_seconds']:.1f} s"
     pinned = " with what is pinned" if facts["pinned"] else ""
     same = f"; it equals {facts['equals']}{pinned}" if facts["equals"] else ""
