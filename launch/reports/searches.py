@@ -84,8 +84,10 @@ def tell_machines(model: str, objective: str, rows: Sequence[Mapping[str, Any]])
     for row in rows:
         if row["refused"]:
             out.say(f"\n{row['machine']}: {row['refused']}")
-        else:
-            out.say_files(row)
+            continue
+        for why in throughput.hidden(row):
+            out.say(f"\n{row['machine']}: {why}")
+        out.say_files(row)
 
 
 def _columns(row: Mapping[str, Any]) -> tuple[str, ...]:
