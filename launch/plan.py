@@ -112,8 +112,8 @@ class Plan:
     profile: options.File = ""
     """A profile database with measurements of this machine; without one, prices come from the machine's figures."""
     out: options.File = ""
-    """Write the plan to this file (JSON); with --front, those of the front beside it, numbered from the fastest. With
-    several machines, searches or seeds this and other files are numbered too, in their order."""
+    """Write the plan to this file (JSON); with --front, those of the front beside it, numbered from the fastest, in
+    place of all of an earlier one. With several machines, searches or seeds this and other files are numbered too."""
     trace: options.File = ""
     """Write a Chrome trace of the simulated step to this file (open it in Perfetto)."""
     picture: options.File = ""
@@ -264,7 +264,7 @@ def _planned(asked: _Case, is_over: Callable[[], bool]) -> tuple[dict[str, Any],
     outputs.write("plan", command.out, lambda path: files.write(path, strategies.encode(plan)))
     outputs.write("trace", command.trace, lambda path: _trace(path, evaluator, plan))
     outputs.write("picture", command.picture, lambda path: files.write(path, _picture(facts, evaluator, plan).encode()))
-    facts["files"] = outputs.paths
+    facts |= {"files": outputs.paths, "removed": outputs.removed}
     return facts, plan, outputs
 
 
@@ -386,6 +386,7 @@ def _front_facts(
             if outputs.attempt(partial(files.write, path, data)):
                 row["file"] = path
         rows.append(row)
+    outputs.remove_beyond(command.out, len(points), strategies.read)
     return rows
 
 

@@ -99,8 +99,8 @@ class Train:
     patience: options.Count = None
     """End when so many evaluations in a row brought no lower loss of held-out samples than the best before them."""
     checkpoint: options.Folder = ""
-    """Save the training in this folder: at the end, and when SIGTERM, SIGUSR1 or SIGHUP asks to stop, which then ends
-    the job with status 0."""
+    """Save the training in this folder: at the end, and when SIGTERM, SIGUSR1, SIGHUP or SIGXCPU asks to stop, which
+    then ends the job with status 0."""
     checkpoint_every: options.Count = None
     """Also save every so many steps."""
     keep: options.Count = None

@@ -35,12 +35,14 @@ class Init:
     kind     "normal", "uniform", "zeros", "ones", or "given" for `values`
     scale    standard deviation of "normal", half width of "uniform"
     values   an array of the parameter's shape
+    fixed    whether it is a setting of the model, which no file of weights changes
     Raises ValueError for another kind, and for a scale that is negative or not finite.
     """
 
     kind: str
     scale: float = 0.0
     values: Any = field(default=None, repr=False, compare=False)
+    fixed: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in INIT_KINDS:

@@ -46,7 +46,7 @@ def test_an_error_of_the_disk_is_a_warning_and_the_one_before_stays(kind, number
     assert (
         "No space left on device" in told[0].warning and "are free; step-00000005 stays the latest" in told[0].warning
     )
-    assert "of step 10, 433 bytes, was not written" in told[0].warning and "\n" not in told[0].warning
+    assert "of step 10, 793 bytes, was not written" in told[0].warning and "\n" not in told[0].warning
     assert list(folders.checkpoints(tmp_path)) == [5, 15] and not list(tmp_path.glob("*.part"))
 
 
@@ -136,7 +136,7 @@ def test_a_disk_that_is_full(small_disk):
     (small_disk / "other").write_bytes(bytes(40000))
     saver.save(10, 10 * BATCH, big, PLAN)
     told = told_of(saver)
-    assert not told.complete and "step 10, 11.7 KiB, was not written" in told.warning and "are free" in told.warning
+    assert not told.complete and "step 10, 11.8 KiB, was not written" in told.warning and "are free" in told.warning
     found = folders.latest(small_disk)
     assert found is not None and found.step == 5
     (small_disk / "other").unlink()
@@ -150,7 +150,7 @@ def test_too_little_room_is_told_before_the_first_step(monkeypatch, tmp_path):
 
     def body(comm) -> None:
         saver = Checkpointer(tmp_path, comm, 5, 2, FACTS)
-        with pytest.raises(UserError, match=r"433 bytes, and 3 more come .* 1.3 KiB; only 1000 bytes are free"):
+        with pytest.raises(UserError, match=r"1.1 KiB, and 3 more come .* 3.2 KiB; only 1000 bytes are free"):
             saver.prepare(cut(state(5), comm.rank, 2), PLAN)
 
     on_ranks(2, body)

@@ -157,6 +157,25 @@ def test_npy_files_are_mapped_and_named_after_themselves(tmp_path):
     assert d.batch(0, 4)["tokens"].dtype == np.int32
 
 
+@pytest.mark.parametrize("form", ["npz", "folder"])
+def test_what_lies_beside_the_arrays_that_are_taken_may_be_anything(tmp_path, form):
+    others = {
+        "names": np.array(["a", "b", "c"]), "notes": np.array([{}, {}], object), "mean": np.float64(1),
+        "when": np.zeros(20, "datetime64[s]"), "few": np.zeros(3), "on": ARRAYS["on"],
+    }  # fmt: skip
+    path = store(tmp_path, form, others | ARRAYS)
+    takes = {"x": data.InputSpec((3,)), "label": data.InputSpec((), True)}
+    d = data.load(f"numpy:file={path},share=0.25", 3, takes)
+    # what could be samples stays to be told of
+    assert d.shapes == {"label": (), "on": (), "x": (3,)} and (d.num_samples, d.num_held_out) == (15, 5)
+    # where none of them is taken it is not known which were meant
+    with pytest.raises(ValueError, match=r"^data set numpy: "):
+        data.load(f"numpy:file={path},share=0.25", 3, {"image": data.InputSpec(())})
+    np.savez(tmp_path / "b.npz", x=ARRAYS["x"][:4], label=ARRAYS["label"][:4], notes=others["notes"])
+    d = data.load(f"numpy:train={path},held_out={tmp_path / 'b.npz'}", 0, takes)
+    assert (d.num_samples, d.num_held_out) == (20, 4)
+
+
 def wrong_arrays(folder: Path, how: str) -> str:
     path = folder / "x.npz"
     if how == "words":

@@ -239,6 +239,12 @@ def test_a_disk_that_is_full_is_told_and_nothing_is_lost(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=r"profile database .*: database or disk is full; choose another path"):
             add()
     assert len(Database(path).snapshot(HERE).rows) == 400
+    # where there was no file there is none, and one that lies there stays
+    assert not (tmp_path / "new.db").exists()
+    (tmp_path / "new.db").touch()
+    with pytest.raises(ValueError, match="full"):
+        Database(tmp_path / "new.db")
+    assert (tmp_path / "new.db").exists()
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.95])

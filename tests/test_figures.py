@@ -9,6 +9,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -268,8 +269,11 @@ def test_what_a_training_tells_follows_from_its_steps_and_its_plan(alone, capsys
     assert facts["checkpoints"] == kinds["checkpoint"] and [r["step"] for r in kinds["checkpoint"]] == [2, 4, 6]
     for record, (step, path, size, took) in zip(kinds["checkpoint"], SAVED.findall(out), strict=True):
         saved = open_checkpoint(path)
-        nbytes = sum(math.prod(region.shape) * np.dtype(region.dtype).itemsize for region in saved.regions.values())
+        nbytes = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
         assert (int(step), path, nbytes) == (record["step"], record["path"], record["nbytes"])
+        assert nbytes == saved.nbytes
+        tensors = sum(math.prod(region.shape) * np.dtype(region.dtype).itemsize for region in saved.regions.values())
+        assert tensors < nbytes < 1.1 * tensors
         assert 0 < record["seconds"] <= elapsed and not record["warning"] and not record["may_pass"]
         check_shown(size, nbytes / 2**10)
         check_shown(took, record["seconds"])

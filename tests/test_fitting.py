@@ -74,7 +74,7 @@ def test_what_cannot_be_meant_is_refused_at_the_start(changed, words: str, alone
 
 
 def test_arrays_that_the_model_does_not_take_may_hold_anything(alone: Path, capsys) -> None:
-    stored(user=LABELS + 10**12, weight=LABELS * np.nan)
+    stored(user=LABELS + 10**12, weight=LABELS * np.nan, names=np.array(["zero", "one"]), maker=np.array({}, object))
     assert told(capsys, *NUMPY)["num_steps"] == 3
 
 

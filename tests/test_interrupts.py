@@ -42,6 +42,32 @@ def test_what_asks_to_end_ends_with_what_there_is_and_the_second_time_all(number
     assert f"castile: ending with what there is; {name} once more leaves it all\n" in capsys.readouterr().err
 
 
+WORKING = """
+import resource, sys, time
+resource.setrlimit(resource.RLIMIT_CPU, ({soft}, {hard}))
+from castile.launch.processes import ranks
+from castile.launch.processes.interrupts import ending_early
+def body():
+    with ending_early("what there is") as is_over:
+        while not is_over():
+            pass
+        begun = time.process_time()
+        while time.process_time() < begun + {seconds}:
+            pass
+    return 0
+sys.exit(ranks.main_guard(body))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells of a limit again each second")
+@pytest.mark.parametrize(("soft", "hard", "seconds"), [(3, 3, 0.2), (1, 60, 1.3)])
+def test_a_limit_of_processor_time_is_told_once_and_leaves_time_to_end(soft, hard, seconds):
+    program = WORKING.format(soft=soft, hard=hard, seconds=seconds)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done
+    assert done.stderr == "\ncastile: ending with what there is; SIGXCPU once more leaves it all\n"
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("ctrl_c", [signal.default_int_handler, signal.SIG_IGN])
 def test_a_log_says_which_signal_ended_a_command_that_has_nothing_else_to_say(number, ctrl_c, capsys):

@@ -180,7 +180,7 @@ def test_a_save_that_is_under_way_becomes_a_checkpoint_when_a_launch_is_to_end(n
         time.sleep(0.2)
         for pid in family(process.pid) if many else [process.pid]:
             os.kill(pid, number)
-        _, err = process.communicate(timeout=4 * PATIENCE_SECONDS)
+        out, err = process.communicate(timeout=4 * PATIENCE_SECONDS)
     found = latest(folder)
     assert found is not None and not found.warnings and not list(folder.glob("*.part"))
     if number == signal.SIGINT:
@@ -190,6 +190,8 @@ def test_a_save_that_is_under_way_becomes_a_checkpoint_when_a_launch_is_to_end(n
     else:
         # there was time for the latest state too
         assert process.returncode == 0 and found.path.name > parts[0].stem, err
+        # and not that which mpirun passes on in its place
+        assert f"stopped by {number.name} after step" in out
 
 
 TALKING = """

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from castile.launch.processes import last_words, notes
+from castile.launch.processes.signals import SIGNALS, meant
 
 RULE = "-" * 74 + "\n"
 # As Open MPI 5 wraps it, with the system's word for the signal, and without.
@@ -120,6 +121,20 @@ def test_the_last_that_is_left_is_read_and_to_leave_nothing_is_no_fault(monkeypa
             last_words.leave(words)
             assert left.read() == words
     last_words.leave("too late")
+
+
+def test_ranks_learn_which_signal_was_meant_beside_the_words_that_they_leave(monkeypatch):
+    monkeypatch.delenv(last_words.VARIABLE, raising=False)
+    assert meant(signal.SIGUSR1) == "SIGUSR1"
+    with last_words.awaited() as left:
+        monkeypatch.setenv(last_words.VARIABLE, left.address)
+        assert meant(signal.SIGUSR1) == "SIGUSR1" and left.read() == ""
+        last_words.leave("half of it is kept")
+        for number in SIGNALS:
+            left.pass_on(number.name)
+            assert (meant(signal.SIGUSR1), left.read()) == (number.name, "half of it is kept")
+        assert meant(signal.SIGHUP) == "SIGHUP"
+    assert meant(signal.SIGUSR1) == "SIGUSR1"
 
 
 def test_words_go_to_no_file_but_that_of_the_launcher(monkeypatch, tmp_path):

@@ -83,6 +83,12 @@ def test_weights_of_classes_are_not_exported(alone: Path, capsys: pytest.Capture
     assert main(["checkpoint", "export", "run", "--out", "w.safetensors"]) == 0
     capsys.readouterr()
     assert {*load_file("w.safetensors")} == {"weight", "bias"}
+    # nor do they come back with what a training leaves: those count that the command line has
+    begun = [
+        answer(capsys, "train", f"{path}:class_weights={given}", *data, *words[:-2], "--weights", file)["losses"]
+        for given in (GIVEN, "+".join(["7"] * len(WEIGHTS))) for file in ("w.safetensors", "all.safetensors")
+    ]  # fmt: skip
+    assert begun[0] == begun[1] != begun[2] == begun[3]
     told = [answer(capsys, "predict", text, *data, "--weights", "w.safetensors") for text in (weighted, path)]
     # held-out samples are judged without weights
     wanted = losses_of(path, given).mean()

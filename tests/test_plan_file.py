@@ -1,6 +1,7 @@
 """A plan's file says what it was made for, so that it is enough to look at the plan again; a node is a line of it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +65,28 @@ def test_plans_of_a_front_and_of_a_training_say_it_too(alone, capsys):
     assert len(fronts) > 1 and {(p.machine_name, p.batch) for p in fronts} == {("local:procs=2", 2)}
     trained = strategies.read("t.json")
     assert (trained.machine_name, trained.batch) == ("local:procs=1", 32)
+
+
+def test_of_an_earlier_and_longer_front_nothing_is_left(alone, capsys):
+    words = ["plan", "mlp", "--machine", "local:procs=2", "--batch", "2", "--budget", "5", "--front", "--out", "f.json"]
+    first = made(capsys, *words)
+    count = len(first["front"])
+    plan = Path("f-1.json").read_bytes()
+    assert not first["removed"] and count > 1
+    # one that is no plan is somebody's own, and what lies behind it is nothing of castile's front
+    for number in (1, 2, 4):
+        Path(f"f-{count + number}.json").write_bytes(plan)
+    Path(f"f-{count + 3}.json").write_text("{}")
+    again = made(capsys, *words)
+    assert again["removed"] == [f"f-{count + number}.json" for number in (1, 2)]
+    left = {*alone.glob("f-*.json")} - {alone / row["file"] for row in again["front"]}
+    assert left == {alone / f"f-{count + number}.json" for number in (3, 4)}
+    # told to people too, and a plan that is no front removes nothing
+    Path(f"f-{count + 1}.json").write_bytes(plan)
+    assert main([word for word in words if word != "--front"]) == 0
+    assert Path(f"f-{count + 1}.json").exists() and "removed" not in capsys.readouterr().out
+    assert main(words) == 0
+    assert f"removed, of an earlier front: f-{count + 1}.json\n" in capsys.readouterr().out
 
 
 def test_a_machine_that_is_gone_is_told(alone, capsys):

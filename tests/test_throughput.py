@@ -94,6 +94,48 @@ def test_peaks_of_unlike_processors_are_added_up():
     assert throughput.peak_rate(both, "float16") == pytest.approx(989.4e12 + 312e12)
     unknown = Machine("both", (fast, msgspec.structs.replace(slow, peaks=())), both.levels)
     assert throughput.peak_rate(unknown, "float16") is None
+    # who hides the share is named where others have peaks, and nobody is where it could not be told at all
+    neither = Machine("both", (unknown.processors[1],) * 2, both.levels)
+    assert [throughput.without_peak(one, "float16") for one in (both, unknown, neither)] == [[], [slow.kind], []]
+    assert throughput.without_peak(unknown, "float8") == []
+
+
+UNLIKE = """
+[[processor]]
+count = 1
+kind = "known"
+flops_per_second = 1e13
+bytes_per_second = 1e11
+memory_bytes = 20_000_000_000
+peaks = [["float32", 2e13]]
+[[processor]]
+count = 1
+kind = "unknown"
+flops_per_second = 1e13
+bytes_per_second = 1e11
+memory_bytes = 20_000_000_000
+[[level]]
+name = "link"
+latency_seconds = 1e-6
+bytes_per_second = 1e10
+"""
+
+
+@pytest.mark.parametrize("others", [[], ["--machine", "p3.16xlarge"]])
+def test_a_share_of_peaks_that_only_some_have_is_not_left_out_without_a_word(others, tmp_path, capsys):
+    path, plan = tmp_path / "unlike.toml", str(tmp_path / "plan.json")
+    path.write_text(UNLIKE)
+    words = ["plan", "mlp", "--machine", str(path), *others, "--search", "data_parallel", "--out", plan]
+    facts = answer(capsys, *words)
+    for row in facts.get("machines", [facts]):
+        is_unlike = row["machine"] == str(path)
+        assert (row["model_flops_utilisation"] is None) == is_unlike
+        assert row["kinds_without_peak"] == ["unknown"] * is_unlike
+    assert main(words) == 0
+    assert capsys.readouterr().out.count("no MFU, as no peak of unknown is known") == 1
+    if not others:
+        assert main(["simulate", plan]) == 0
+        assert capsys.readouterr().out.count("no MFU, as no peak of unknown is known") == 1
 
 
 @pytest.mark.parametrize(
@@ -108,6 +150,7 @@ def test_only_sequences_have_tokens(model, tokens):
 
 def test_people_are_told_what_is_known():
     known = {"samples_per_second": 5.0, "tokens_per_second": 5e6, "model_flops_utilisation": 0.4125}
+    known |= {"kinds_without_peak": []}
     assert throughput.words(known) == "5 samples/s, 5.00M tokens/s, MFU 41.2 %"
     assert throughput.words({**known, "tokens_per_second": None, "model_flops_utilisation": None}) == "5 samples/s"
 

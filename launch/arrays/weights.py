@@ -43,7 +43,8 @@ def load(path: str | Path, model: Model, graph: Graph | None = None) -> Mapping[
     """The parameters of a model from a safetensors file, by name; each is read when it is asked for.
 
     The file has all of them and nothing else, under their own names or one family's standard names; running statistics,
-    PyTorch's counters beside them, and what an optimizer keeps of each may be there or not. Or it is a file that an
+    PyTorch's counters beside them, settings of the model's, which stay as it has them, and what an optimizer keeps of
+    each may be there or not. Or it is a file that an
     importer reads, whose network has the same parameters.
     graph: the model's, where it has been built. Raises ValueError in one sentence otherwise.
     """
@@ -147,9 +148,12 @@ class Weights(Mapping[str, np.ndarray]):
         """Tensors under the parameters' own names, with running statistics where the file has them; and the name of a
         tensor that is none of these, if there is one."""
         params = [t.name for t in self._graph.params]
-        states = [name for name in self._graph.states if name in self._file.names]
+        inits = {name: self._graph.tensors[name].init for name in self._graph.states}
+        fixed = {name for name, init in inits.items() if init is not None and init.fixed}
+        states = [name for name in inits if name in self._file.names and name not in fixed]
         sources = {name: (name, Piece(name, name)) for name in (*params, *states)}
-        strange = [name for name in self._file.names if name not in sources and name.rpartition(".")[2] != COUNTER]
+        names = [name for name in self._file.names if name not in fixed]
+        strange = [name for name in names if name not in sources and name.rpartition(".")[2] != COUNTER]
         # an optimizer's state is called PARAMETER/LABEL, and begins anew
         return sources, next((name for name in strange if name.rpartition("/")[0] not in sources), None)
 

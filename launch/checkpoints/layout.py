@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from castile.launch.checkpoints.manifest import itemsize, num_bytes
+from castile.launch.checkpoints.manifest import header, itemsize, num_bytes
 from castile.runtime.backends.base import Key
 from castile.runtime.comm.base import Communicator
 from castile.runtime.region import Box, Region, uncovered
@@ -40,7 +40,8 @@ class Shares(msgspec.Struct, frozen=True):
 class Layout:
     """All regions whole, and what this rank writes of them.
 
-    nbytes, total_bytes   of this rank's share, and of all ranks' together
+    nbytes        of this rank's tensors
+    total_bytes   of all ranks' files: their tensors, and what tells where these lie
     """
 
     regions: Mapping[str, Region]
@@ -62,7 +63,13 @@ def agree(comm: Communicator, carried: Mapping[Key, np.ndarray]) -> Layout:
     regions = _regions(entry for mine in shares.ranks for entry in mine)
     sizes = [sum(num_bytes(e.box, regions[e.region]) for e in mine) for mine in shares.ranks]
     writers = tuple(rank for rank, mine in enumerate(shares.ranks) if mine)
-    return Layout(regions, shares.ranks[comm.rank], writers, sizes[comm.rank], sum(sizes))
+    heads = sum(len(header(shapes_of(shares.ranks[rank]))[0]) for rank in writers)
+    return Layout(regions, shares.ranks[comm.rank], writers, sizes[comm.rank], sum(sizes) + heads)
+
+
+def shapes_of(held: Iterable[Held]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """The tensors of a rank's file: name, dtype and shape of each."""
+    return [(f"{entry.region}{entry.box}", entry.dtype, entry.box.shape) for entry in held]
 
 
 def share(held: list[list[Held]]) -> Shares:

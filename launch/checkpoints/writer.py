@@ -13,7 +13,7 @@ import numpy as np
 
 from castile.launch.checkpoints import manifest, words
 from castile.launch.checkpoints.disk import Disk
-from castile.launch.checkpoints.layout import Held
+from castile.launch.checkpoints.layout import Held, shapes_of
 from castile.launch.checkpoints.manifest import File, Piece
 
 PART = ".part"
@@ -35,9 +35,8 @@ def write_share(
     if not held:
         return None
     hashes: list[str] = []
-    tensors = [(f"{entry.region}{entry.box}", array) for entry, array in zip(held, arrays, strict=True)]
     name = manifest.file_name(rank)
-    nbytes = disk.write_file(part_of(path) / name, _hashed(tensors, hashes))
+    nbytes = disk.write_file(part_of(path) / name, _hashed(shapes_of(held), arrays, hashes))
     pieces = tuple(Piece(e.region, e.lo, e.hi, found) for e, found in zip(held, hashes, strict=True))
     file = File(name, nbytes, pieces)
     if tells:
@@ -94,11 +93,12 @@ def take_away(disk: Disk, path: Path) -> None:
     disk.remove_tree(part_of(path))
 
 
-def _hashed(tensors: Sequence[tuple[str, np.ndarray]], hashes: list[str]) -> Iterator[memoryview]:
+def _hashed(
+    shapes: Sequence[tuple[str, str, tuple[int, ...]]], arrays: Sequence[np.ndarray], hashes: list[str]
+) -> Iterator[memoryview]:
     """The bytes of a file of tensors; leaves the hash of each tensor in `hashes`."""
-    shapes = [(name, str(array.dtype), array.shape) for name, array in tensors]
     yield memoryview(manifest.header(shapes)[0])
-    for _, array in tensors:
+    for array in arrays:
         data = _bytes_of(array)
         hashes.append(manifest.digest(data))
         yield data

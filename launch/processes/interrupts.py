@@ -15,7 +15,7 @@ from types import FrameType
 
 from castile.launch.processes import last_words
 from castile.launch.processes.ranks import Ended, interrupt
-from castile.launch.processes.signals import handle, heard, restore
+from castile.launch.processes.signals import handle, heard, meant, restore
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def ending_early(what: str) -> Iterator[Callable[[], bool]]:
         asked.set()
         # processes that a search began hear Ctrl-C on a terminal too
         if os.getpid() == ours:
-            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            name = "Ctrl-C" if number == signal.SIGINT else meant(number)
             print(f"\ncastile: ending with {what}; {name} once more leaves it all", file=sys.stderr, flush=True)
 
     before = handle(dict.fromkeys(heard(), ask))

@@ -1,7 +1,8 @@
 """Last words: what the ranks of a job leave with whoever launched them, told where one of them is killed.
 
 A rank that is killed says nothing, and those that wait for it in MPI do not hear of it. What is left lies in memory of
-the launcher, so that nothing is where that is killed, too. It does not know what is left.
+the launcher, so that nothing is where that is killed, too. There the launcher tells which signal it was that it passes
+on as another. It does not know what is left.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from contextlib import contextmanager, suppress
 VARIABLE = "CASTILE_LAST_WORDS"
 # What stands behind the words, as shorter ones take the place of longer ones in one call: a kill leaves no half.
 _END = b"\0"
+# In front of the words: as long as any signal's name and what ends it.
+_HEAD_BYTES = 16
 
 _left = ""
 _after = ""
@@ -30,13 +33,32 @@ def leave(text: str) -> None:
     """Leave these words in place of those before."""
     global _left
     _left = text
-    path, _, name = os.environ.get(VARIABLE, "").partition(" ")
     # to leave none is no reason to stop
-    with suppress(OSError):
-        if path and os.readlink(path) == name:
-            descriptor = os.open(path, os.O_WRONLY)
-            os.pwrite(descriptor, text.encode() + _END, 0)
-            os.close(descriptor)
+    with suppress(OSError), _opened(os.O_WRONLY) as descriptor:
+        if descriptor is not None:
+            os.pwrite(descriptor, text.encode() + _END, _HEAD_BYTES)
+
+
+def passed_on() -> str:
+    """The name of the signal that the launcher was given and passed on last, "" where none is known."""
+    with suppress(OSError), _opened(os.O_RDONLY) as descriptor:
+        if descriptor is not None:
+            return os.pread(descriptor, _HEAD_BYTES, 0).partition(_END)[0].decode(errors="replace")
+    return ""
+
+
+@contextmanager
+def _opened(flags: int) -> Iterator[int | None]:
+    """The launcher's memory; None where there is none, or another process's."""
+    path, _, name = os.environ.get(VARIABLE, "").partition(" ")
+    if not path or os.readlink(path) != name:
+        yield None
+        return
+    descriptor = os.open(path, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def follow(text: str) -> None:
@@ -65,7 +87,12 @@ class Awaited:
         if self._descriptor is None:
             return ""
         size = os.fstat(self._descriptor).st_size
-        return os.pread(self._descriptor, size, 0).partition(_END)[0].decode(errors="replace")
+        return os.pread(self._descriptor, size, _HEAD_BYTES).partition(_END)[0].decode(errors="replace")
+
+    def pass_on(self, signal_name: str) -> None:
+        """Say which signal it was that ranks are about to get as another."""
+        if self._descriptor is not None:
+            os.pwrite(self._descriptor, signal_name.encode() + _END, 0)
 
 
 @contextmanager

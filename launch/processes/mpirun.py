@@ -61,9 +61,9 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> End:
     unreached: list[str] = []
     with ExitStack() as stack:
         # from before mpirun is there until all is said
-        passing = stack.enter_context(_Passing())
-        passed = passing.passed
         left = stack.enter_context(last_words.awaited())
+        passing = stack.enter_context(_Passing(left))
+        passed = passing.passed
         process, output, errors = _started(words, {**environment, last_words.VARIABLE: left.address})
         for one in (process, output, errors):
             stack.enter_context(one)
@@ -161,7 +161,8 @@ class _Passing:
     gives its ranks without killing them after it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, left: last_words.Awaited) -> None:
+        self._left = left
         self.passed: list[int] = []
         self._waiting: list[int] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -182,6 +183,7 @@ class _Passing:
     def _note(self, number: int, frame: FrameType | None) -> None:
         is_again = number in self.passed or signal.SIGINT in self.passed
         self.passed.append(number)
+        self._left.pass_on(signal.Signals(number).name)
         self._waiting.append((_AGAIN if is_again else _AT_FIRST).get(number, number))
         self._pass()
 

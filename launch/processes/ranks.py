@@ -23,7 +23,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from castile.launch.processes import installing, last_words, mpi_settings
-from castile.launch.processes.signals import PASSED_ON, SIGNALS, Handler, handle, hear_no_more, restore
+from castile.launch.processes.signals import PASSED_ON, SIGNALS, Handler, handle, hear_no_more, limit, meant, restore
 from castile.launch.processes.streams import UNHEARD
 
 if TYPE_CHECKING:
@@ -213,6 +213,7 @@ def _hearing_interrupts() -> Iterator[None]:
         ours[signal.SIGINT] = lambda number, frame: interrupt(KeyboardInterrupt(), frame)
         ours[PASSED_ON] = lambda number, frame: signal.raise_signal(signal.SIGINT)
     before = handle(ours)
+    limit()
     hook, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
@@ -222,7 +223,7 @@ def _hearing_interrupts() -> Iterator[None]:
 
 
 def _asked_to_end(number: int, frame: FrameType | None) -> NoReturn:
-    interrupt(Ended(number, f"ended by {signal.Signals(number).name}"), frame)
+    interrupt(Ended(number, f"ended by {meant(number)}"), frame)
 
 
 def _repeat(number: int, hook: CodeType) -> None:

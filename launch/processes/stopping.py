@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
-from castile.launch.processes.signals import SIGNALS, handle, heard, restore
+from castile.launch.processes.signals import SIGNALS, handle, heard, meant, restore
 from castile.runtime.comm.base import Communicator
 
 # Agreeing takes some tens of microseconds, so it is done about this often and not after every short step.
@@ -78,4 +78,4 @@ class Stopping:
         return str(min(MOST_STEPS_A_ROUND, int(ROUND_SECONDS / each))).encode()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.name = signal.Signals(number).name
+        self.name = meant(number)

@@ -32,6 +32,8 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
         rows = [row | {"live_bytes": max(row["arena_bytes"])} for row in facts["front"]]
         named = {row.get("file", f"{n}"): row for n, row in enumerate(rows, 1)}
         out.say_table(report.plan_table(named, what, memory="arena"))
+        if facts["removed"]:
+            out.say(f"removed, of an earlier front: {', '.join(facts['removed'])}")
     looked = f"after {report.counted(facts['num_proposals'], 'proposal')} in {facts['elapsed_seconds']:.1f} s"
     pinned = " with what is pinned" if facts["pinned"] else ""
     same = f"; it equals {facts['equals']}{pinned}" if facts["equals"] else ""
@@ -82,8 +84,10 @@ def tell_machines(model: str, objective: str, rows: Sequence[Mapping[str, Any]])
     for row in rows:
         if row["refused"]:
             out.say(f"\n{row['machine']}: {row['refused']}")
-        else:
-            out.say_files(row)
+            continue
+        for why in throughput.hidden(row):
+            out.say(f"\n{row['machine']}: {why}")
+        out.say_files(row)
 
 
 def _columns(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -23,7 +23,9 @@ GRADIENTS = {"train": 2, "forward": 0}
 
 
 def facts(lowering: Lowering, seconds: float) -> dict[str, Any]:
-    """The figures of a step of so many seconds; None for tokens that there are none of, and for peaks not known."""
+    """The figures of a step of so many seconds; None for tokens that there are none of, and for peaks not known, with
+    the kinds of processors that have none where others have.
+    """
     graph, needed, peak = lowering.graph, model_flops(lowering), peak_rate(lowering.machine, lowering.graph.dtype)
     tokens = tokens_of(graph)
     return {
@@ -31,6 +33,7 @@ def facts(lowering: Lowering, seconds: float) -> dict[str, Any]:
         "tokens_per_second": tokens and tokens / seconds,
         "model_flops": needed,
         "model_flops_utilisation": peak and needed / seconds / peak,
+        "kinds_without_peak": without_peak(lowering.machine, graph.dtype),
     }
 
 
@@ -69,6 +72,13 @@ def peak_rate(machine: Machine, dtype: str) -> float | None:
     return None if None in peaks else float(sum(peak for peak in peaks if peak))
 
 
+def without_peak(machine: Machine, dtype: str) -> list[str]:
+    """The kinds of processors without a peak for a dtype, where others have one: these it is that hide the MFU."""
+    known = {is_known: {p.kind for p in machine.processors if (p.peak_rate(dtype) is not None) == is_known}
+             for is_known in (True, False)}  # fmt: skip
+    return sorted(known[False]) if known[True] else []
+
+
 def tokens_of(graph: Graph) -> int | None:
     """The positions of a batch of sequences: of the first input whose axes are the samples' and positions."""
     tensors = [graph.tensors[name] for name in graph.inputs]
@@ -82,4 +92,10 @@ def words(facts: Mapping[str, Any]) -> str:
         parts.append(report.pace(facts["tokens_per_second"], "tokens"))
     if facts["model_flops_utilisation"] is not None:
         parts.append(f"MFU {report.percent(facts['model_flops_utilisation'])}")
-    return ", ".join(parts)
+    return ", ".join(parts + hidden(facts))
+
+
+def hidden(facts: Mapping[str, Any]) -> list[str]:
+    """Why the share of peaks is not told, in words, where only some kinds of processors have peaks."""
+    kinds = facts["kinds_without_peak"]
+    return [f"no MFU, as no peak of {', '.join(kinds)} is known"] if kinds else []

@@ -83,29 +83,34 @@ def labels_of(graph: Graph) -> str | None:
     It is one that nodes compare with the output, if there are such, and one of which the output does not
     depend: so are labels told from weights of samples, and an autoencoder's images are compared with themselves. Its
     shape is that of the output, or without what tells classes apart, and some node reads it: what else there is, or
-    what another output is taught, is not what this one says.
+    what another output is taught, is not what this one says. Nor is any, where nodes compare the output with an input
+    at other places, as words with those behind them.
     """
     judged, needed = _judged(graph, graph.outputs[0]), before(graph)
     read = {name for node in graph.nodes.values() for name in node.inputs}
     apart = [name for name in graph.inputs if name in read and name not in needed]
     beside = _compared_with(graph, graph.outputs[0])
+    if not beside and _compared_with(graph, graph.outputs[0], moved=True):
+        return None
     found = (*(name for name in beside if name in apart), *beside, *apart)
     return next((name for name in found if _fits(judged, graph.tensors[name])), None)
 
 
-def _compared_with(graph: Graph, output: str) -> list[str]:
+def _compared_with(graph: Graph, output: str, moved: bool = False) -> list[str]:
     """The inputs that a loss holds against an output, or against the scores of which it makes shares."""
-    found, makers = _held_against(graph, _judged(graph, output).name), {n.name: n for n in graph.nodes.values()}
+    found, makers = _held_against(graph, _judged(graph, output).name, moved), {n.name: n for n in graph.nodes.values()}
     while (maker := makers.get(output)) is not None and maker.op.name in SHARES:
         output = maker.inputs[0]
-        found += _held_against(graph, output)
+        found += _held_against(graph, output, moved)
     return found
 
 
-def _held_against(graph: Graph, judged: str) -> list[str]:
+def _held_against(graph: Graph, judged: str, moved: bool) -> list[str]:
     """The inputs that nodes compare with a tensor: those that read two things, made alike but for the tensor in the
     one and the input in the other, as where a loss weighs classes or masks samples. What a tensor is only multiplied by
     comes last: that may be its weight.
+
+    moved   also at other places than the tensor's own
     """
     found: dict[bool, list[str]] = {False: [], True: []}
     # Of what each tensor is made, beside states; None of what is of too much to be what is compared.
@@ -118,7 +123,7 @@ def _held_against(graph: Graph, judged: str) -> list[str]:
             if one - other == {judged} and len(other - one) == 1 and (one & other).issubset(graph.inputs):
                 found[node.op.name in WEIGHING] += (other - one).intersection(graph.inputs)
         made = set().union(*known)
-        is_much = len(known) < len(of) or len(made) > MOST_SOURCES or not _keeps_places(node)
+        is_much = len(known) < len(of) or len(made) > MOST_SOURCES or not (moved or _keeps_places(node))
         sources |= {name: None if is_much else made for name in node.outputs if name != judged}
     return found[False] + found[True]
 

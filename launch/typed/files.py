@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import glob
+import itertools
 import os
 import secrets
 import shutil
@@ -57,11 +58,13 @@ def write(path: str | Path, data: bytes) -> None:
 class Outputs:
     """What a command writes beside what it tells. What cannot be written keeps it from neither the others nor telling.
 
-    paths   the files that were written, by what they hold
+    paths     the files that were written, by what they hold
+    removed   those of an earlier command that have no place beside them
     """
 
     def __init__(self) -> None:
         self.paths: dict[str, str] = {}
+        self.removed: list[str] = []
         self._refused: list[str] = []
 
     def write(self, what: str, path: str, make: Callable[[str], None]) -> None:
@@ -77,6 +80,18 @@ class Outputs:
             self.refuse(str(error))
             return False
         return True
+
+    def remove_beyond(self, path: str, count: int, check: Callable[[str], object]) -> None:
+        """Of files that stand for one, now so many, remove those that follow in number, which an earlier command left:
+        as far as there are such, and `check` raises no ValueError, as for what is another's.
+        """
+        for number in itertools.count(count + 1):
+            try:
+                check(numbered(path, number))
+                os.unlink(numbered(path, number))
+            except (ValueError, OSError):
+                return
+            self.removed.append(numbered(path, number))
 
     def refuse(self, why: str) -> None:
         """Remember what could not be written, "" for nothing."""

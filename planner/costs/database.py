@@ -76,7 +76,8 @@ class Database:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         _refuse_foreign(self.path)
-        with self._connection() as connection:
+        was_there = self.path.exists()
+        with self._connection() as connection, self._nothing_left(was_there):
             if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError("its pages do not fit together")
             _create(connection)
@@ -85,6 +86,17 @@ class Database:
             # A log beside the file would be shared memory of one host, and homes are shared by many; files of an older
             # castile have one.
             connection.execute("PRAGMA journal_mode = DELETE")
+
+    @contextmanager
+    def _nothing_left(self, was_there: bool) -> Iterator[None]:
+        """A block that makes the file; where the disk is full, what there is of it then is no database."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            # what another process may be making at the same time is not empty, or the disk is full for both
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL and not was_there and not self.path.stat().st_size:
+                self.path.unlink()
+            raise
 
     def add(self, snapshot: Snapshot) -> None:
         """Keep the snapshot's rows, each in place of an older one of its key and environment; all of them or none.

@@ -17,7 +17,8 @@ def layer(g: Graph, name: str, logits: Tensor, labels: Tensor, weights: Sequence
 
     weights   of each class, above 0: classes that are rare, or dear to miss, count for more. Where labels have weights
               of 1 on average, gradients are as long as those of `cross_entropy`. (PyTorch's mean divides by the sum of
-              a batch's weights, which no microbatch knows.) A training that goes on keeps those that it began with.
+              a batch's weights, which no microbatch knows.) A training that goes on keeps those that it began with; one
+              that begins with weights out of a file has these.
     Raises ValueError unless there is one for each class.
     """
     classes = logits.shape[-1]
@@ -25,7 +26,7 @@ def layer(g: Graph, name: str, logits: Tensor, labels: Tensor, weights: Sequence
         raise ValueError(f"{name}: {classes} classes take as many weights above 0, got {tuple(weights)}")
     dtype, axis = wide(g.dtype), logits.axes[-1:]
     numbers, factors = (
-        g.state(f"{name}.{what}", (classes,), axis, Init("given", values=np.asarray(values, dtype)))
+        g.state(f"{name}.{what}", (classes,), axis, Init("given", values=np.asarray(values, dtype), fixed=True))
         for what, values in (("classes", np.arange(classes)), ("weights", weights))
     )
     axes = " ".join(labels.axes)
