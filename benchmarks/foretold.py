@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.figures import Figure, tell
 from castile.launch import models
-from castile.launch.here import absent
-from castile.launch.jobs.remembered import kernels_hash
-from castile.launch.measuring import estimated
+from castile.launch.here import absent_gpus
+from castile.launch.jobs.profile_store import kernels_hash
+from castile.launch.measuring import kernel_estimates
 from castile.planner.cost import CostModel
 from castile.planner.costs.snapshot import snapshot_of
 from castile.planner.evaluation.evaluator import Evaluator
@@ -47,12 +47,12 @@ def one(text: str, batch: int, measured_ms: float) -> list[Figure]:
     machine = machines.parse("h200").part([0])
     assert machine is not None
     lowering = Lowering(models.parse(text).graph(batch, "bfloat16"), machine, Updates(find("adamw")()))
-    plan, kind = seeds(lowering, ["data_parallel"])["data_parallel"], absent.kind_of(machine)
+    plan, kind = seeds(lowering, ["data_parallel"])["data_parallel"], absent_gpus.kind_of(machine)
     began = perf_counter()
-    found = estimated.kinds(lowering, {plan.search: plan})
-    told = estimated.estimate(found, kind, {}, lambda done, total: None, lambda row: None)
+    found = kernel_estimates.kinds(lowering, {plan.search: plan})
+    told = kernel_estimates.estimate(found, kind, {}, lambda done, total: None, lambda row: None)
     took = perf_counter() - began
-    snapshot = snapshot_of(absent.environment(kind, kernels_hash()), [row.measured for row in told])
+    snapshot = snapshot_of(absent_gpus.environment(kind, kernels_hash()), [row.measured for row in told])
     prices = (CostModel(machine), CostModel(machine, snapshot))
     plain, known = (1e3 * Evaluator(lowering, cost).evaluate(plan).seconds for cost in prices)
     print(f"{text:32} {batch:5} {plain:11.2f} {known:8.2f} {measured_ms:8.2f}", flush=True)

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.figures import Figure, tell
 from castile.launch import models
 from castile.planner.bounds.additive import Additive
-from castile.planner.bounds.relaxed import Relaxed
+from castile.planner.bounds.partial_bounds import PartialBounds
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.budget import Budget
 from castile.planner.evaluation.evaluated import Evaluated
@@ -114,7 +114,7 @@ def proven(
     Raises ValueError where that is not proven in time.
     """
     run = Run(same, Budget(None, seconds), random.Random(0), {"known": known})
-    Descent(run, Relaxed(Additive(same.lowering, same.cost), list(among.values()))).run_all()
+    Descent(run, PartialBounds(Additive(same.lowering, same.cost), list(among.values()))).run_all()
     return run.best, prod(map(len, among.values()))
 
 

@@ -27,8 +27,8 @@ from benchmarks.alone import SEED, Workload, workload
 from benchmarks.figures import Figure, tell
 from benchmarks.lanes import lanes
 from castile.launch.jobs.execution import feed_from
-from castile.launch.measuring import explore
-from castile.launch.measuring.measure import Trial, measure, trial
+from castile.launch.measuring import plan_choice
+from castile.launch.measuring.measure import TimedPlan, measure, timed_plan
 from castile.planner.known.seeds import seeds
 from castile.planner.strategy import Strategy
 
@@ -53,25 +53,25 @@ def main() -> None:
         report(work, *trials)
 
 
-def compare(work: Workload, rounds: int, budget: str) -> tuple[Trial, Trial]:
+def compare(work: Workload, rounds: int, budget: str) -> tuple[TimedPlan, TimedPlan]:
     """One processor's plan and that of all, measured in turns."""
     job = work.job
     feed = feed_from(work.dataset.batch(0, BATCH))
     # small steps, so that many of them on one batch stay finite
     rate = work.recipe.lr / 100
-    chosen = explore.choose(job, explore.Wish("mcmc", budget, SEED), feed, rate)
+    chosen = plan_choice.choose(job, plan_choice.PlanOptions("mcmc", budget, SEED), feed, rate)
     plans: dict[str, Strategy] = {
         "one_processor": seeds(job.lowering)["one_processor"],
         chosen.equals or "found by mcmc": chosen.plan,
     }
     if len(plans) == 1:
         plans["data_parallel"] = seeds(job.lowering)["data_parallel"]
-    trials = [trial(job, name, plan, SEED) for name, plan in plans.items()]
+    trials = [timed_plan(job, name, plan, SEED) for name, plan in plans.items()]
     measure(job, trials, feed, rate, rounds)
     return trials[0], trials[1]
 
 
-def report(work: Workload, one: Trial, all_: Trial) -> None:
+def report(work: Workload, one: TimedPlan, all_: TimedPlan) -> None:
     """Tell the figures, on rank 0."""
     print(f"{MODEL}, batch {BATCH}, {work.job.comm.size} ranks")
     for t in (one, all_):

@@ -28,8 +28,8 @@ from benchmarks.figures import Figure, tell
 from castile.launch import validate
 from castile.launch.jobs import jobs
 from castile.launch.jobs.jobs import Job
-from castile.launch.measuring.explore import simulated
-from castile.launch.measuring.measure import Trial, measure, sample_feed, trial
+from castile.launch.measuring.measure import TimedPlan, measure, sample_feed, timed_plan
+from castile.launch.measuring.plan_choice import simulated
 from castile.planner.cost import CostModel
 from castile.planner.costs.learn import learn, undisturbed
 from castile.planner.costs.snapshot import Snapshot
@@ -61,7 +61,7 @@ def one(text: str, options: argparse.Namespace) -> list[Figure]:
     job = jobs.start(model, f"local:procs={options.ranks}", int(samples), "")
     job.measure()
     plans = validate.draw(job, options.plans, SEED)
-    trials = [trial(job, name, plan, SEED) for name, plan in plans.items()]
+    trials = [timed_plan(job, name, plan, SEED) for name, plan in plans.items()]
     measure(job, trials, sample_feed(job, SEED), job.model.recipe.lr / 100, options.rounds)
     if not job.leads:
         return []
@@ -93,7 +93,7 @@ def _kernels(learned: Snapshot) -> Snapshot:
     return msgspec.structs.replace(learned, rows=rows)
 
 
-def _tell_transfers(job: Job, t: Trial, learned: Snapshot) -> None:
+def _tell_transfers(job: Job, t: TimedPlan, learned: Snapshot) -> None:
     told, tasks = CostModel(job.machine), t.prepared.tasks
     counts = Counter(tasks.cost_keys[cost] for cost in tasks.cost)
     for row in sorted(learned.rows, key=lambda row: (row.key.name, row.key.nbytes)):

@@ -18,7 +18,7 @@ from castile.launch.jobs import checks, offline
 from castile.launch.jobs.offline import Desk
 from castile.launch.processes.ranks import UserError
 from castile.launch.reports import report
-from castile.launch.reports.reasons import folded, shortened, signed, with_members
+from castile.launch.reports.explanation_report import folded, shortened, signed, with_members
 from castile.launch.typed import options
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import differences

@@ -22,7 +22,7 @@ import msgspec
 
 from castile import __version__
 from castile.launch import launch
-from castile.launch.here import alike, gpus, probe
+from castile.launch.here import consistency, gpus, probe
 from castile.launch.processes import installing, mpi_settings, ranks
 from castile.launch.typed import options
 
@@ -97,13 +97,15 @@ def _hosts() -> list[Finding]:
     comm = ranks.this_world().communicator
     if comm is None:
         return []
-    mine = (comm.host, comm.local_size, alike.software()) if comm.local_rank == 0 else None
+    mine = (comm.host, comm.local_size, consistency.software()) if comm.local_rank == 0 else None
     gathered = comm.gather_bytes(json.dumps(mine).encode())
     each = [found for one in gathered or [] if (found := json.loads(one))]
     names = ", ".join(f"{host} with {size} rank{'s' * (size != 1)}" for host, size, _ in each)
     facts = {"hosts": [{"name": host, "num_ranks": size, "installed": has} for host, size, has in each]}
     if odd := next((host for host, _, has in each if has != each[0][2]), ""):
-        return [Finding("hosts", False, f"{names}; what is installed on {odd} is not the same", facts, alike.MEND)]
+        return [
+            Finding("hosts", False, f"{names}; what is installed on {odd} is not the same", facts, consistency.MEND)
+        ]
     return [Finding("hosts", True, names, facts)]
 
 

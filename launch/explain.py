@@ -19,8 +19,8 @@ from castile.launch.jobs import checks, offline
 from castile.launch.jobs.offline import Desk
 from castile.launch.pictures import layout
 from castile.launch.processes.ranks import UserError
-from castile.launch.reports import reasons, report
-from castile.launch.reports.reasons import folded
+from castile.launch.reports import explanation_report, report
+from castile.launch.reports.explanation_report import folded
 from castile.launch.typed import files, options
 from castile.launch.typed.files import Outputs
 from castile.planner import strategy as strategies
@@ -105,7 +105,7 @@ def run(command: Explain) -> int:
     if command.json:
         print(json.dumps(facts, indent=2))
     else:
-        reasons.tell(facts, report.plan_lines(plan))
+        explanation_report.tell(facts, report.plan_lines(plan))
     outputs.end()
     return 0
 

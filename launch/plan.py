@@ -16,16 +16,16 @@ from typing import Annotated, Any
 
 import tyro
 
-from castile.launch.here import absent
+from castile.launch.here import absent_gpus
 from castile.launch.jobs import checks, figures, offline
-from castile.launch.jobs.course import Course
 from castile.launch.jobs.offline import Desk
 from castile.launch.jobs.plan_search import PlanSearch
 from castile.launch.jobs.request import mode_of
+from castile.launch.jobs.search_history import SearchHistory
 from castile.launch.pictures import descent, front, layout
 from castile.launch.processes.interrupts import ending_early
 from castile.launch.processes.ranks import UserError, is_users_mistake
-from castile.launch.reports import contests, report, searches, trace
+from castile.launch.reports import report, search_comparison, search_report, trace
 from castile.launch.reports.progress import searching
 from castile.launch.typed import files, options, searchers
 from castile.launch.typed.files import Outputs
@@ -252,7 +252,7 @@ def _planned(asked: _Case, is_over: Callable[[], bool]) -> tuple[dict[str, Any],
     with searching(asked.which) as shown:
         limits = replace(budget_of(command.search, plan_search.lowering, command.budget), is_over=is_over)
         plan_search = replace(plan_search, desk=plan_search.desk.measured())
-        course = Course(shown)
+        course = SearchHistory(shown)
         chosen, found, points = plan_search.run(limits, course.tell)
     desk, evaluator = plan_search.desk, chosen.evaluator
     plan = _signed(desk, found.strategy)
@@ -272,7 +272,7 @@ def _tell(command: Plan, facts: dict[str, Any], plan: Strategy, outputs: Outputs
     if command.json:
         print(json.dumps(facts, indent=2))
     else:
-        searches.tell(facts, report.plan_lines(plan))
+        search_report.tell(facts, report.plan_lines(plan))
     outputs.end()
     return 0
 
@@ -283,7 +283,7 @@ def _compare(command: Plan, tried: list[tuple[dict[str, Any], Outputs]]) -> int:
     if command.json:
         print(json.dumps({"model": command.model, "objective": command.objective, "machines": rows}, indent=2))
     else:
-        searches.tell_machines(command.model, command.objective, rows)
+        search_report.tell_machines(command.model, command.objective, rows)
     for _, outputs in tried:
         outputs.end()
     if all(facts["refused"] for facts in rows):
@@ -295,7 +295,7 @@ def _contest(command: Plan, tried: list[tuple[dict[str, Any], Outputs]]) -> int:
     """Tell of several searches. Raises UserError, once all is told, where none found a plan."""
     runs = [facts for facts, _ in tried]
     found = [run for run in runs if not run["refused"]]
-    facts = contests.facts(command.objective, runs)
+    facts = search_comparison.facts(command.objective, runs)
     outputs = Outputs()
     if found:
         outputs.write("picture", command.picture, lambda path: files.write(path, _course(command, found).encode()))
@@ -303,7 +303,7 @@ def _contest(command: Plan, tried: list[tuple[dict[str, Any], Outputs]]) -> int:
     if command.json:
         print(json.dumps({"model": command.model, "objective": command.objective, **facts}, indent=2))
     else:
-        contests.tell(command.model, command.objective, facts)
+        search_comparison.tell(command.model, command.objective, facts)
     for one in (outputs, *(written for _, written in tried)):
         one.end()
     if not found:
@@ -329,7 +329,7 @@ def _signed(desk: Desk, plan: Strategy) -> Strategy:
 
 def _nearer_prices(command: Plan, desk: Desk) -> str | None:
     """The command that tells prices from compiled kernels, where a plan went by data sheets and these could be told."""
-    if desk.snapshot is not None or not absent.is_known(desk.machine) or len(desk.machine.kinds) > 1:
+    if desk.snapshot is not None or not absent_gpus.is_known(desk.machine) or len(desk.machine.kinds) > 1:
         return None
     words = ["castile", "profile", command.model, "--machine", desk.machine.name, "--dtype", command.dtype]
     words += [] if command.batch is None else ["--batch", str(command.batch)]

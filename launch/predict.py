@@ -23,19 +23,19 @@ from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints.manifest import Facts
 from castile.launch.checkpoints.reader import Reader, open_checkpoint
 from castile.launch.data import WHICH, Samples, rows_of
-from castile.launch.here import alike, leading
+from castile.launch.here import consistency, leader
 from castile.launch.jobs import checks, jobs, runfile
 from castile.launch.jobs.execution import Execution, Prepared
 from castile.launch.jobs.jobs import Job
-from castile.launch.measuring import explore
+from castile.launch.measuring import plan_choice
 from castile.launch.processes import interrupts
 from castile.launch.processes.ranks import UserError
 from castile.launch.reports import report
 from castile.launch.reports.screen import Speaker
 from castile.launch.train import Train
-from castile.launch.training import evaluate, resume, telling
-from castile.launch.training.judging import HeldOut, losses_of
+from castile.launch.training import evaluate, resume, run_report
 from castile.launch.training.records import RESOLVED
+from castile.launch.training.scoring import HeldOut, losses_of
 from castile.launch.typed import options, searchers
 from castile.planner import searches
 from castile.planner.bodies.vocabulary import wide
@@ -113,7 +113,7 @@ def _checkpoints_beside(path: str) -> str:
     if Path(path).name != RESOLVED:
         return ""
     folder = Path(path).parent
-    found = leading.from_leader(leading.communicator(), lambda: b"there" if folders.checkpoints(folder) else b"")
+    found = leader.from_leader(leader.communicator(), lambda: b"there" if folders.checkpoints(folder) else b"")
     return str(folder) if found else ""
 
 
@@ -131,7 +131,7 @@ def run(command: Predict) -> int:
     """Predict, write, tell. Raises ValueError or UserError for a user's mistake."""
     begun = time.perf_counter()
     _check(command)
-    comm = leading.communicator()
+    comm = leader.communicator()
     say = Speaker(comm.rank == 0, command.json)
     saved = _saved(comm, command.checkpoint, say) if command.checkpoint else None
     command = _filled(command, saved)
@@ -144,8 +144,8 @@ def run(command: Predict) -> int:
     )  # fmt: skip
     columns = _columns(job)
     dataset = job.dataset(command.data, command.seed or 0, evaluate.needed(job.evaluation))
-    alike.check_data(job.comm, dataset)
-    alike.check_file(job.comm, "--weights", command.weights)
+    consistency.check_data(job.comm, dataset)
+    consistency.check_file(job.comm, "--weights", command.weights)
     samples = dataset.in_order(command.samples)
     labels = evaluate.truths(job, samples)
     first = next(iter(labels.values()), None)
@@ -161,7 +161,7 @@ def run(command: Predict) -> int:
         execution.initialise(0, values)
     source = str(saved.path) if saved is not None else command.weights
     say.line(f"{command.model} on {job.machine.name}: parameters of {source}, {job.graph.batch} samples at a time")
-    if line := telling.left_out(dataset):
+    if line := run_report.left_out(dataset):
         say.line(line)
     say.line(f"the plan, {planned.whose}:")
     say.line("\n".join(f"  {line}" for line in report.plan_lines(planned.plan)))
@@ -177,8 +177,8 @@ def run(command: Predict) -> int:
         "num_proposals": planned.num_proposals,
         "simulated_seconds": planned.prepared.simulated.seconds,
         "outputs": {c.name: {"shape": [count, *c.shape], "dtype": c.dtype} for c in columns},
-        "quality": telling.quality(judged) if judged is not None else None,
-        "classes": telling.classes(judged) if judged is not None else [],
+        "quality": run_report.quality(judged) if judged is not None else None,
+        "classes": run_report.classes(judged) if judged is not None else [],
         "confusion": judged.confusion if judged is not None else None,
         "files": {name: path for name in ("out", "losses") if (path := getattr(command, name))},
         "total_seconds": time.perf_counter() - begun,
@@ -231,7 +231,7 @@ def _saved(comm: Communicator, folder: str, say: Speaker) -> Reader:
             raise UserError(f"--checkpoint {folder}: it holds no checkpoint: name the folder that training saved in")
         return msgspec.json.encode(_Answer(str(found.path), found.warnings))
 
-    answer = msgspec.json.decode(leading.from_leader(comm, look), type=_Answer)
+    answer = msgspec.json.decode(leader.from_leader(comm, look), type=_Answer)
     for text in answer.warnings:
         say.warn(f"{text}, and is what predicts")
     return open_checkpoint(answer.path)
@@ -337,7 +337,7 @@ def _plan(command: Predict, job: Job, saved: Reader | None) -> _Planned:
 
         def search() -> Strategy:
             nonlocal looked_at
-            found = explore.searched(job, lowering, command.search, budget, seed, asked_for)
+            found = plan_choice.searched(job, lowering, command.search, budget, seed, asked_for)
             looked_at = found.num_proposals
             return found.strategy
 
@@ -347,7 +347,7 @@ def _plan(command: Predict, job: Job, saved: Reader | None) -> _Planned:
     elif saved is not None:
         trained, whose = resume.plan_of(job, saved, None, None), f"of {saved.path}"
     if trained is None:
-        chosen = explore.any_known(job, lowering)
+        chosen = plan_choice.any_known(job, lowering)
         return _Planned(chosen.plan, chosen.prepared, chosen.plan.search)
     plan = evaluate.adapted(trained, job.lowering, job.evaluation)
     return _Planned(plan, job.prepare(plan, lowering), whose)
@@ -370,7 +370,7 @@ def _predict(
         sink(command.out, columns) as add,
         sink(command.losses, of_losses) as tell,
     ):
-        batches = evaluate.says(execution, samples, set(labels.values()), advance)
+        batches = evaluate.outputs_of(execution, samples, set(labels.values()), advance)
 
         def written() -> Iterator[tuple[evaluate.Arrays, evaluate.Arrays]]:
             for outputs, given in batches:
@@ -388,8 +388,8 @@ def _text(facts: dict[str, Any]) -> str:
     pace = report.pace(facts["samples_per_second"])
     lines = [f"{report.counted(facts['samples'], 'sample')} in {facts['seconds']:.2f} s, {pace}"]
     if facts["quality"] is not None:
-        lines.append(telling.judged(facts["quality"] | {"num_samples": facts["samples"]}))
-    lines += telling.class_lines(facts["classes"])
+        lines.append(run_report.judged(facts["quality"] | {"num_samples": facts["samples"]}))
+    lines += run_report.class_lines(facts["classes"])
     for name, output in facts["outputs"].items():
         lines.append(f"{name}: {' x '.join(map(str, output['shape']))} of {output['dtype']}")
     lines += [f"{what}: {path}" for what, path in facts["files"].items()]

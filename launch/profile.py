@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from castile.launch.here import absent
-from castile.launch.jobs import checks, jobs, offline, remembered
+from castile.launch.here import absent_gpus
+from castile.launch.jobs import checks, jobs, offline, profile_store
 from castile.launch.jobs.jobs import Job
-from castile.launch.measuring import coverage, estimated, links, rounds, tables, tuning
+from castile.launch.measuring import coverage, kernel_estimates, links, profile_report, task_timing, tuning
 from castile.launch.measuring.isolation import Bench, Isolated
-from castile.launch.measuring.kinds import is_among, names_of, of_nodes, owners
 from castile.launch.measuring.measure import sample_feed
-from castile.launch.measuring.tables import Profiled, Row
+from castile.launch.measuring.profile_report import ProfileScope, Row
+from castile.launch.measuring.task_kinds import is_among, names_of, of_nodes, owners
 from castile.launch.pictures import roofline
 from castile.launch.processes import interrupts
 from castile.launch.processes.ranks import UserError
@@ -110,8 +110,8 @@ def run(command: Profile) -> int:
     checks.writable(of=command, picture=command.picture)
     if command.all and command.plan:
         raise UserError("--all measures more than --plan: give one of them")
-    path = command.profile or remembered.default_profile()
-    if absent.is_known(machine := machines.parse(command.machine)):
+    path = command.profile or profile_store.default_profile()
+    if absent_gpus.is_known(machine := machines.parse(command.machine)):
         return _foretell(command, machine, path, begun)
     job = jobs.start(command.model, command.machine, command.batch, path, dtype=command.dtype, plan=command.plan)
     given = {command.plan: job.plan_of(command.plan)} if command.plan else {}
@@ -122,8 +122,8 @@ def run(command: Profile) -> int:
         num_tuned = tuning.tune(job, ((work.tasks(), work.only) for work in works), command.again)
         rows = _measure_all(job, works, known)
     if job.leads:
-        of = Profiled(job.model.text, job.machine, job.graph, job.comm.size, command.op)
-        _tell(command, tables.facts(of, rows, path, time.perf_counter() - begun, num_tuned))
+        of = ProfileScope(job.model.text, job.machine, job.graph, job.comm.size, command.op)
+        _tell(command, profile_report.facts(of, rows, path, time.perf_counter() - begun, num_tuned))
     return 0
 
 
@@ -134,7 +134,7 @@ def _foretell(command: Profile, machine: Machine, path: str, begun: float) -> in
     if command.links:
         raise UserError(f"--links: what transfers take is measured, and {machine.name} is not here: leave it out")
     given = strategies.read(command.plan) if command.plan else None
-    kind = absent.kind_of(machine)
+    kind = absent_gpus.kind_of(machine)
     desk = offline.desk(command.model, machine, command.batch, "", (command.dtype,), given)
     if given is None:
         # As `castile plan` does.
@@ -144,15 +144,15 @@ def _foretell(command: Profile, machine: Machine, path: str, begun: float) -> in
     lowering = desk.evaluator.lowering
     plans = {command.plan: given} if given is not None else seeds(lowering)
     plans |= coverage.plans(lowering) if command.all else {}
-    holds_for, database = absent.environment(kind, remembered.kernels_hash()), remembered.opened(path)
+    holds_for, database = absent_gpus.environment(kind, profile_store.kernels_hash()), profile_store.opened(path)
     known = {} if command.again else {row.key: row for row in database.snapshot(holds_for).rows}
     with interrupts.ending_with(_kept(command, path, "told")), progress.bar(True, "compiling") as advance:
-        found = estimated.kinds(lowering, plans, _only(lowering, command, plans))
-        rows = estimated.estimate(
+        found = kernel_estimates.kinds(lowering, plans, _only(lowering, command, plans))
+        rows = kernel_estimates.estimate(
             found, kind, known, partial(advance, "kernels"), lambda row: database.add(snapshot_of(holds_for, [row]))
         )
-    of = Profiled(desk.model.text, machine, lowering.graph, 0, command.op)
-    facts = tables.facts(of, rows, path, time.perf_counter() - begun)
+    of = ProfileScope(desk.model.text, machine, lowering.graph, 0, command.op)
+    facts = profile_report.facts(of, rows, path, time.perf_counter() - begun)
     _tell(command, facts | {"num_untold_keys": len(found.calls) - len(rows)})
     return 0
 
@@ -167,7 +167,7 @@ def _tell(command: Profile, facts: dict[str, Any]) -> None:
     outputs = Outputs()
     outputs.write("picture", command.picture, lambda path: files.write(path, roofline.picture(facts).encode()))
     facts["files"] |= outputs.paths
-    tables.tell(facts, command.json)
+    profile_report.tell(facts, command.json)
     outputs.end()
 
 
@@ -263,7 +263,7 @@ def _measure(
     for key, k in work.kinds(bench.tasks).items():
         if key in todo:
             tell()
-            measured, beside[key] = rounds.measure(job, bench, k)
+            measured, beside[key] = task_timing.measure(job, bench, k)
             _keep(job, measured)
             known.add(key)
     return bench.tasks, beside

@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 
 from castile.launch import models
-from castile.launch.here import leading
-from castile.launch.jobs import checks, remembered, runfile
+from castile.launch.here import leader
+from castile.launch.jobs import checks, profile_store, runfile
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring import tuning
-from castile.launch.measuring.explore import Chosen
+from castile.launch.measuring.plan_choice import Chosen
 from castile.launch.pictures import shown
 from castile.launch.processes.ranks import UserError
 from castile.launch.processes.signals import SIGNALS
 from castile.launch.processes.stopping import Stopping
 from castile.launch.reports.screen import Speaker
-from castile.launch.training import records, telling
-from castile.launch.training.begun import NUM_KEPT, begin
+from castile.launch.training import records, run_report
 from castile.launch.training.metrics import Lines
-from castile.launch.training.telling import Progress
+from castile.launch.training.run_report import Progress
+from castile.launch.training.setup import NUM_KEPT, begin
 from castile.launch.training.training import Training
 from castile.launch.typed import files, optimizers, options, rates, searchers
 from castile.launch.typed.files import Outputs
@@ -163,11 +163,11 @@ def _run(command: Train, lines: Lines | None, undecayed: str, since: float) -> i
     begun = begin(command, undecayed)
     command, job, say = begun.command, begun.job, begun.say
     chosen = begun.choose()
-    say.line(telling.plan_text(job, chosen))
+    say.line(run_report.plan_text(job, chosen))
     changed = begun.changed(chosen.plan)
     if line := tuning.settings_line(job, chosen.prepared.tasks, _profiling(command)):
         say.line(line)
-    telling.show_plan(job, chosen)
+    run_report.show_plan(job, chosen)
     outputs = Outputs()
     if job.leads and command.out:
         meant = command.optimizer, command.clip
@@ -178,15 +178,15 @@ def _run(command: Train, lines: Lines | None, undecayed: str, since: float) -> i
     with Stopping(job.comm, SIGNALS if course.saver else ()):
         with records.begin(command, job, lines, course.first_step, course.num_steps, say) as log:
             progress = Training(job, course, log, say).run()
-            log.record("end", **telling.end(progress, course.first_step))
-        facts = telling.facts(job, chosen, progress, course.first_step, begun.as_facts)
+            log.record("end", **run_report.end(progress, course.first_step))
+        facts = run_report.facts(job, chosen, progress, course.first_step, begun.as_facts)
         if job.leads and progress.sampled:
             lanes = {"simulated": chosen.prepared.simulated.timeline, "measured": progress.sampled[-1]}
             shown.write(
                 outputs, f"a step of {command.model} on {job.machine.name}", chosen.prepared.tasks, lanes, job.machine,
                 trace_path=command.trace, picture_path=command.picture,
             )  # fmt: skip
-        facts |= {"changed": changed, "samples": telling.samples(begun.dataset)}
+        facts |= {"changed": changed, "samples": run_report.samples(begun.dataset)}
         facts |= {"files": outputs.paths | _files(command, job), "total_seconds": time.perf_counter() - since}
         _close(command, job, chosen, progress, facts, say)
     outputs.refuse(progress.unsaved)
@@ -197,11 +197,11 @@ def _run(command: Train, lines: Lines | None, undecayed: str, since: float) -> i
 def _close(command: Train, job: Job, chosen: Chosen, progress: Progress, facts: dict[str, Any], say: Speaker) -> None:
     """Tell the training, and learn from it; whatever becomes of one of the two the other is done."""
     try:
-        say.close(telling.text, facts)
+        say.close(run_report.text, facts)
     finally:
         if progress.num_sampled:
             job.learn(chosen.prepared, progress.sampled)
-            with remembered.kept(command.profile or None):
+            with profile_store.kept(command.profile or None):
                 job.keep()
 
 
@@ -269,7 +269,7 @@ def _profiling(command: Train) -> str:
 
 def _print(command: Train) -> int:
     text = json.dumps(records.as_facts(command)) if command.json else runfile.text(command, without=("print",)).rstrip()
-    if leading.communicator().rank == 0:
+    if leader.communicator().rank == 0:
         print(text)
     return 0
 

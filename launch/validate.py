@@ -20,8 +20,8 @@ import numpy as np
 from castile.launch import models
 from castile.launch.jobs import checks, jobs
 from castile.launch.jobs.jobs import Job
-from castile.launch.measuring.explore import simulated
-from castile.launch.measuring.measure import Trial, measure, sample_feed, trial
+from castile.launch.measuring.measure import TimedPlan, measure, sample_feed, timed_plan
+from castile.launch.measuring.plan_choice import simulated
 from castile.launch.pictures import shown
 from castile.launch.processes import interrupts
 from castile.launch.processes.ranks import UserError
@@ -155,7 +155,7 @@ def run(command: Validate) -> int:
     Speaker(job.leads, command.json).note(f"measuring {command.plans} plans")
     feed = sample_feed(job, command.seed)
     plans = draw(job, command.plans, command.seed)
-    trials = [trial(job, name, plan, command.seed) for name, plan in plans.items()]
+    trials = [timed_plan(job, name, plan, command.seed) for name, plan in plans.items()]
     measure(job, trials, feed, job.model.recipe.lr / 100, command.rounds)
     untaught = CostModel(job.machine)
     taught, fresh = trials[::2], trials[1::2]
@@ -192,7 +192,7 @@ def _batch(command: Validate) -> int:
     while batch < MOST_SAMPLES:
         job = _start(command, batch, "")
         Speaker(job.leads, command.json).note(f"timing a step of {batch} samples")
-        timed = trial(job, "data_parallel", seeds(job.lowering)["data_parallel"], command.seed)
+        timed = timed_plan(job, "data_parallel", seeds(job.lowering)["data_parallel"], command.seed)
         measure(job, [timed], sample_feed(job, command.seed), 0.0, CALIBRATION_ROUNDS)
         seconds = float(job.agree(lambda t=timed: repr(t.seconds).encode()))  # type: ignore[misc]
         if seconds >= STEP_SECONDS:
@@ -257,18 +257,18 @@ def _uncut(job: Job, rng: random.Random, num_procs: int) -> dict[str, Config]:
     return configs
 
 
-def _row(job: Job, t: Trial, learned_from: bool, untaught: CostModel) -> Row:
+def _row(job: Job, t: TimedPlan, learned_from: bool, untaught: CostModel) -> Row:
     before, after = simulated(t.prepared, untaught), simulated(t.prepared, job.cost)
     return Row(t.name, learned_from, t.seconds, t.spread_seconds, before, after)
 
 
-def _lesson(job: Job, num_plans: int, fresh: Sequence[Trial]) -> Lesson:
+def _lesson(job: Job, num_plans: int, fresh: Sequence[TimedPlan]) -> Lesson:
     cost = job.cost
     errors = [abs(simulated(t.prepared, cost) / t.seconds - 1) for t in fresh] if job.leads else [0.0]
     return Lesson(num_plans, len(job.snapshot.rows), float(np.mean(errors)))
 
 
-def _show(command: Validate, job: Job, fresh: Sequence[Trial], rows: Sequence[Row], outputs: Outputs) -> str:
+def _show(command: Validate, job: Job, fresh: Sequence[TimedPlan], rows: Sequence[Row], outputs: Outputs) -> str:
     """Write the step of the plan that was predicted worst, if the user asks for it; gives the plan's name."""
     wrong = {row.name: abs(row.after_seconds / row.measured_seconds - 1) for row in rows}
     worst = max(fresh, key=lambda t: wrong[t.name])

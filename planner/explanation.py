@@ -18,7 +18,7 @@ from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.simulated_step import SimulatedStep
 from castile.planner.evaluation.traffic import key_moves
 from castile.planner.lower import Lowering
-from castile.planner.lowering.rows import numbered, pointer
+from castile.planner.lowering.ragged import first_seen_numbers, row_pointers
 from castile.planner.step.program import Program
 from castile.planner.strategy import Strategy
 from castile.runtime.levels import level_name
@@ -140,7 +140,7 @@ def label(step: SimulatedStep, cost: CostModel) -> Labels:
     """What the tasks of a simulated plan are for; one that stands for several is for what all of them are for."""
     tasks, (causes, names, of_task) = step.tasks, _named(step)
     # Tasks for the same at one price are looked at together.
-    group, firsts = numbered(of_task * len(tasks.cost_keys) + tasks.cost)
+    group, firsts = first_seen_numbers(of_task * len(tasks.cost_keys) + tasks.cost)
     between = edges(step.lowering.program(step.strategy))
     numbers: dict[Cause, int] = {}
     found: list[int] = []
@@ -173,7 +173,7 @@ def _named(step: SimulatedStep) -> tuple[list[Cause], list[tuple[int, ...]], np.
     causes, cause = _each(step.lowering, step.strategy, step.folded.plain)
     first = np.unique(into * len(causes) + cause, return_index=True)[1]
     first = first[np.lexsort((first, into[first]))]
-    begin, found = pointer(np.bincount(into[first], minlength=step.tasks.num_tasks)), cause[first]
+    begin, found = row_pointers(np.bincount(into[first], minlength=step.tasks.num_tasks)), cause[first]
     names = {(number,): number for number in range(len(causes))}
     of_task, every = found[begin[:-1]], found.tolist()
     for task in np.flatnonzero(np.diff(begin) > 1).tolist():
@@ -184,7 +184,7 @@ def _named(step: SimulatedStep) -> tuple[list[Cause], list[tuple[int, ...]], np.
 def _each(lowering: Lowering, strategy: Strategy, which: np.ndarray) -> tuple[list[Cause], np.ndarray]:
     """Causes, without how transfers go, and int64[n] the number of that of each of these tasks of a plan."""
     steps, flows = lowering.instances(strategy)
-    base = pointer([*(step.num_tasks for step in steps), *(flow.num_tasks for flow in flows)])
+    base = row_pointers([*(step.num_tasks for step in steps), *(flow.num_tasks for flow in flows)])
     owner = np.searchsorted(base, which, side="right") - 1
     numbers: dict[Cause, int] = {}
 

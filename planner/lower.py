@@ -1,7 +1,7 @@
 """Lowering: the only place where a plan becomes tasks, so that what is simulated is what is executed.
 
 A step template is made once for each (operator, local shapes, split), a flow template once for the layouts of a region
-version. Instances of templates are cached by the Configs that decide them, so a changed Config remakes only its own
+version. Instances of templates are cached by the Configs that decide them, so a changed Config rebuilds only its own
 steps and the versions that these touch. It does not know time: the order of tasks is the simulator's.
 """
 
@@ -25,7 +25,7 @@ from castile.planner.lowering.grid import Layout
 from castile.planner.lowering.instances import FlowInstance, FlowTemplate, FlowTemplates, StepInstance
 from castile.planner.lowering.kinds import Kinds
 from castile.planner.lowering.template import StepTemplate, Templates, cuts_of
-from castile.planner.lowering.turns import in_turn
+from castile.planner.lowering.transfer_order import in_transfer_order
 from castile.planner.lowering.versions import Placed, Versions
 from castile.planner.op import find
 from castile.planner.step import beside, passes, samples
@@ -87,7 +87,7 @@ class Lowering:
         self._flow_templates = FlowTemplates()
 
     def shortened(self, shown: int) -> Lowering:
-        """The same lowering with only `shown` microbatches written out, two or more: the last but one stands for those
+        """The same lowering with only `shown` microbatches written out, two or more: the last but one represents those
         that are left out. Templates are shared.
         """
         other = copy(self)
@@ -164,7 +164,7 @@ class Lowering:
         return found | dict.fromkeys(self._everywhere, *users) if len(users) == 1 else found
 
     def _home(self, update: Node, user: Node, tensor: str, config: Config) -> Config:
-        """The default Config of an update: a tensor cut as its user cuts it, with replicas on all its holders."""
+        """The default Config of an update: the tensor cut as its user cuts it, with replicas on all its holders."""
         mine, theirs = update.inputs.index(tensor), user.inputs.index(tensor)
         dims = zip(update.alignment.operands[mine].dims, user.alignment.operands[theirs].dims, strict=True)
         free = set(update.alignment.results[0].axes) - update.alignment.frozen
@@ -187,7 +187,7 @@ class Lowering:
 
     @cached_property
     def piece(self) -> Graph:
-        """The graph for one microbatch, which plans cut."""
+        """The graph of one microbatch, which plans cut."""
         return samples.piece(self.graph, self.microbatches)
 
     @cached_property
@@ -259,13 +259,13 @@ class Lowering:
         return self._step_instances(program, numbers)
 
     def contracted(self, strategy: Strategy) -> Contracted:
-        """The task graph of a plan, and which tasks of its instances were joined in buckets. Raises ValueError too."""
+        """The task graph of a plan, and which tasks were joined in buckets. Raises ValueError as `lower` does."""
         plain = msgspec.structs.replace(strategy, order=READY)
         if self._last is None or self._last[0] != plain:
             self._last = None
             with uncollected():
                 found = self._composed(plain).bucketed(plain.bucket_bytes)
-                self._last = plain, found._replace(graph=in_turn(found.graph, self.machine.engines))
+                self._last = plain, found._replace(graph=in_transfer_order(found.graph, self.machine.engines))
         return self._last[1]
 
     def _composed(self, strategy: Strategy) -> Composed:

@@ -26,7 +26,7 @@ from castile.planner.lower import Lowering
 from castile.planner.searches import find
 from castile.planner.searching.results import NoPlanFits, SearchResult, best_fitting, complete_plan, matching_seed
 from castile.planner.sketch.chains import Chains
-from castile.planner.sketch.sieve import FAR, NEAR, Sieve, helps, is_long
+from castile.planner.sketch.sketched_plans import FAR, NEAR, SketchedPlans, is_long, should_sketch
 from castile.planner.strategy import Config, Strategy, same_tasks
 from castile.runtime.transfer import TOO_MANY, TooManyTransfers
 
@@ -69,7 +69,7 @@ class Run:
     frontier: Frontier[Evaluated] | None = None
     num_processes: int = 1
     pins: Pins | None = None
-    sieve: Sieve | None = None
+    sieve: SketchedPlans | None = None
     chains: Chains | None = None
     sizes: Sequence[int] = ()
     bucket_bytes: int = 0
@@ -242,8 +242,8 @@ def search(
     limits = budget_of(name, lowering, budget).begun()
     starts = _starts(evaluator, seeds, start or {}, pins)
     begin = getattr(algorithm, "begin", None) if is_long(evaluator, limits) else None
-    is_sketched = helps(evaluator, begin is not None)
-    sieve = Sieve(evaluator, starts.plans, Spaces(lowering, cost, pins), sizes) if is_sketched else None
+    is_sketched = should_sketch(evaluator, begin is not None)
+    sieve = SketchedPlans(evaluator, starts.plans, Spaces(lowering, cost, pins), sizes) if is_sketched else None
     most = FAR if frontier is not None or evaluator.objective == "memory" else NEAR
     rng, chains = random.Random(seed), None
     if begin is not None and sieve is not None:
@@ -299,7 +299,7 @@ def _starts(evaluator: Evaluator, names: Sequence[str] | None, further: Plans, p
 
 
 def _evaluated(
-    evaluator: Evaluator, starts: _Starts, sieve: Sieve | None, most: float, is_over: Callable[[], bool]
+    evaluator: Evaluator, starts: _Starts, sieve: SketchedPlans | None, most: float, is_over: Callable[[], bool]
 ) -> dict[str, Evaluated]:
     """The plans whose energy, by its sketch, is at most `most` times the best one's; up to FAR times if none of them
     fits. Those with the best sketches are evaluated first.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from castile.launch.here import compiling, pings, probe
+from castile.launch.here import compiling, link_timing, probe
 
-FIGURES = probe.Figures(5e10, 2.5e10, 1e10, 5e-6, 1e-8, 1e-9, pings.Link(2e-6, 5e9, 1e-6, 6e-6, 2.0))
+FIGURES = probe.Figures(5e10, 2.5e10, 1e10, 5e-6, 1e-8, 1e-9, link_timing.Link(2e-6, 5e9, 1e-6, 6e-6, 2.0))
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 

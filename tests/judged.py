@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from castile.launch.training.judging import HeldOut, Judging
+from castile.launch.training.scoring import HeldOut, Scorer
 from castile.planner.graph import Graph
 
 
 def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_samples: int) -> HeldOut | None:
     """Of outputs and truth, batch by batch."""
-    judging = Judging(graph, next(iter(graph.outputs), ""), None)
+    judging = Scorer(graph, next(iter(graph.outputs), ""), None)
     for scores, truth in pieces:
         judging.add(scores, truth)
     return judging.figures(num_samples)

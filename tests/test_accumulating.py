@@ -19,7 +19,7 @@ from castile.launch import plan as planning
 from castile.launch.__main__ import main
 from castile.launch.jobs import escalation
 from castile.launch.jobs import request as requests
-from castile.launch.reports import searches
+from castile.launch.reports import search_report
 from castile.planner import strategy as strategies
 from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.choices.pins import Pins
@@ -167,7 +167,7 @@ def test_where_no_plan_of_a_whole_batch_fits_it_is_cut(
     assert plan.microbatches == count and max(facts["found"]["arena_bytes"]) <= MEMORY
     asked = answer(capsys, *words, "--accumulate", str(count))
     assert not asked["is_cut_to_fit"] and asked["found"] == facts["found"]
-    searches.tell(facts, [])
+    search_report.tell(facts, [])
     assert f"{count} microbatches, one after another: no known plan of a whole batch" in capsys.readouterr().out
     simulated = answer(capsys, "simulate", str(tmp_path / "p.json"), *words[2:6])
     assert simulated["step_seconds"] == facts["found"]["step_seconds"]
@@ -397,7 +397,7 @@ def test_where_the_batch_may_not_be_cut_results_are_computed_again(
     facts = answer(capsys, *roomy, "--accumulate", "1")
     assert facts["microbatches"] == 1 and facts["found"]["fits"] and facts["is_recomputed_to_fit"]
     assert 0 < facts["num_recomputed"] < facts["num_nodes"] == len(graph.nodes)
-    searches.tell(facts, [])
+    search_report.tell(facts, [])
     assert f"{facts['num_recomputed']} of {len(graph.nodes)} nodes are computed again" in capsys.readouterr().out
     given = answer(capsys, *roomy, "--from", path)
     assert given["num_recomputed"] == facts["num_recomputed"] and not given["is_recomputed_to_fit"]
@@ -573,7 +573,7 @@ def test_where_memory_is_short_parameters_are_gathered_for_each_pass_instead_of_
     facts, kept = answer(capsys, *words), answer(capsys, *words[:-2], "--recompute", "none")
     assert facts["microbatches"] == 1 and facts["found"]["fits"] and facts["num_gathered_again"] > 0
     assert kept["num_gathered_again"] == 0 and kept["found"]["step_seconds"] > facts["found"]["step_seconds"]
-    searches.tell(facts, [])
+    search_report.tell(facts, [])
     told = f"{facts['num_gathered_again']} of {facts['num_params']} parameters are gathered for each pass"
     assert told in capsys.readouterr().out
     simulated, explained = (answer(capsys, command, path, *words[2:4]) for command in ("simulate", "explain"))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from castile.launch import models
 from castile.launch.__main__ import main
-from castile.launch.reports import searches
+from castile.launch.reports import search_report
 from castile.planner.cost import CostModel
 from castile.planner.evaluation import folding
 from castile.planner.evaluation.evaluator import Evaluator
@@ -169,7 +169,7 @@ def test_what_a_search_found_is_told_with_what_it_begins_ahead(
     assert facts["ahead"] == answer(capsys, "explain", path)["ahead"]
     row = {"microbatches": 2, "step_seconds_without": 0.25, "live_bytes": 4096, "live_bytes_without": 3072}
     for ahead, count in ((None, 0), (row, 1)):
-        searches.tell({**facts, "ahead": ahead}, [])
+        search_report.tell({**facts, "ahead": ahead}, [])
         out = capsys.readouterr().out
         assert out.count("(250 ms, with 3.0 KiB live instead of 4.0 KiB, if no microbatch were begun ahead)") == count
         assert "a step in 8 microbatches, a pipeline of 2 stages" in out

@@ -12,20 +12,20 @@ from castile.planner.families.updates import Updates
 from castile.planner.known.seeds import known_names, seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.sketch.sieve import Sieve
+from castile.planner.sketch.sketched_plans import SketchedPlans
 from castile.runtime import machine as machines
 
 GPT = "gpt:layers=8,width=2048,heads=16,seq=512,vocab=512"
 
 
-def seen(text: str, on: str, samples: int, microbatches: int) -> tuple[Evaluator, Sieve]:
+def seen(text: str, on: str, samples: int, microbatches: int) -> tuple[Evaluator, SketchedPlans]:
     """All known pipelines, as one sketch sees them."""
     machine = machines.parse(on)
     graph = models.parse(text).graph(samples, "bfloat16")
     lowering = Lowering(graph, machine, Updates(find("adamw")()), microbatches=microbatches)
     same = Evaluator(lowering, CostModel(machine))
     names = [name for name in known_names(lowering) if name.startswith("pipeline_")]
-    return same, Sieve(same, seeds(lowering, names), Spaces(lowering, same.cost))
+    return same, SketchedPlans(same, seeds(lowering, names), Spaces(lowering, same.cost))
 
 
 def test_what_stages_send_among_themselves_is_counted() -> None:
@@ -46,5 +46,5 @@ def test_who_sends_little_within_a_stage_is_hardly_blocked() -> None:
     assert 0 <= alone.blocked < 0.01 * alone.plain and cut.blocked > 0.05 * cut.plain
     assert sieve.energy["pipeline_2_megatron_4"] == cut.energy(cut.plain)
     same, _ = seen(GPT, "dgx-a100:nodes=1", 32, 16)
-    flat = Sieve(same, seeds(same.lowering, ["megatron"]), Spaces(same.lowering, same.cost))
+    flat = SketchedPlans(same, seeds(same.lowering, ["megatron"]), Spaces(same.lowering, same.cost))
     assert flat.estimates["megatron"].blocked == 0

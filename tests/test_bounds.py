@@ -17,7 +17,7 @@ from castile.planner.graph import Graph
 from castile.planner.known.plans import one_processor
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.lowering.together import every_task, only_call, only_calls, repeatable
+from castile.planner.lowering.task_merging import mergeable_calls, only_call, only_calls, tasks_of_passes
 from castile.planner.op import find
 from castile.planner.search import Evaluator
 from castile.planner.strategy import Config, Strategy
@@ -97,7 +97,7 @@ def test_one_processor_has_no_choice(updates, overhead):
     plan = Strategy(one_processor(same.lowering.graph))
     # Updates of several parameters may have their overhead once.
     steps, flows = same.lowering.instances(plan)
-    shared = overhead * len(repeatable(steps, flows, every_task(steps), only_calls(steps)))
+    shared = overhead * len(mergeable_calls(steps, flows, tasks_of_passes(steps), only_calls(steps)))
     least = same.evaluate(plan).seconds - shared
     found = lower_bound(same)
     assert found.seconds == found.work_seconds == pytest.approx(least, rel=1e-6)

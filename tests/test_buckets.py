@@ -26,8 +26,8 @@ from castile.planner.graph import Node
 from castile.planner.known.pieces import in_pieces
 from castile.planner.known.seeds import seed, seeds
 from castile.planner.lower import Lowering
-from castile.planner.lowering.groups import END_TO_END, Joinable, grouped, joinable
 from castile.planner.lowering.instances import FlowInstance, StepInstance
+from castile.planner.lowering.transfer_groups import END_TO_END, Joinable, groups_of, joinable
 from castile.planner.searching.refinement import with_best_buckets
 from castile.planner.step.recompute import large
 from castile.planner.strategy import Config, Strategy
@@ -185,7 +185,7 @@ def test_groups_stand_between_those_who_contribute_and_those_who_read(
     steps, flows = lowering.instances(strategy)
     ones = joinable(steps, flows)
     check_joinable(ones, steps, flows)
-    found = grouped(ones, most)
+    found = groups_of(ones, most)
     tasks = [one.task for group in found for one in group]
     assert len(set(tasks)) == len(tasks) and set(tasks) <= {one.task for one in ones}
     for group in found:

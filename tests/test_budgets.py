@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from castile.launch.__main__ import main
-from castile.planner.bounds import relaxed
+from castile.planner.bounds import partial_bounds
 from castile.planner.bounds.additive import Additive
 from castile.planner.evaluation import budget
 from castile.planner.evaluation.evaluator import Evaluator
@@ -41,11 +41,11 @@ class Watch:
             (Evaluator, "_simulated_through", PLAN),
             (Additive, "moves", PRICE),
             (Additive, "lasts", PRICE),
-            (relaxed, "elements", PRICE),
+            (partial_bounds, "missing_elements", PRICE),
         ):
             monkeypatch.setattr(owner, name, self._counted(getattr(owner, name), lambda *_, each=seconds: each))
-        trail = self._counted(Sketch.trail, lambda _, plan, draws, *__: STEP * len(draws))
-        monkeypatch.setattr(Sketch, "trail", trail)
+        trail = self._counted(Sketch.walk, lambda _, plan, draws, *__: STEP * len(draws))
+        monkeypatch.setattr(Sketch, "walk", trail)
 
     def _counted(self, of: Callable[..., Any], seconds: Callable[..., float]) -> Callable[..., Any]:
         def counted(*given: Any) -> Any:

@@ -22,7 +22,7 @@ from castile.planner.lower import Lowering
 from castile.planner.search import search
 from castile.planner.searches import mcmc
 from castile.planner.sketch.chains import Chain, Chains
-from castile.planner.sketch.sketch import Sketch, Trail, Walked
+from castile.planner.sketch.sketch import NumberedWalk, Sketch, WalkResult
 from castile.planner.strategy import Config, Strategy, encode
 from castile.runtime import machine as machines
 from castile.runtime.machine import Machine
@@ -45,7 +45,7 @@ def fresh() -> tuple[Sketch, list[dict[str, Config]], np.ndarray]:
     return sketch, plans, np.array([p.memory_bytes for p in machine.processors], np.float64)
 
 
-def found(chains: Chains, asked: Sequence[Chain]) -> list[Walked]:
+def found(chains: Chains, asked: Sequence[Chain]) -> list[WalkResult]:
     try:
         return [chains.walk(chain) for chain in asked]
     finally:
@@ -83,13 +83,13 @@ def test_threads_are_patient_again_once_nobody_walks() -> None:
 def test_walks_that_ask_what_others_change_are_not_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
     sketch, plans, capacity = fresh()
     names: list[str] = []
-    trail = Sketch.trail
+    trail = Sketch.walk
 
-    def noted(self: Sketch, *given: Any) -> Trail:
+    def noted(self: Sketch, *given: Any) -> NumberedWalk:
         names.append(threading.current_thread().name)
         return trail(self, *given)
 
-    monkeypatch.setattr(Sketch, "trail", noted)
+    monkeypatch.setattr(Sketch, "walk", noted)
     for is_plain in (True, False):
         sketch._works.is_plain = is_plain
         chains = Chains(sketch, capacity, 0)
@@ -104,16 +104,16 @@ def test_who_waits_for_a_chain_walks_those_that_wait(monkeypatch: pytest.MonkeyP
     sketch, plans, capacity = fresh()
     asked = [Chain(plans[n % len(plans)], n % 2 == 0, 100, n % 3 == 0) for n in range(5)]
     known = found(Chains(sketch, capacity, 0), asked)
-    here, names, trail, helped = threading.current_thread().name, list[str](), Sketch.trail, threading.Event()
+    here, names, trail, helped = threading.current_thread().name, list[str](), Sketch.walk, threading.Event()
 
-    def noted(self: Sketch, *given: Any) -> Trail:
+    def noted(self: Sketch, *given: Any) -> NumberedWalk:
         names.append(threading.current_thread().name)
         if names[-1] == here:
             helped.set()
         assert names[-1] == here or helped.wait(60)
         return trail(self, *given)
 
-    monkeypatch.setattr(Sketch, "trail", noted)
+    monkeypatch.setattr(Sketch, "walk", noted)
     monkeypatch.setattr("castile.planner.sketch.chains.num_cores", lambda: 2)
     chains = Chains(sketch, capacity, 0)
     chains.prefetch(asked)
@@ -160,7 +160,7 @@ def test_of_the_best_end_the_simulator_judges_what_gains_little(monkeypatch: pyt
             asked.append((each, every))
             return plain(plan)
 
-        monkeypatch.setattr(Chains, "trimmed", trimmed)
+        monkeypatch.setattr(Chains, "without_useless_changes", trimmed)
         return search("mcmc", Evaluator(lowered(machine), CostModel(machine)), "4000", seed).evaluated
 
     known, better = found(lambda plan: plan), found(lambda plan: plan, 2)

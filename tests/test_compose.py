@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
-from castile.planner.lowering import rows as plain
+from castile.planner.lowering import ragged as plain
 from castile.planner.lowering.catalogue import Catalogue, CostKeys, Kinds, Table
-from castile.planner.lowering.rows import compressed
+from castile.planner.lowering.ragged import to_csr
 from castile.planner.lowering.versions import Versions
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import local
@@ -75,7 +75,7 @@ def test_private_bytes_are_those_of_the_body_of_each_task_whatever_it_adds_to() 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2**20))))
 def test_rows_are_sorted_and_have_no_value_twice(pairs: list[tuple[int, int]]) -> None:
     rows, values = np.array(pairs, np.int64).reshape(-1, 2).T
-    ptr, found = compressed(rows, values, 6)
+    ptr, found = to_csr(rows, values, 6)
     each = [found[a:b].tolist() for a, b in zip(ptr, ptr[1:])]
     assert each == [sorted({value for row, value in pairs if row == n}) for n in range(6)]
 
@@ -83,7 +83,7 @@ def test_rows_are_sorted_and_have_no_value_twice(pairs: list[tuple[int, int]]) -
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20))))
 def test_rows_are_compiled_as_they_stand(pairs: list[tuple[int, int]]) -> None:
     rows, values = np.array(pairs, np.int64).reshape(-1, 2).T
-    found, interpreted = compressed(rows, values, 6), plain._compressed(rows, values, 6, 21)
+    found, interpreted = to_csr(rows, values, 6), plain._to_csr(rows, values, 6, 21)
     for one, other in zip(found, interpreted, strict=True):
         assert one.tolist() == other[: len(one)].tolist()
 

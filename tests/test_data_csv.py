@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from castile.launch import data, models
 from castile.launch.data.csv import Texts
-from castile.launch.jobs import fitting
+from castile.launch.jobs import input_matching
 from castile.launch.processes.ranks import UserError
 from tests.answers import sentence
 from tests.data_files import everything
@@ -174,7 +174,7 @@ def test_who_needs_columns_that_are_not_named_is_told_how(planes):
     d = data.load(f"csv:file={planes},label=delay,categories=carrier", 0)
     model = models.parse("dlrm:sizes=4")
     with pytest.raises(UserError, match=r": say what its numbers are, as in --data csv:\.\.\.,numbers=A\+B$"):
-        fitting.check(model, model.graph(2), d, None)
+        input_matching.check(model, model.graph(2), d, None)
 
 
 def test_rows_stay_whole_across_blocks(tmp_path, monkeypatch):

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from castile.launch.jobs.jobs import Job
-from castile.launch.measuring import rounds
-from castile.launch.training import telling
+from castile.launch.measuring import task_timing
+from castile.launch.training import run_report
 from castile.planner.costs.learn import DELAYED, learn
 from castile.planner.costs.snapshot import Environment, Measured, snapshot_of
 from castile.runtime import cores
@@ -69,11 +69,11 @@ steps = st.lists(
 
 @given(steps)
 def test_a_run_tells_how_many_of_its_steps_were_held_up(drawn) -> None:
-    progress = telling.Progress(sampled=[timeline(*one) for one in drawn], seconds=[1.0])
+    progress = run_report.Progress(sampled=[timeline(*one) for one in drawn], seconds=[1.0])
     prepared = SimpleNamespace(simulated=SimpleNamespace(seconds=1.0))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(telling, "simulated", lambda *_: 1.0)
-        found = telling._predictions(
+        patch.setattr(run_report, "simulated", lambda *_: 1.0)
+        found = run_report._predictions(
             SimpleNamespace(machine=machines.local(2)),  # type: ignore[arg-type]
             SimpleNamespace(prepared=prepared), progress,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -87,7 +87,7 @@ def test_a_run_tells_how_many_of_its_steps_were_held_up(drawn) -> None:
     assert found["error_after_learning"] == pytest.approx(abs(1e12 / wanted - 1))
     rest = {"remarks": [], "num_steps": 1, "first_step": 0, "waited_seconds": 0, "stopped_by": "", "files": {}}
     rest |= {"gradients": {}, "best": {}}
-    text = telling.text({**found, **rest, "total_seconds": 1.0})
+    text = run_report.text({**found, **rest, "total_seconds": 1.0})
     assert ("held up" in text) == (count > 0)
 
 
@@ -145,24 +145,24 @@ lasts = st.lists(
 )
 
 
-@given(st.lists(lasts, min_size=rounds.MOST_ROUNDS, max_size=rounds.MOST_ROUNDS))
+@given(st.lists(lasts, min_size=task_timing.MOST_ROUNDS, max_size=task_timing.MOST_ROUNDS))
 def test_a_transfer_that_was_held_up_is_measured_again_and_counts_only_where_all_were(drawn) -> None:
     (number,), told = np.flatnonzero(GRAPH.kind == Kind.COLLECTIVE), iter(drawn)
 
     def exchange(tasks, repetitions):
         # a few first say how many there can be
-        each = next(told) if repetitions > rounds.LEAST_REPETITIONS else [(1, 0)] * repetitions
+        each = next(told) if repetitions > task_timing.LEAST_REPETITIONS else [(1, 0)] * repetitions
         return np.array([[10, 10 + lasted, int(share * lasted)] for lasted, share in each], np.int64)
 
     comm = LocalWorld(1).communicators[0]
     job = SimpleNamespace(comm=comm, leads=True, agree=lambda make: make())
     bench = SimpleNamespace(tasks=GRAPH, mine=np.array([number]), exchange=exchange)
-    measured, _ = rounds.measure(job, bench, int(GRAPH.cost[number]))  # type: ignore[arg-type]
+    measured, _ = task_timing.measure(job, bench, int(GRAPH.cost[number]))  # type: ignore[arg-type]
     num_rounds = len(drawn) - len(list(told))
     seen = [one for each in drawn[:num_rounds] for one in each]
     free = [lasted for lasted, share in seen if share <= DELAYED]
     assert measured.seconds == pytest.approx(np.median(free or [lasted for lasted, _ in seen]) / 1e9)
-    assert free or num_rounds == rounds.MOST_ROUNDS
+    assert free or num_rounds == task_timing.MOST_ROUNDS
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=4))

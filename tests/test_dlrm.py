@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from castile.launch import data, models
-from castile.launch.training.judging import auc
+from castile.launch.training.scoring import auc
 from castile.launch.typed import optimizers
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from castile.planner.bounds.additive import Additive
-from castile.planner.bounds.elimination import elimination, filled, minimise
-from castile.planner.bounds.missing import elements, layouts, least
-from castile.planner.bounds.tables import MICROBATCHES, WORK, Tables
+from castile.planner.bounds.cost_tables import MICROBATCHES, WORK, CostTables
+from castile.planner.bounds.elimination import elimination_order, minimise, num_entries
+from castile.planner.bounds.transfer_bound import layouts, least_move, missing_elements
 from castile.planner.choices.pins import Pins, parse
 from castile.planner.choices.space import space_of
 from castile.planner.choices.spaces import Spaces
@@ -57,7 +57,7 @@ def test_elimination_finds_the_least_of_all(problem):
     def worth(point):
         return sum(int(table[tuple(point[n] for n in scope)]) for scope, table in factors)
 
-    order = elimination(len(sizes), [scope for scope, _ in factors])
+    order = elimination_order(len(sizes), [scope for scope, _ in factors])
     assert sorted(order) == list(range(len(sizes)))
     point, total = minimise(factors, order)
     assert worth(point) == total == min(worth(p) for p in product(*map(range, sizes)))
@@ -65,11 +65,11 @@ def test_elimination_finds_the_least_of_all(problem):
 
 def test_elimination_needs_no_more_than_the_width_of_the_graph():
     chain = [(n, n + 1) for n in range(50)]
-    assert filled([7] * 51, chain, elimination(51, chain)) == 50 * 7**2 + 7
+    assert num_entries([7] * 51, chain, elimination_order(51, chain)) == 50 * 7**2 + 7
     ring = [*chain, (50, 0)]
-    assert filled([7] * 51, ring, elimination(51, ring)) == 49 * 7**3 + 7**2 + 7
+    assert num_entries([7] * 51, ring, elimination_order(51, ring)) == 49 * 7**3 + 7**2 + 7
     ladder = [*((n, n + 2) for n in range(98)), *((n, n + 1) for n in range(0, 98, 2))]
-    assert filled([7] * 100, ladder, elimination(100, ladder)) < 100 * 7**3
+    assert num_entries([7] * 100, ladder, elimination_order(100, ladder)) < 100 * 7**3
 
 
 def table_of(model: Additive, configs: dict[int, list[Config]]) -> tuple[list[str], np.ndarray]:
@@ -99,7 +99,7 @@ def test_the_optimum_is_that_of_brute_force(problem, on, data):
         space = space_of(problem.graph.nodes[name], on.num_procs)
         numbers = data.draw(st.sets(st.integers(0, len(space) - 1), min_size=1, max_size=min(4, most)))
         configs[kind] = [space[number] for number in sorted(numbers)]
-    found = Tables(model, {name: configs[kind] for name, kind in model.kinds.items()}).optimum(WORK, WORK)
+    found = CostTables(model, {name: configs[kind] for name, kind in model.kinds.items()}).optimum(WORK, WORK)
     names, total = table_of(model, configs)
     assert total.size <= 20000
     assert WORK * model.price(found) == WORK * int(total.min())
@@ -113,7 +113,7 @@ def test_what_is_near_a_plan_costs_so_much_more(name, on, data):
     """With any nodes, alike or not, under any other Config that all of them may have."""
     under_way = run(evaluator(GRAPHS[name], on))
     model = Additive(under_way.lowering, under_way.evaluator.cost)
-    tables = Tables(model, candidate_configs(under_way, model, 3))
+    tables = CostTables(model, candidate_configs(under_way, model, 3))
     for n in range(max(map(len, tables.configs))):
         tables._price([min(n, len(configs) - 1) for configs in tables.configs])
     for number, (a, b) in enumerate(tables.scopes):
@@ -177,7 +177,7 @@ def test_the_quick_bound_is_below_the_price(name, on):
     tried = {kind: space_of(GRAPHS[name].nodes[n], on.num_procs).configs[::7] for n, kind in model.kinds.items()}
     for edge in model.edges:
         first, second = (tried[model.kinds[n]] for n in edge.nodes)
-        bound = least(model, edge, first, second)
+        bound = least_move(model, edge, first, second)
         for i, j in product(range(len(first)), range(len(second))):
             assert bound[i, j] <= model.move(edge, first[i], second[j]), (edge.nodes, first[i], second[j])
 
@@ -187,7 +187,7 @@ def test_the_quick_bound_knows_what_is_free():
     model = Additive(same.lowering, same.cost)
     edge = next(e for e in model.edges if e.nodes == ("up", "act"))
     first, second = (space_of(GRAPHS["two"].nodes[n], 4).configs for n in edge.nodes)
-    bound = least(model, edge, first, second)
+    bound = least_move(model, edge, first, second)
     prices = np.array([[model.move(edge, a, b) for b in second[::9]] for a in first])
     assert ((bound[:, ::9] > 0) <= (prices > 0)).all()
     assert (bound[:, ::9] > 0).sum() > 0.9 * (prices > 0).sum()
@@ -294,7 +294,7 @@ def placed(draw):
 def test_what_a_processor_lacks_is_what_it_needs_and_does_not_hold(held, needed):
     """Of a sum that several hold in part none holds anything."""
     model = SimpleNamespace(lowering=SimpleNamespace(machine=machine(6)))
-    found = elements(layouts(model, held), layouts(model, needed))
+    found = missing_elements(layouts(model, held), layouts(model, needed))
     for a, b, proc in product(range(len(held)), range(len(needed)), range(6)):
         has, wants = (dict(zip(p.touching, p.touched, strict=True)).get(proc) for p in (held[a], needed[b]))
         summed = len({*held[a].touched}) == 1 < len([box for box in held[a].boxes if box is not None])

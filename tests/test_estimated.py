@@ -22,8 +22,8 @@ from castile.kernels.estimates.chips import KINDS
 from castile.kernels.table import Table
 from castile.launch import models
 from castile.launch.__main__ import main
-from castile.launch.here import absent
-from castile.launch.measuring import estimated, tuning
+from castile.launch.here import absent_gpus
+from castile.launch.measuring import kernel_estimates, tuning
 from castile.planner.cost import CostModel
 from castile.planner.costs.database import Database
 from castile.planner.costs.snapshot import Measured, snapshot_of
@@ -56,7 +56,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             asked.append(call)
             yield call, ESTIMATE
 
-    monkeypatch.setattr(estimated, "estimates", estimates)
+    monkeypatch.setattr(kernel_estimates, "estimates", estimates)
     return asked
 
 
@@ -70,7 +70,7 @@ def test_a_kind_has_the_calls_that_its_tasks_make(model: str, microbatches: int)
     named, table = models.parse(model), Table("triton")
     lowering = Lowering(named.graph(8, "bfloat16"), machines.local(2), Updates(find("adamw")()), "train", microbatches)
     plans = seeds(lowering)
-    found, seen = estimated.kinds(lowering, plans), set()
+    found, seen = kernel_estimates.kinds(lowering, plans), set()
     for name, plan in plans.items():
         tasks = lowering.lower(plan)
         for t in np.flatnonzero(tasks.kind == Kind.COMPUTE).tolist():
@@ -134,7 +134,7 @@ def test_all_splits_are_told(compiling, capsys) -> None:
 
 def test_nothing_is_told_of_what_is_left_to_its_definition(monkeypatch, capsys) -> None:
     made = {True: None, False: ESTIMATE}
-    monkeypatch.setattr(estimated, "estimates", lambda calls, kind: [(c, made["relu" in c]) for c in calls])
+    monkeypatch.setattr(kernel_estimates, "estimates", lambda calls, kind: [(c, made["relu" in c]) for c in calls])
     facts = told(capsys, "profile", *SMALL, "--profile", "some.db")
     assert facts["num_untold_keys"] > 0
     assert not [key for key in facts["keys"] if key["op"] == "relu"]
@@ -158,7 +158,7 @@ def test_what_was_told_before_it_was_broken_off_is_kept(monkeypatch, compiling, 
             yield call, ESTIMATE
 
     with monkeypatch.context() as patch:
-        patch.setattr(estimated, "estimates", breaks)
+        patch.setattr(kernel_estimates, "estimates", breaks)
         assert main(["profile", *SMALL, "--profile", "some.db"]) == 128 + signal.SIGTERM
     assert "what was told until now is kept in some.db, and the same command goes on" in capsys.readouterr().err
     facts = told(capsys, "profile", *SMALL, "--profile", "some.db")
@@ -173,7 +173,7 @@ def test_what_cannot_be_told_is_refused(compiling, capsys, monkeypatch) -> None:
     Path("two.toml").write_text(unlike + '[[level]]\nname = "x"\nlatency_seconds = 1e-6\nbytes_per_second = 1e9\n')
     assert main(["profile", "mlp", "--machine", "two.toml"]) == 2
     assert "several kinds" in capsys.readouterr().err
-    monkeypatch.setattr(absent, "find_spec", lambda name: None)
+    monkeypatch.setattr(absent_gpus, "find_spec", lambda name: None)
     assert main(["profile", *SMALL]) == 2
     assert "pip install triton" in capsys.readouterr().err
     assert not compiling
@@ -182,21 +182,21 @@ def test_what_cannot_be_told_is_refused(compiling, capsys, monkeypatch) -> None:
 @pytest.mark.parametrize("preset", ["dgx-a100", "dgx-h100", "h200"])
 def test_presets_of_chips_that_kernels_are_compiled_for_are_known(preset: str) -> None:
     machine = machines.parse(preset)
-    assert absent.is_known(machine)
+    assert absent_gpus.is_known(machine)
     # Of the sheets' rates a machine's file has what large kernels attain.
-    chip, processor = KINDS[absent.kind_of(machine)], machine.processors[0]
+    chip, processor = KINDS[absent_gpus.kind_of(machine)], machine.processors[0]
     assert 0.6 < processor.bytes_per_second / chip.bytes_per_second < 0.9
     assert 0.6 < processor.flops_rate("bfloat16") / chip.bf16_flops_per_second < 0.9
     # Products of float32 are those, or of three parts in TF32: never of one.
     assert processor.flops_rate("float32") < chip.tf32_flops_per_second / 3
-    assert set(absent.KINDS) == set(KINDS)
-    assert not absent.is_known(machines.local(2)) and not absent.is_known(machines.parse("flexflow-k80"))
+    assert set(absent_gpus.KINDS) == set(KINDS)
+    assert not absent_gpus.is_known(machines.local(2)) and not absent_gpus.is_known(machines.parse("flexflow-k80"))
 
 
 def test_prices_say_whether_anything_ran() -> None:
     machine, key = machines.parse("h200"), next(iter(_keys()))
     for was_run, source in ((True, "measured"), (False, "compiled")):
-        environment = absent.environment("h200-sxm-141gb", "")
+        environment = absent_gpus.environment("h200-sxm-141gb", "")
         environment = type(environment)(environment.device, active_ranks=int(was_run))
         assert environment.was_run == was_run
         cost = CostModel(machine, snapshot_of(environment, [Measured(key, 1e-3)]))
@@ -205,7 +205,7 @@ def test_prices_say_whether_anything_ran() -> None:
 
 def test_what_was_measured_and_what_was_told_are_kept_apart() -> None:
     database, key = Database("some.db"), next(iter(_keys()))
-    told_of = absent.environment("h200-sxm-141gb", "")
+    told_of = absent_gpus.environment("h200-sxm-141gb", "")
     measured = type(told_of)(told_of.device, told_of.threads, 1, told_of.kernels, told_of.libraries)
     for seconds, environment in ((1.0, told_of), (2.0, measured)):
         database.add(snapshot_of(environment, [Measured(key, seconds)]))
@@ -214,7 +214,7 @@ def test_what_was_measured_and_what_was_told_are_kept_apart() -> None:
 
 def _keys():
     lowering = Lowering(models.parse("mlp").graph(8, "bfloat16"), machines.local(2))
-    return estimated.kinds(lowering, seeds(lowering)).calls
+    return kernel_estimates.kinds(lowering, seeds(lowering)).calls
 
 
 def test_kernels_are_compiled_and_told_by_processes_of_their_own(capsys) -> None:
@@ -229,14 +229,13 @@ def test_kernels_are_compiled_and_told_by_processes_of_their_own(capsys) -> None
 def test_a_call_takes_no_less_than_memory_and_arithmetic_do() -> None:
     # In a process of its own, which compiles for that chip from then on.
     lowering = Lowering(models.parse("mlp:width=1024").graph(4096, "bfloat16"), machines.local(1))
-    found = estimated.kinds(lowering, {"data_parallel": seeds(lowering)["data_parallel"]})
+    found = kernel_estimates.kinds(lowering, {"data_parallel": seeds(lowering)["data_parallel"]})
     every = list(dict.fromkeys(call for calls in found.calls.values() for call in calls))
     for call, one in estimates.estimates(some(every), "h200-sxm-141gb"):
         assert one is not None and one.seconds > one.least_seconds > 0, call
 
 
 def test_nothing_of_triton_is_imported_to_ask() -> None:
-    program = (
-        "import sys, castile.launch.measuring.estimated, castile.launch.profile; sys.exit('triton' in sys.modules)"
-    )
+    modules = "castile.launch.measuring.kernel_estimates, castile.launch.profile"
+    program = f"import sys, {modules}; sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

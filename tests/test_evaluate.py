@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from castile.launch import models
 from castile.launch.jobs.execution import Execution, feed_from, prepare
-from castile.launch.training import evaluate, telling
+from castile.launch.training import evaluate, run_report
 from castile.launch.training.evaluate import adapted
-from castile.launch.training.judging import HeldOut, Judging, auc, labels_of, losses_of, truths
+from castile.launch.training.scoring import HeldOut, Scorer, auc, labels_of, losses_of, truths
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
@@ -63,7 +63,7 @@ def evaluated(plan: Strategy, other: Strategy | None) -> np.ndarray:
     prepared = prepare(forward, Strategy(configs, num_procs=NUM_PROCS), CostModel(on))
     state, lent = {**execution.state}, execution.runner.arenas
     judged = Execution(evaluation, prepared, comm, range(NUM_PROCS), state, poison=True, lent=lent)
-    assert judged.runner.nbytes <= evaluate.beside(trained, prepared).sum(), "it takes what it is said to, or less"
+    assert judged.runner.nbytes <= evaluate.extra_bytes(trained, prepared).sum(), "it takes what it is said to, or less"
     judged.feed(feed_from(batch(rng)))
     judged.runner.run()
     scores = judged.output(evaluation.outputs[0])
@@ -157,9 +157,9 @@ def test_what_is_told_follows_from_what_the_model_says() -> None:
     scores, truth = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]), np.array([0, 1, 1])
     judged = judge(classes, [(scores, truth)], 3)
     assert judged.accuracy == pytest.approx(2 / 3) and judged.auc is None
-    assert telling.judged(telling.quality(judged) | {"num_samples": 3}).startswith("66.67 % of 3 samples right")
+    assert run_report.judged(run_report.quality(judged) | {"num_samples": 3}).startswith("66.67 % of 3 samples right")
     tokens = judge(classes, [(np.stack([scores, scores]), np.stack([truth, truth]))], 2)
-    told = telling.judged(telling.quality(tokens) | {"num_samples": 2})
+    told = run_report.judged(run_report.quality(tokens) | {"num_samples": 2})
     assert told.startswith("66.67 % of 6 predictions in 2 samples right")
     x, y = g.input("x", (3, 1), "b i"), g.input("y", (3, 1), "b i")
     g.minimise(g.mse("loss", g.linear("fc", x, features=1), y))
@@ -175,16 +175,16 @@ def test_each_class_is_counted_by_itself(samples: int, num_classes: int, seed: i
     scores, truth = rng.normal(size=(samples, num_classes)), rng.integers(0, num_classes, samples)
     pieces = [(scores[n : n + 7], truth[n : n + 7]) for n in range(0, samples, 7)]
     judged = judge(g, pieces, samples)
-    found = telling.classes(judged)
+    found = run_report.classes(judged)
     for c, told in enumerate(found):
         of_class, said_so = truth == c, scores.argmax(-1) == c
         assert (told["class"], told["num_labels"], told["num_said"]) == (c, of_class.sum(), said_so.sum())
         hits = (of_class & said_so).sum()
         assert told["recall"] == (pytest.approx(hits / of_class.sum()) if of_class.any() else None)
         assert told["precision"] == (pytest.approx(hits / said_so.sum()) if said_so.any() else None)
-    lines = telling.class_lines(found)
-    assert len(lines) == 1 + min(num_classes, telling.MOST_LINES) + (num_classes > telling.MOST_LINES)
-    assert len({len(line) for line in lines[: 1 + min(num_classes, telling.MOST_LINES)]}) == 1
+    lines = run_report.class_lines(found)
+    assert len(lines) == 1 + min(num_classes, run_report.MOST_LINES) + (num_classes > run_report.MOST_LINES)
+    assert len({len(line) for line in lines[: 1 + min(num_classes, run_report.MOST_LINES)]}) == 1
 
 
 def test_two_classes_of_one_number_are_counted_and_many_are_not() -> None:
@@ -195,7 +195,7 @@ def test_two_classes_of_one_number_are_counted_and_many_are_not() -> None:
     judged = judge(g, [(np.array([[1.0], [-1.0], [2.0], [np.nan]]), np.array([[1.0], [1.0], [0.0], [0.0]]))], 4)
     assert judged.confusion == ((0, 1), (1, 1))
     many = judge(build(False), [(np.zeros((2, 101)), np.array([0, 100]))], 2)
-    assert many.confusion is None and telling.class_lines(telling.classes(many)) == []
+    assert many.confusion is None and run_report.class_lines(run_report.classes(many)) == []
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 6), st.integers(0, 9))
@@ -206,24 +206,24 @@ def test_the_loss_of_each_prediction_is_told(samples: int, seq: int, classes: in
     g.minimise(g.cross_entropy("loss", said, g.input("y", (samples, seq), "b s", "int32")))
     g.outputs = [said.name]
     scores, truth = rng.normal(size=(samples, seq, classes)), rng.integers(0, classes, (samples, seq))
-    judging, pieces = Judging(g, "fc", "y"), [(scores[:1], truth[:1]), (scores[1:], truth[1:])][: 1 + (samples > 1)]
+    judging, pieces = Scorer(g, "fc", "y"), [(scores[:1], truth[:1]), (scores[1:], truth[1:])][: 1 + (samples > 1)]
     told = [judging.add(*piece) for piece in pieces]
     judged = judging.figures(samples)
     wanted = np.log(np.exp(scores).sum(-1)) - np.take_along_axis(scores, truth[..., None], -1)[..., 0]
     np.testing.assert_allclose(np.concatenate(told), wanted, rtol=1e-12, atol=1e-14)
-    in_a_row = Judging(g, "fc", "y").add(scores, truth.ravel())
+    in_a_row = Scorer(g, "fc", "y").add(scores, truth.ravel())
     np.testing.assert_allclose(in_a_row, wanted.ravel(), rtol=1e-12, atol=1e-14)
     assert losses_of(g, "y") == (seq,) and judged is not None
     assert judged.perplexity == pytest.approx(np.exp(wanted.mean()))
-    words = telling.judged(telling.quality(judged) | {"num_samples": samples})
+    words = run_report.judged(run_report.quality(judged) | {"num_samples": samples})
     assert words.endswith(f"loss {judged.loss:.4f}, perplexity {judged.perplexity:.2f}")
     two, wide = Graph("numbers", "float64"), rng.normal(size=(2, samples, seq))
     made = two.linear("fc", two.input("x", (samples, 3), "b i"), features=seq)
     two.minimise(two.mse("loss", made, two.input("y", (samples, seq), "b i")))
     two.outputs = [made.name]
-    judging = Judging(two, "fc", "y")
+    judging = Scorer(two, "fc", "y")
     np.testing.assert_allclose(judging.add(*wide), np.square(wide[0] - wide[1]))
-    np.testing.assert_allclose(Judging(two, "fc", "y").add(wide[0], truth), np.square(wide[0] - truth))
+    np.testing.assert_allclose(Scorer(two, "fc", "y").add(wide[0], truth), np.square(wide[0] - truth))
     judged = judging.figures(samples)
     assert losses_of(two, "y") == (seq,) and judged is not None and judged.perplexity is None
 
@@ -249,8 +249,8 @@ def test_each_output_is_judged_by_labels_of_its_own() -> None:
     right = (told["k"].argmax(1) == given["kind"]).mean()
     assert judged.others["k"].accuracy == pytest.approx(right) and judged.others["k"].auc is None
     assert judged.others["d"].auc is not None and judged.others["d"].accuracy is not None
-    facts = telling.quality(judged)
-    words = telling.judged(facts | {"num_samples": 4})
+    facts = run_report.quality(judged)
+    words = run_report.judged(facts | {"num_samples": 4})
     assert words.startswith(f"loss {judged.loss:.4f}; k: {100 * right:.2f} % of 4 samples right, loss ")
     assert "; d: " in words and json.loads(json.dumps(facts)) == facts
 
@@ -381,9 +381,9 @@ def test_what_is_no_number_is_never_right(drawn: list[float], label: int, is_mas
         judged = judge(graph, [(scores, truth)], len(drawn))
         assert judged is not None and judged.num_not_finite == unreal
         assert judged.accuracy == pytest.approx(1 - unreal / len(drawn))
-        facts = telling.quality(judged)
+        facts = run_report.quality(judged)
         json.dumps(facts, allow_nan=False)
-        assert ("without a finite loss" in telling.judged(facts | {"num_samples": len(drawn)})) == bool(unreal)
+        assert ("without a finite loss" in run_report.judged(facts | {"num_samples": len(drawn)})) == bool(unreal)
 
 
 def test_a_probability_that_came_out_as_one_has_a_loss() -> None:

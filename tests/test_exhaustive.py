@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.planner.bounds import ladder, relaxed
+from castile.planner.bounds import partial_bounds, path_bounds
 from castile.planner.bounds.additive import Additive
-from castile.planner.bounds.relaxed import Relaxed
+from castile.planner.bounds.partial_bounds import PartialBounds
 from castile.planner.choices.space import space_of
 from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
@@ -61,13 +61,13 @@ def test_it_is_plain_enumeration_of_a_longer_chain(on):
 
 
 def test_without_room_for_bounds_of_all_nodes_the_optimum_is_the_same(monkeypatch):
-    monkeypatch.setattr(ladder, "MOST_ENTRIES", 0)
+    monkeypatch.setattr(path_bounds, "MOST_ENTRIES", 0)
     found = search("exhaustive", evaluator(GRAPHS["one"], ON["far"]))
     assert found.evaluated.rank[:2] == every(evaluator(GRAPHS["one"], ON["far"]))[0][:2]
 
 
 def test_what_has_no_room_or_no_time_is_told_before_tables_are_made(monkeypatch):
-    monkeypatch.setattr(relaxed, "elements", None)
+    monkeypatch.setattr(partial_bounds, "missing_elements", None)
     with pytest.raises(ValueError, match=r"not done after 1e-06 s and 0 plans"):
         search("exhaustive", evaluator(GRAPHS["one"], ON["two"]), Budget(seconds=1e-6))
     with pytest.raises(ValueError, match=r"not done after 3 s and 0 plans"):
@@ -124,7 +124,7 @@ def test_unequal_processors_are_priced_each_by_its_kind():
     same = evaluator(GRAPHS["one"], on)
     assert search("exhaustive", same).evaluated.rank[:2] == every(same)[0][:2]
     spaces = [space_of(node, 3).configs for node in GRAPHS["one"].nodes.values()]
-    relaxed = Relaxed(Additive(same.lowering, same.cost), spaces)
+    relaxed = PartialBounds(Additive(same.lowering, same.cost), spaces)
     for point in product(*(range(0, len(space), 3) for space in spaces)):
         plan = {name: space[n] for name, space, n in zip(GRAPHS["one"].nodes, spaces, point)}
         bound = relaxed.served(dict(enumerate(point)))[0]
@@ -138,7 +138,7 @@ def test_no_plan_takes_less_than_its_bounds(problem, on, data):
     spaces = [space_of(node, on.num_procs) for node in problem.graph.nodes.values()]
     some = [data.draw(st.sets(st.integers(0, len(s) - 1), min_size=1, max_size=3)) for s in spaces]
     choices = [[space[number] for number in sorted(numbers)] for space, numbers in zip(spaces, some)]
-    relaxed = Relaxed(Additive(same.lowering, same.cost), choices)
+    relaxed = PartialBounds(Additive(same.lowering, same.cost), choices)
     point = [data.draw(st.integers(0, len(configs) - 1)) for configs in choices]
     plan = {name: configs[n] for name, configs, n in zip(problem.graph.nodes, choices, point)}
     seconds = same.evaluate(Strategy(plan)).seconds
@@ -202,7 +202,7 @@ def check_descent(sizes, plans, bounds, first, which):
     )  # fmt: skip
     quick = SimpleNamespace(bounds=each("rungs"), bound=lambda chosen, _: knows("ladder", chosen))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(exhaustive, "Ladder", lambda _: quick)
+        patched.setattr(exhaustive, "PathBounds", lambda _: quick)
         exhaustive.Descent(run, relaxed).run_all()
     assert run.best.rank[:2] == min(plan.rank[:2] for plan in plans.values())
     assert len(set(proposed)) == len(proposed)
@@ -242,13 +242,13 @@ def test_the_bound_of_a_whole_plan_leaves_out_nothing_but_the_order(problem, on,
     same = evaluator(problem.graph, on)
     plan = {name: space_of(n, on.num_procs)[data.draw(st.integers(0, len(space_of(n, on.num_procs)) - 1))]
             for name, n in problem.graph.nodes.items()}  # fmt: skip
-    relaxed = Relaxed(Additive(same.lowering, same.cost), [[config] for config in plan.values()])
+    relaxed = PartialBounds(Additive(same.lowering, same.cost), [[config] for config in plan.values()])
     assert relaxed.served(dict.fromkeys(range(len(plan)), 0))[0] == least_by_hand(same, plan)
 
 
 def test_the_bound_is_the_step_where_nothing_runs_beside_anything():
     same = evaluator(GRAPHS["two"], machine(2))
-    relaxed = Relaxed(
+    relaxed = PartialBounds(
         Additive(same.lowering, same.cost), [space_of(n, 2).configs for n in GRAPHS["two"].nodes.values()]
     )
     first = {n: next(i for i, c in enumerate(configs) if c.procs == (0,)) for n, configs in enumerate(relaxed.choices)}

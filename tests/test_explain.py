@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.reports import report
-from castile.launch.reports.reasons import folded
+from castile.launch.reports.explanation_report import folded
 from castile.planner import alternatives as alternatives_of
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import alternatives, differences, pattern, plain, switches

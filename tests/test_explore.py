@@ -8,7 +8,7 @@ import pytest
 
 from castile.launch import models
 from castile.launch.jobs.execution import prepare
-from castile.launch.measuring import explore
+from castile.launch.measuring import plan_choice
 from castile.planner.cost import CostModel
 from castile.planner.costs.snapshot import Environment, Snapshot
 from castile.planner.known.seeds import known_names, seed, seeds
@@ -37,8 +37,8 @@ def chosen(name, monkeypatch, slower=lambda turn: 1):
         prepare=lambda plan: prepare(job.lowering, plan, cost), learn=lambda *_: None,
         agree=lambda make: make(), agreed_plan=lambda make: make(),
     )  # fmt: skip
-    monkeypatch.setattr(explore, "measure", measure)
-    return explore.choose(job, explore.Wish(name, "20", 0), {}, 0.1), measured
+    monkeypatch.setattr(plan_choice, "measure", measure)
+    return plan_choice.choose(job, plan_choice.PlanOptions(name, "20", 0), {}, 0.1), measured
 
 
 @pytest.mark.parametrize("name", known_names(LOWERING))
@@ -64,8 +64,8 @@ def test_a_plan_that_was_found_is_held_against_the_best_as_both_are_then(monkeyp
         every.values(), key=lambda plan: prepare(LOWERING, plan, CostModel(LOWERING.machine)).simulated.seconds
     )
     found_later, best, worst = plans[0], plans[1], plans[-1]
-    monkeypatch.setattr(explore, "known", lambda *_: {"worst": worst, "best": best})
-    monkeypatch.setattr(explore, "searched", lambda *_: SimpleNamespace(strategy=found_later, num_proposals=1))
+    monkeypatch.setattr(plan_choice, "known", lambda *_: {"worst": worst, "best": best})
+    monkeypatch.setattr(plan_choice, "searched", lambda *_: SimpleNamespace(strategy=found_later, num_proposals=1))
     found, measured = chosen("random", monkeypatch, lambda turn: 1 if turn == 0 else 100)
     assert measured == [worst, best, best, found_later]
     assert found.plan.configs == found_later.configs

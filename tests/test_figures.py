@@ -19,9 +19,9 @@ import pytest
 from castile.launch import diff, predict, simulate, validate
 from castile.launch.__main__ import main
 from castile.launch.checkpoints.reader import open_checkpoint
-from castile.launch.measuring import tables
-from castile.launch.reports import reasons, searches
-from castile.launch.training import telling
+from castile.launch.measuring import profile_report
+from castile.launch.reports import explanation_report, search_report
+from castile.launch.training import run_report
 from castile.planner import strategy as strategies
 from castile.planner.strategy import PATH, READY
 from tests.validated import job, outcome
@@ -106,19 +106,19 @@ def answer(capsys, *words: str) -> dict[str, Any]:
 Teller = Callable[[dict[str, Any]], object]
 # Commands, and how they tell people what they found.
 TOLD: dict[str, tuple[tuple[str, ...], Teller]] = {
-    "plan": (("plan", MODEL, "--machine", MACHINE, "--budget", "5"), lambda facts: searches.tell(facts, [])),
+    "plan": (("plan", MODEL, "--machine", MACHINE, "--budget", "5"), lambda facts: search_report.tell(facts, [])),
     "simulate": (("simulate", "a.json", "--machine", MACHINE), lambda facts: simulate._tell(facts, [])),
     "simulate a pipeline": (("simulate", "c.json", "--machine", MACHINE), lambda facts: simulate._tell(facts, [])),
-    "explain": (("explain", "b.json", "--machine", MACHINE), lambda facts: reasons.tell(facts, [])),
+    "explain": (("explain", "b.json", "--machine", MACHINE), lambda facts: explanation_report.tell(facts, [])),
     "explain --op": (
         ("explain", "a.json", "--machine", MACHINE, "--op", "fc1", "--why-not", "megatron", "--budget", "5"),
-        lambda facts: reasons.tell(facts, []),
+        lambda facts: explanation_report.tell(facts, []),
     ),
     "diff": (("diff", "a.json", "b.json"), diff._tell),
-    "profile": (("profile", MODEL), lambda facts: tables.tell(facts, False)),
+    "profile": (("profile", MODEL), lambda facts: profile_report.tell(facts, False)),
     "validate": ((), validate.tell),
     "predict": (("predict", MODEL, "--checkpoint", "run"), lambda facts: print(predict._text(facts))),
-    "train": (("train", MODEL, "--steps", "3"), lambda facts: print(telling.text(facts))),
+    "train": (("train", MODEL, "--steps", "3"), lambda facts: print(run_report.text(facts))),
 }  # fmt: skip
 
 
@@ -218,8 +218,8 @@ def check_shown(shown: str, number: float) -> None:
 def test_what_a_training_tells_follows_from_its_steps_and_its_plan(alone, capsys, monkeypatch):
     """Its lines, its records, its object, and what `simulate` says of its plan, all tell the same."""
     facts: dict[str, Any] = {}
-    tell = telling.text
-    monkeypatch.setattr(telling, "text", lambda of: facts.update(of) or tell(of))
+    tell = run_report.text
+    monkeypatch.setattr(run_report, "text", lambda of: facts.update(of) or tell(of))
     words = "train mlp --steps 6 --evaluate-every 2 --checkpoint saved --checkpoint-every 2 --keep 9"
     began = time.perf_counter()
     assert main([*words.split(), "--metrics", "run.jsonl", "--out", "plan.json"]) == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from castile.launch.__main__ import main
-from castile.launch.jobs import first, plan_search
+from castile.launch.jobs import background_compiling, plan_search
 from castile.runtime.compiled import can_compile
 from tests.effort import rare
 from tests.mpi import CHECKOUT
@@ -24,8 +24,8 @@ def test_another_process_compiles_while_this_one_searches(
     is_compiled: bool, cores: int, is_begun: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(first, "is_compiled", lambda: is_compiled)
-    monkeypatch.setattr(first, "num_cores", lambda: cores)
+    monkeypatch.setattr(background_compiling, "is_compiled", lambda: is_compiled)
+    monkeypatch.setattr(background_compiling, "num_cores", lambda: cores)
     begun = tmp_path / "begun"
 
     def compile_for_long(model: str) -> None:
@@ -33,8 +33,8 @@ def test_another_process_compiles_while_this_one_searches(
         begun.write_text(str(os.getpid()))
         time.sleep(60)
 
-    monkeypatch.setattr(first, "_compile_simulation", compile_for_long)
-    with first.compiled_beside():
+    monkeypatch.setattr(background_compiling, "_compile_simulation", compile_for_long)
+    with background_compiling.compiling_in_background():
         deadline = time.monotonic() + 20
         while is_begun and not (begun.exists() and begun.read_text()) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -58,7 +58,7 @@ def test_only_a_search_that_walks_through_sketches_has_loops_compiled_beside_it(
         begun.append(True)
         yield
 
-    monkeypatch.setattr(plan_search, "compiled_beside", noted)
+    monkeypatch.setattr(plan_search, "compiling_in_background", noted)
     words = ["plan", "mlp", "--machine", "local:procs=2", "--search", search, *(["--budget", budget] if budget else [])]
     assert main(words) == 0 and bool(begun) == is_begun
 
@@ -72,8 +72,8 @@ class Listener(event.Listener):
         compiled.add((body.__module__, body.__name__))
     def on_end(self, ended): pass
 event.register("numba:compile", Listener())
-from castile.launch.jobs import first
-first._compile_simulation(first.MODEL)
+from castile.launch.jobs import background_compiling
+background_compiling._compile_simulation(background_compiling.MODEL)
 beside = {*compiled}
 from castile.launch.__main__ import main
 assert main(["plan", "gpt", "--machine", "dgx-h100:nodes=1", "--budget", "200", "--json"]) == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from castile.launch import data
 from castile.launch.__main__ import main
 from castile.launch.data import Arrays, InputSpec
-from castile.launch.jobs.fitting import renamed
+from castile.launch.jobs.input_matching import renamed
 from tests.data_files import everything
 from tests.effort import rare
 from tests.runs import losses, told

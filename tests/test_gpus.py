@@ -21,11 +21,11 @@ from castile.kernels import choice, tuning
 from castile.launch import doctor, train
 from castile.launch.__main__ import main
 from castile.launch.here import gpus
-from castile.launch.jobs import jobs, offline, remembered
+from castile.launch.jobs import jobs, offline, profile_store
 from castile.launch.jobs.execution import Execution, Prepared
 from castile.launch.jobs.jobs import Job
-from castile.launch.measuring import explore
-from castile.launch.measuring.measure import measure, sample_feed, trial
+from castile.launch.measuring import plan_choice
+from castile.launch.measuring.measure import measure, sample_feed, timed_plan
 from castile.launch.processes.ranks import UserError
 from castile.planner.cost import CostModel
 from castile.planner.known.seeds import seeds
@@ -329,15 +329,15 @@ def test_the_first_rank_of_a_host_shows_what_is_compiled() -> None:
 
 def test_what_is_measured_holds_for_the_gpu() -> None:
     with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
-        found = remembered.environment(gpus.machine(local(1), gpus.Placing()))
+        found = profile_store.environment(gpus.machine(local(1), gpus.Placing()))
         assert found.device == "stand-in" and "triton 1.0" in found.libraries
-    assert remembered.environment(offline.find_machine("local")).device != "stand-in"
+    assert profile_store.environment(offline.find_machine("local")).device != "stand-in"
 
 
 @pytest.fixture
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are measured no longer than need be: what is chosen is not the question."""
-    monkeypatch.setattr(explore, "ROUNDS", explore.LEAST_ROUNDS)
+    monkeypatch.setattr(plan_choice, "ROUNDS", plan_choice.LEAST_ROUNDS)
 
 
 def trained(words: str, folder: str, capsys: pytest.CaptureFixture[str]) -> dict:
@@ -418,7 +418,9 @@ def test_one_gpu_trains_as_several_processors(tmp_path, capsys, monkeypatch) -> 
         found = trained(f"{words} {machine} --checkpoint {tmp_path}/saved", str(tmp_path), capsys)
         with patch.object(Execution, "timeline", autospec=True, side_effect=Execution.timeline) as whole:
             again = trained(f"mlp:layers=2,width=16 --plan {tmp_path}/plan.json {machine}", str(tmp_path), capsys)
-        assert remembered.environment(gpus.virtual(2)) != remembered.environment(gpus.machine(local(2), gpus.Placing()))
+        assert profile_store.environment(gpus.virtual(2)) != profile_store.environment(
+            gpus.machine(local(2), gpus.Placing())
+        )
     assert len(found["peak_bytes"]) == 3 and found["remarks"] == [] and found["checkpoints"][-1]["complete"]
     assert np.allclose(found["losses"], on_cores["losses"], 1e-4)
     assert again["losses"] == found["losses"]
@@ -430,7 +432,7 @@ def test_plans_are_measured_one_at_a_time_there() -> None:
     """The memory of one has been given back before the next is there."""
     with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
         job = jobs.start("mlp:layers=1,width=8", "virtual:procs=2", None, "")
-        trials = [trial(job, name, plan, 0) for name, plan in seeds(job.lowering).items()]
+        trials = [timed_plan(job, name, plan, 0) for name, plan in seeds(job.lowering).items()]
         living: list[weakref.ref[Execution]] = []
         alive: list[int] = []
 

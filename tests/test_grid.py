@@ -13,7 +13,7 @@ from itertools import product
 import pytest
 
 from castile.planner.graph import Node
-from castile.planner.lowering.grid import Grid, Layout, distinct, joint
+from castile.planner.lowering.grid import Grid, Layout, distinct, refinement
 from castile.planner.lowering.template import Templates
 from castile.planner.op import Tensor, available, find
 from castile.planner.step.program import WHOLE_BATCH, Micro, Port
@@ -96,7 +96,7 @@ def test_parts_are_alike_jointly_where_they_are_in_both() -> None:
     for one, other in product(product((0, 1), repeat=3), repeat=2):
         picked = [distinct([tuple(row[n] for n in range(3) if of[n]) for row in rows]) for of in (one, other)]
         both = [tuple(row[n] for n in range(3) if one[n] or other[n]) for row in rows]
-        assert same(joint(*picked).of, both)
+        assert same(refinement(*picked).of, both)
 
 
 def test_a_layout_tells_shapes_of_its_boxes() -> None:

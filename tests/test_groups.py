@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.planner.lowering.groups import END_TO_END, Joinable, _is_whole, _of, grouped
+from castile.planner.lowering.transfer_groups import END_TO_END, Joinable, _is_whole, _of, groups_of
 from castile.runtime.region import Box, whole
 from castile.runtime.task import AT_ONCE, Comm, CostKey, Kind, View
 from castile.runtime.transfer import Pattern
@@ -55,7 +55,7 @@ def kind(one: Joinable, every: Sequence[Joinable]) -> tuple[object, ...]:
 @given(transfers(), st.sampled_from((24, 32, 1000)))
 def test_groups_are_as_large_as_bytes_and_what_they_stand_between_allow(ones: list[Joinable], size: int) -> None:
     """Those of which all are read after all are made are in as few as their bytes ask for, whatever others are not."""
-    groups = grouped(ones, size)
+    groups = groups_of(ones, size)
     joined = [one for group in groups for one in group]
     assert len(set(map(id, joined))) == len(joined) and all(len(group) > 1 for group in groups)
     assert [group[0].task for group in groups] == sorted(group[0].task for group in groups)

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch.here import alike, hosts, pings, probe
+from castile.launch.here import consistency, hosts, link_timing, probe
 from castile.launch.measuring import links
 from castile.launch.processes.ranks import UserError
 from castile.runtime import machine as machines
 from castile.runtime.levels import level_name
 from tests.threads import Ranks
 
-FIGURES = probe.Figures(1e11, 5e10, 2e10, 4e-6, 1e-8, 1e-9, pings.Link(1e-6, 8e9, 3e-6, 4e-6, 2.0))
+FIGURES = probe.Figures(1e11, 5e10, 2e10, 4e-6, 1e-8, 1e-9, link_timing.Link(1e-6, 8e9, 3e-6, 4e-6, 2.0))
 SLOW = msgspec.structs.replace(FIGURES, float32_flops_per_second=1e9)
 SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=6)
 
@@ -65,10 +65,10 @@ def reaches(tmp_path, monkeypatch):
     def link(comm, ends, guess, is_crowded):
         assert [comm.host_sizes[0], 0] == [ends[1], ends[0]]
         counts["network"] += comm.rank == 0
-        return pings.Link(5e-5, 1e9, 2e-6, 5e-6, 1.0) if comm.rank == 0 else None
+        return link_timing.Link(5e-5, 1e9, 2e-6, 5e-6, 1.0) if comm.rank == 0 else None
 
     monkeypatch.setattr(probe, "of_host", of_host)
-    monkeypatch.setattr(pings, "link", link)
+    monkeypatch.setattr(link_timing, "link", link)
     return counts
 
 
@@ -119,18 +119,20 @@ def test_hosts_of_a_kind_have_the_figures_of_their_first_and_all_the_least_memor
 def test_what_is_not_the_same_on_all_hosts_is_refused_on_all_ranks_in_one_sentence(odd):
     def rank(comm):
         with pytest.raises(UserError) as caught:
-            alike.check(comm, "the thing", lambda: "other" if comm.host_index == odd else "this")
+            consistency.check(comm, "the thing", lambda: "other" if comm.host_index == odd else "this")
         return str(caught.value)
 
     told = Ranks(5, (2, 2, 1)).run(rank)
-    assert told == [f"the thing is not the same on all hosts: this on host 0, other on host {odd}; {alike.MEND}"] * 5
+    assert (
+        told == [f"the thing is not the same on all hosts: this on host 0, other on host {odd}; {consistency.MEND}"] * 5
+    )
 
 
 def test_what_is_the_same_is_not_told_and_one_host_is_not_asked():
     asked = []
 
     def rank(comm):
-        alike.check(comm, "the thing", lambda: asked.append(comm.rank) or "this")
+        consistency.check(comm, "the thing", lambda: asked.append(comm.rank) or "this")
 
     Ranks(5, (2, 2, 1)).run(rank)
     assert sorted(asked) == [0, 2, 4]

@@ -277,7 +277,7 @@ def test_commands_that_measure_say_what_is_left(command, part, capsys, monkeypat
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patch:
-        for measure in ("measuring.explore.measure", "validate.measure", "measuring.rounds.measure"):
+        for measure in ("measuring.plan_choice.measure", "validate.measure", "measuring.task_timing.measure"):
             patch.setattr(f"castile.launch.{measure}", ends)
         assert main(command.split()) == 128 + signal.SIGTERM
     err = capsys.readouterr().err

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.jobs.jobs import recipe_updates
-from castile.launch.measuring.kinds import is_among, of_nodes, owners
+from castile.launch.measuring.task_kinds import is_among, of_nodes, owners
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Strategy

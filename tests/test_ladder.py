@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.planner.bounds.additive import Additive
-from castile.planner.bounds.ladder import Ladder, longest
-from castile.planner.bounds.relaxed import Relaxed
+from castile.planner.bounds.partial_bounds import PartialBounds
+from castile.planner.bounds.path_bounds import PathBounds, longest
 from castile.planner.choices.space import space_of
 from castile.planner.strategy import Strategy
 from castile.runtime.timeline import PICOSECONDS
@@ -24,14 +24,14 @@ def drawn(data, problem, on, most=3):
     spaces = [space_of(node, on.num_procs) for node in problem.graph.nodes.values()]
     some = [data.draw(st.sets(st.integers(0, len(s) - 1), min_size=1, max_size=most)) for s in spaces]
     choices = [[space[number] for number in sorted(numbers)] for space, numbers in zip(spaces, some)]
-    return same, Relaxed(Additive(same.lowering, same.cost), choices)
+    return same, PartialBounds(Additive(same.lowering, same.cost), choices)
 
 
 @settings(max_examples=examples(80))
 @given(problems(most_layers=5), machines(), st.data())
 def test_no_plan_takes_less_and_what_is_chosen_only_raises_the_bound(problem, on, data):
     same, relaxed = drawn(data, problem, on)
-    ladder = Ladder(relaxed)
+    ladder = PathBounds(relaxed)
     point = [data.draw(st.integers(0, len(configs) - 1)) for configs in relaxed.choices]
     plan = {name: configs[n] for name, configs, n in zip(problem.graph.nodes, relaxed.choices, point)}
     seconds, known = same.evaluate(Strategy(plan)).seconds, 0
@@ -47,7 +47,7 @@ def test_no_plan_takes_less_and_what_is_chosen_only_raises_the_bound(problem, on
 @given(problems(most_layers=3), machines(3), st.data())
 def test_elimination_leaves_the_least_over_open_nodes(problem, on, data):
     _, relaxed = drawn(data, problem, on, most=2)
-    ladder = Ladder(relaxed)
+    ladder = PathBounds(relaxed)
     last = len(relaxed.choices) - 1
     points = list(product(*(range(len(configs)) for configs in relaxed.choices[:-1])))
     every = np.array([ladder._sums(ladder.tables, dict(enumerate(p)), last).min(axis=1) for p in points[:64]])
@@ -59,14 +59,16 @@ def test_it_knows_more_than_the_longest_path_of_each_node_for_itself():
     """Where links are slow no two nodes can both have their best Config; who looks at pairs sees that."""
     same = evaluator(GRAPHS["two"], machine(2, latency=1e-5, rate=1e7))
     spaces = [space_of(node, 2).configs for node in GRAPHS["two"].nodes.values()]
-    relaxed = Relaxed(Additive(same.lowering, same.cost), spaces)
-    assert Ladder(relaxed).bounds({}, 0).min() > 1.05 * relaxed.bounds({}, 0).min()
+    relaxed = PartialBounds(Additive(same.lowering, same.cost), spaces)
+    assert PathBounds(relaxed).bounds({}, 0).min() > 1.05 * relaxed.bounds({}, 0).min()
 
 
 @pytest.mark.parametrize("name", sorted(GRAPHS))
 def test_the_path_is_one(name):
     same = evaluator(GRAPHS[name], machine(2))
-    relaxed = Relaxed(Additive(same.lowering, same.cost), [space_of(n, 2).configs for n in GRAPHS[name].nodes.values()])
+    relaxed = PartialBounds(
+        Additive(same.lowering, same.cost), [space_of(n, 2).configs for n in GRAPHS[name].nodes.values()]
+    )
     path = longest(relaxed)
     assert len(path) > 2 * len(GRAPHS[name].nodes) / 2
     for before, after in zip(path, path[1:]):

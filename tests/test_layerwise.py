@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from castile.planner import searches
 from castile.planner.bounds.additive import Additive
-from castile.planner.bounds.tables import WORK, Tables
+from castile.planner.bounds.cost_tables import WORK, CostTables
 from castile.planner.choices.pins import Pins, parse
 from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
@@ -36,7 +36,7 @@ def test_no_plan_among_the_choices_costs_less(problem, on, data):
     for name, configs in found.items():
         assert all(config in spaces[name].configs for config in configs) and len({*configs}) == len(configs)
         assert all({*config.procs} == {*range(on.num_procs)} for config in configs)
-    price = model.price(Tables(model, found).optimum(WORK, WORK))
+    price = model.price(CostTables(model, found).optimum(WORK, WORK))
     plans = [{name: data.draw(st.sampled_from(configs)) for name, configs in found.items()}]
     plans += [plan.configs for plan in seeds(lowering).values()]
     for plan in plans:

@@ -24,7 +24,7 @@ class Ring:
 
 def trial(name, peak_bytes):
     """Of a plan that needs so much on each processor."""
-    return measure.Trial(name, None, SimpleNamespace(packing=SimpleNamespace(peak_bytes=np.array(peak_bytes))), 0)
+    return measure.TimedPlan(name, None, SimpleNamespace(packing=SimpleNamespace(peak_bytes=np.array(peak_bytes))), 0)
 
 
 def job(room, backend="numpy"):

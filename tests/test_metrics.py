@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from castile.launch.processes.ranks import UserError
-from castile.launch.training import events, metrics
+from castile.launch.training import metrics, tensorboard
 from tests.mpi import CHECKOUT
 
 values = st.one_of(st.none(), st.booleans(), st.integers(-(2**53), 2**53), st.floats(), st.text(max_size=8))
@@ -184,7 +184,7 @@ def messages(data):
     while data:
         (length,) = struct.unpack("<Q", data[:8])
         whole = data[: 16 + length]
-        assert whole == events.record(whole[12:-4])
+        assert whole == tensorboard.record(whole[12:-4])
         yield dict(fields(whole[12:-4]))
         data = data[len(whole) :]
 
@@ -202,8 +202,8 @@ def points(data):
 
 def test_records_have_the_checksums_that_others_give_them():
     """RFC 3720's figure for the digits; and the beginning of all files that TensorFlow writes."""
-    assert events.crc32c(b"123456789") == 0xE3069283
-    assert events.record(events.first(0.0))[:12].hex() == "1800000000000000a37f4b22"
+    assert tensorboard.crc32c(b"123456789") == 0xE3069283
+    assert tensorboard.record(tensorboard.first(0.0))[:12].hex() == "1800000000000000a37f4b22"
 
 
 def test_numbers_of_steps_are_points_of_curves(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from castile.launch import data, models
-from castile.launch.jobs import jobs, numbers
+from castile.launch.jobs import jobs, sample_checks
 from castile.launch.typed import settings
 from castile.planner.graph import Graph, Node
 from castile.runtime import rng
@@ -215,7 +215,7 @@ def test_a_model_takes_the_samples_of_its_data_set(name):
     graph = model.graph()
     taken = {n: graph.tensors[n].shape[1:] for n in graph.inputs}
     try:
-        shapes = data.load(model.recipe.data, 0, numbers.taken(graph)).shapes
+        shapes = data.load(model.recipe.data, 0, sample_checks.taken(graph)).shapes
     except ValueError as error:
         if "no folder" not in str(error):
             raise
@@ -231,19 +231,19 @@ def test_a_model_of_any_size_takes_the_samples_of_its_data_set(text):
     if model.recipe.data in ("digits", "idx"):
         pytest.skip("its images are as they are")
     graph = model.graph(2)
-    found = data.load(model.recipe.data, 0, numbers.taken(graph))
+    found = data.load(model.recipe.data, 0, sample_checks.taken(graph))
     assert {n: graph.tensors[n].shape[1:] for n in graph.inputs}.items() <= found.shapes.items()
     # bytes of texts are as many as they are
     if model.recipe.data not in ("text", "masked"):
-        numbers.check(graph, found)
+        sample_checks.check(graph, found)
 
 
 @pytest.mark.parametrize("name", models.available())
 def test_a_model_takes_what_is_synthetic(name):
     graph = models.parse(small(name)).graph(2)
-    found = data.load("synthetic:samples=50", 0, numbers.taken(graph))
+    found = data.load("synthetic:samples=50", 0, sample_checks.taken(graph))
     assert found.shapes == {n: graph.tensors[n].shape[1:] for n in graph.inputs}
-    numbers.check(graph, found)
+    sample_checks.check(graph, found)
 
 
 @pytest.mark.parametrize("name", data.available())

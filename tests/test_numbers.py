@@ -15,7 +15,7 @@ from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.data import Arrays, Dataset
 from castile.launch.here import hosts
-from castile.launch.jobs import numbers
+from castile.launch.jobs import sample_checks
 from castile.launch.processes.ranks import UserError
 from castile.planner.graph import Graph
 from castile.planner.op import available, find
@@ -63,7 +63,7 @@ def looked_up(kind: str, seq: int, rows: int) -> Graph:
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int32", "uint64"])
 def test_what_numbers_stand_for_is_found_for_more_places_than_they_count(kind: str) -> None:
-    below = numbers.taken(looked_up(kind, 300, 11))["tokens"].below
+    below = sample_checks.taken(looked_up(kind, 300, 11))["tokens"].below
     assert below is not None and below.tolist() == [11] * 300
 
 
@@ -77,10 +77,10 @@ def test_a_number_that_an_input_has_no_room_for_is_told(kind: str, number: int, 
     graph = looked_up(kind, 3, 400)
     found = dataset(graph, {"tokens": np.array([[0, 1, 2], [3, number, 5]])})
     if not words:
-        numbers.check(graph, found)
+        sample_checks.check(graph, found)
         return
     with pytest.raises(UserError, match=rf"samples 1 to 2 have {words}: "):
-        numbers.check(graph, found)
+        sample_checks.check(graph, found)
 
 
 def dataset(graph: Graph, drawn: dict[str, np.ndarray]) -> Dataset:
@@ -93,14 +93,14 @@ def test_every_model_says_which_numbers_it_takes(text: str) -> None:
     graph = models.parse(text).graph(3)
     whole = [name for name in graph.inputs if np.issubdtype(graph.tensors[name].dtype, np.integer)]
     drawn = {name: np.zeros(graph.tensors[name].shape, np.int32) for name in whole}
-    numbers.check(graph, dataset(graph, drawn))
+    sample_checks.check(graph, dataset(graph, drawn))
     for name in whole:
         for number in (-1, 10**7):
             wrong = drawn | {name: drawn[name].copy()}
             wrong[name].flat[-1] = number
             told = rf"^data set mine: samples 1 to 3 have {number} in .* takes 0 to \d+: "
             with pytest.raises(UserError, match=told):
-                numbers.check(graph, dataset(graph, wrong))
+                sample_checks.check(graph, dataset(graph, wrong))
 
 
 @given(st.integers(0, 9), st.integers(10, 99), st.booleans(), st.booleans())
@@ -113,12 +113,12 @@ def test_the_batch_that_has_it_is_told(where: int, number: int, held_out: bool, 
     parts = [Arrays({"image": images, "label": label}) for label in ((fine, wrong) if held_out else (wrong, fine))]
     data = Dataset("mine", 0, *parts, shuffled=shuffled)
     if not shuffled and not held_out and where > 1:
-        numbers.check(graph, data)
+        sample_checks.check(graph, data)
         return
     first, kind = where - where % 2 + 1, "held-out " if held_out else ""
     told = f": {kind}samples {first} to {first + 1} have {number} in 'label'"
     with pytest.raises(UserError, match=re.escape(told)):
-        numbers.check(graph, data)
+        sample_checks.check(graph, data)
 
 
 @given(st.integers(0, 9), st.sampled_from([-1.0, 1.5, 2.0, np.inf]), st.booleans(), st.booleans())
@@ -134,11 +134,11 @@ def test_what_is_no_share_is_told_where_the_loss_takes_shares(
     wrong[where] = number
     xs = np.zeros((10, 3), np.float32)
     parts = [Arrays({"x": xs, "y": label}) for label in ((fine, wrong) if held_out else (wrong, fine))]
-    numbers.check(graph, Dataset("mine", 0, *[parts[not held_out]] * 2), trained)
+    sample_checks.check(graph, Dataset("mine", 0, *[parts[not held_out]] * 2), trained)
     kind = "held-out " if held_out else ""
     told = f"{kind}sample {where}, counted from 0, has {number} in 'y', where loss takes 0 to 1: number two classes"
     with pytest.raises(UserError, match=re.escape(told)):
-        numbers.check(graph, Dataset("mine", 0, *parts), trained)
+        sample_checks.check(graph, Dataset("mine", 0, *parts), trained)
 
 
 def test_labels_are_looked_at_before_this_host_is_measured(tmp_path, monkeypatch, capsys) -> None:

@@ -17,7 +17,7 @@ from castile.launch.jobs.execution import Execution, prepare
 from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
-from castile.planner.lowering.turns import in_turn
+from castile.planner.lowering.transfer_order import in_transfer_order
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine
 from castile.runtime.comm.local import LocalWorld
@@ -164,7 +164,7 @@ def test_the_same_program_launch_by_launch_is_the_same_graph(plan: Lowered) -> N
             homes[buffer.region].append((buffer.proc, buffer.box))
     inputs, outputs = ([n for n, f in flows.items() if f.role == role] for role in ("input", "output"))
     built = build(list(launches(tasks)), regions, plan.machine, homes, inputs, outputs)
-    again = in_turn(built, plan.machine.engines)
+    again = in_transfer_order(built, plan.machine.engines)
     assert names(again) == names(tasks)
     assert named(again) == named(tasks)
 

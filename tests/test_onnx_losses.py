@@ -10,7 +10,7 @@ import pytest
 
 from castile.launch import models
 from castile.launch.arrays import weights
-from castile.launch.training.judging import HeldOut, labels_of
+from castile.launch.training.scoring import HeldOut, labels_of
 from castile.planner.graph import Graph
 from castile.planner.known.plans import data_parallel
 from castile.planner.strategy import Strategy

@@ -4,7 +4,7 @@ import pytest
 
 from castile.launch import models
 from castile.launch.__main__ import main
-from castile.launch.jobs import numbers
+from castile.launch.jobs import sample_checks
 
 MODEL = """
 def build(batch=None, dtype="float32", classes: int = 10, words: int = 17):
@@ -25,7 +25,7 @@ def build(batch=None, dtype="float32", classes: int = 10, words: int = 17):
 )
 def test_an_integer_out_of_range_is_told_with_its_task(settings, task, alone, capsys, monkeypatch):
     # It may stand in a sample beyond those that are looked at before the run.
-    monkeypatch.setattr(numbers, "MOST_BATCHES", 0)
+    monkeypatch.setattr(sample_checks, "MOST_BATCHES", 0)
     (alone / "own.py").write_text(MODEL)
     assert main(["train", f"own.py:{settings}", "--search", "data_parallel", "--steps", "3"]) == 2
     err = capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 
 from castile.kernels import expression
 from castile.launch.__main__ import main
-from castile.launch.training import cuts
+from castile.launch.training import split_check
 from castile.planner.bodies.vocabulary import Spec
 from castile.planner.families.elementwise import Unary
 from castile.planner.graph import Graph
@@ -83,7 +83,7 @@ def applied(case: Case, operator) -> Graph:
 
 @every_case
 def test_what_is_right_is_taken(case: Case):
-    assert cuts.remarks(applied(case, elsewhere(case))) == []
+    assert split_check.remarks(applied(case, elsewhere(case))) == []
 
 
 class Bodies:
@@ -135,7 +135,7 @@ def test_an_axis_that_may_not_be_split_and_says_nothing_of_it_is_told(body, line
     shapes = {"w": ((4, 6), ("o", "i")), "c": ((4,), ("o",))}
     more = [g.param(n, *of, Init("zeros")) for n, of in shapes.items()] if body is Bodies.Affine else []
     g.apply(mine(), "it", x, *more)
-    lines = cuts.remarks(g)
+    lines = split_check.remarks(g)
     assert len(lines) == len(told)
     for text, (axis, what) in zip(lines, told.items(), strict=True):
         assert f"in parts along '{axis}' it has other {what} than in one piece (at it)" in text and f"{axis}!" in text

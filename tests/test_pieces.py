@@ -17,7 +17,7 @@ from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import search
-from castile.planner.sketch.sieve import Sieve
+from castile.planner.sketch.sketched_plans import SketchedPlans
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
 from tests.effort import rare
@@ -57,7 +57,7 @@ def test_a_sketch_knows_roughly_what_memory_known_plans_take(
 ) -> None:
     same = evaluator(0.7, updates, samples, dtype, microbatches)
     plans = seeds(same.lowering)
-    sieve = Sieve(same, plans, Spaces(same.lowering, same.cost))
+    sieve = SketchedPlans(same, plans, Spaces(same.lowering, same.cost))
     assert sieve.in_pieces == {name for name in plans if name == "fsdp" or name.endswith("_zero")}
     # What one_weird_trick gathers are results, of whose copies a sketch does not know.
     for name in plans.keys() - {"one_weird_trick"}:
@@ -74,7 +74,7 @@ def test_a_sketch_knows_which_results_gradients_need(model: str, samples: int) -
     on = machines.parse("flexflow-k80:nodes=1")
     same = Evaluator(Lowering(models.parse(model).graph(samples), on, Updates(find("sgd")())), CostModel(on))
     plans = {name: plan for name, plan in seeds(same.lowering).items() if name in ("data_parallel", "one_processor")}
-    sieve = Sieve(same, plans, Spaces(same.lowering, same.cost))
+    sieve = SketchedPlans(same, plans, Spaces(same.lowering, same.cost))
     for name, plan in plans.items():
         sieve.sketch.seconds(sieve.configs[name])
         assert sieve.sketch.room.held.max() == pytest.approx(max(same.evaluate(plan).peak_bytes), rel=0.15), name
@@ -88,7 +88,7 @@ def test_pieces_never_hold_more_than_what_is_whole(anew: bool) -> None:
         fetches = tuple(sorted(whole.names.fetches))
         same = Evaluator(Lowering(whole.graph, whole.machine, whole.updates, recompute=fetches), same.cost)
     plans = seeds(same.lowering)
-    sketch = Sieve(same, plans, Spaces(same.lowering, same.cost)).sketch
+    sketch = SketchedPlans(same, plans, Spaces(same.lowering, same.cost)).sketch
     saved = []
     for plan in plans.values():
         held = []

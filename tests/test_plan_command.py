@@ -13,7 +13,7 @@ import pytest
 from castile.launch import models
 from castile.launch import plan as plan_command
 from castile.launch.__main__ import main
-from castile.launch.reports import report, searches
+from castile.launch.reports import report, search_report
 from castile.planner import strategy as strategies
 from castile.planner.known import seeds
 from castile.planner.known.large import MOST_PARTS
@@ -119,7 +119,7 @@ def test_plan_writes_what_it_tells(tmp_path, capsys):
     assert sum(facts["prices"].values()) > 0 and set(facts["prices"]) == {"roofline"}
     assert sorted(n for row in facts["layouts"] for n in row["nodes"]) == sorted(written.configs)
     # People are told the same.
-    searches.tell(facts, [])
+    search_report.tell(facts, [])
     out = capsys.readouterr().out
     for name, seed in facts["seeds"].items():
         line = next(line for line in out.splitlines() if line.startswith(name + " "))
@@ -162,7 +162,7 @@ def test_the_objective_decides(capsys):
     assert latency["found"]["step_seconds"] < time["found"]["step_seconds"] < memory["found"]["step_seconds"]
     assert memory["found"]["live_bytes"] < time["found"]["live_bytes"]
     assert timeless(answer(capsys, *words[:-1])) == timeless(time)
-    searches.tell(latency, [])
+    search_report.tell(latency, [])
     assert "samples a forward pass" in capsys.readouterr().out
 
 
@@ -208,7 +208,7 @@ def test_a_front_begins_with_a_plan_as_fast_as_is_found_without(model, batch, te
     assert files == [str(tmp_path / f"plan-{number}.json") for number in range(1, len(front) + 1)]
     for file, (step, _) in zip(files, front):
         assert answer(capsys, "simulate", file, *words[4:6])["step_seconds"] == step
-    searches.tell(facts, [])
+    search_report.tell(facts, [])
     table = capsys.readouterr().out.split("plans that no other beats in both time and memory:")[1]
     assert table.split("\n")[1].split()[:3] == ["plan", "step", "arena"]
     assert all(report.duration(step) in table and memory_of(most) in table for step, most in front)

@@ -9,7 +9,7 @@ import pytest
 
 from castile.launch import plan as plan_command
 from castile.launch.__main__ import main
-from castile.launch.reports import report, searches
+from castile.launch.reports import report, search_report
 from castile.planner import strategy as strategies
 from castile.runtime.memory import written
 from tests.answers import answer, sentence, timeless
@@ -68,7 +68,7 @@ def test_where_nothing_fits_anywhere_the_status_says_so(tiny, capsys):
 
 def test_people_are_told_the_same(capsys):
     rows = answer(capsys, *WORDS, *on(*MACHINES))["machines"]
-    searches.tell_machines(MLP, "time", rows)
+    search_report.tell_machines(MLP, "time", rows)
     out = capsys.readouterr().out
     for row in rows:
         assert row["samples_per_second"] == pytest.approx(8 / row["found"]["step_seconds"])

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from castile.launch.reports import searches
+from castile.launch.reports import search_report
 from castile.planner import strategy as strategies
 from tests.effort import rare
 from tests.test_plan_command import MACHINE, MLP, answer, sentence
@@ -26,7 +26,7 @@ def test_what_is_pinned_is_in_the_plan(capsys):
     assert layout_of(facts, "head").startswith("b:2") and set(layout_of(facts, "head").split()[-1]) <= set("012,-")
     assert facts["pinned"] == ["block*.attention: {h: 4}", "head: {b: 2, procs: [0-2]}"]
     assert answer(capsys, *words, "--search", "data_parallel")["pinned"] == []
-    searches.tell(facts, [])
+    search_report.tell(facts, [])
     assert "pinned: block*.attention: {h: 4}; head: {b: 2, procs: [0-2]}" in capsys.readouterr().out
 
 

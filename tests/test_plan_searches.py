@@ -10,9 +10,9 @@ import pytest
 
 from castile.launch import plan as plan_command
 from castile.launch.__main__ import main
-from castile.launch.jobs.course import Course
+from castile.launch.jobs.search_history import SearchHistory
 from castile.launch.pictures import descent
-from castile.launch.reports import contests, report
+from castile.launch.reports import report, search_comparison
 from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
@@ -78,7 +78,7 @@ NONE = {"search": "lone", "seed": 1, "machine": "m", "num_procs": 1, "refused": 
      ("memory", "arena_bytes", (4096, 6144, 1024), lambda value: written(round(value)))],
 )  # fmt: skip
 def test_seeds_are_told_by_their_spread(objective, key, values, shown, capsys):
-    told = contests.facts(objective, [*RUNS, NONE])
+    told = search_comparison.facts(objective, [*RUNS, NONE])
     good, lone = told["searches"]
     wanted = {
         "least": min(values), "median": statistics.median(values), "mean": statistics.fmean(values),
@@ -90,7 +90,7 @@ def test_seeds_are_told_by_their_spread(objective, key, values, shown, capsys):
     assert good["num_proposals"]["mean"] == 200 and good["elapsed_seconds"]["most"] == 4.0
     assert lone[key]["deviation"] is None and (lone["seeds"], lone["num_found"]) == ([0, 1], 1)
     assert told["best"] == values.index(min(values)) and told["runs"] == [*RUNS, NONE]
-    contests.tell("net", objective, told | {"files": {"picture": "how.svg"}})
+    search_comparison.tell("net", objective, told | {"files": {"picture": "how.svg"}})
     out = capsys.readouterr().out
     line = next(line for line in out.splitlines() if line.startswith("good"))
     cells = ["3", *(shown(value) for value in wanted.values()), report.percent(good["above_best"]), "200", "3.0 s"]
@@ -130,7 +130,7 @@ def test_mistakes_are_told_before_anything_is_looked_for(words, said, capsys, mo
 def test_a_course_is_the_way_of_all_searches_to_what_was_found():
     lowering, shown = Lowering(two_layers(), machine.local(2)), []
     same = Evaluator(lowering, CostModel(lowering.machine))
-    course = Course(lambda *told: shown.append(told))
+    course = SearchHistory(lambda *told: shown.append(told))
     first = search("random", same, "25", seed=1, progress=course.tell)
     found = search("mcmc", same, "30", seed=1, progress=course.tell, start={"first": first.strategy})
     assert course.num_proposals == first.num_proposals + found.num_proposals == sum(new for *_, new in shown)

@@ -47,7 +47,7 @@ def said(name: str, plan: Strategy, given: Mapping[str, np.ndarray], samples: Ar
     prepared = prepare(Lowering(graph, on, SGD, mode="forward"), plan, CostModel(on))
     execution = Execution(graph, prepared, LocalWorld(1).communicators[0], range(NUM_PROCS), poison=True)
     execution.initialise(0, given)
-    told = [{n: array.copy() for n, array in outputs.items()} for outputs, _ in evaluate.says(execution, samples)]
+    told = [{n: array.copy() for n, array in outputs.items()} for outputs, _ in evaluate.outputs_of(execution, samples)]
     return {n: np.concatenate([one[n] for one in told]) for n in graph.outputs}
 
 

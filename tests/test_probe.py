@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.launch.here import hosts, pings, probe
+from castile.launch.here import hosts, link_timing, probe
 from castile.runtime import cores
 from castile.runtime import machine as machines
 from tests.effort import examples
@@ -27,7 +27,7 @@ def _quick(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name, value in {"SAMPLE_SECONDS": 1e-4, "STREAM_BYTES": 2**16, "MATRIX": 32}.items():
         monkeypatch.setattr(probe, name, value)
-    monkeypatch.setattr(pings, "PING_SECONDS", 1e-3)
+    monkeypatch.setattr(link_timing, "PING_SECONDS", 1e-3)
 
 
 def local(procs, comm=None):
@@ -175,14 +175,14 @@ def test_figures_without_links_are_measured_again_with_ranks():
 
 @given(st.floats(1e-7, 1e-3), st.floats(1e7, 1e11))
 def test_fit_finds_latency_and_rate(latency, rate):
-    nbytes = np.array(pings.PING_BYTES, float)
-    found = pings.fit(nbytes, latency + nbytes / rate)
+    nbytes = np.array(link_timing.PING_BYTES, float)
+    found = link_timing.fit(nbytes, latency + nbytes / rate)
     assert np.array(found[0] + nbytes / found[1]) == pytest.approx(latency + nbytes / rate, rel=1e-3)
 
 
 def test_a_link_whose_small_messages_were_held_up_has_a_rate_all_the_same():
-    nbytes = np.array(pings.PING_BYTES, float)
-    _, rate = pings.fit(nbytes, np.linspace(2e-3, 1e-3, len(nbytes)))
+    nbytes = np.array(link_timing.PING_BYTES, float)
+    _, rate = link_timing.fit(nbytes, np.linspace(2e-3, 1e-3, len(nbytes)))
     assert rate == pytest.approx(nbytes[-1] / 1e-3)
 
 
@@ -204,7 +204,7 @@ def even(monkeypatch):
     monkeypatch.setattr(probe, "_task_seconds", lambda: 1e-6)
     monkeypatch.setattr(probe, "_row_seconds", lambda: 1e-8)
     monkeypatch.setattr(probe, "_look_seconds", lambda: 1e-9)
-    monkeypatch.setattr(pings, "link", lambda *_: pings.Link(1e-6, 1e9, 2e-6, 4e-6, 1.0))
+    monkeypatch.setattr(link_timing, "link", lambda *_: link_timing.Link(1e-6, 1e9, 2e-6, 4e-6, 1.0))
     monkeypatch.setattr(cores, "quota", lambda: inf)
 
 
@@ -213,7 +213,7 @@ def assert_share(figures, share):
     assert rates == (share * 1e9,) * 3
     each = figures.task_overhead_seconds, figures.row_seconds, figures.look_seconds
     assert each == (1e-6 / share, 1e-8 / share, 1e-9 / share)
-    shared = pings.Link(1e-6 / share, 1e9 * share, 2e-6 / share, 4e-6 / share, max(1.0, 2 * share))
+    shared = link_timing.Link(1e-6 / share, 1e9 * share, 2e-6 / share, 4e-6 / share, max(1.0, 2 * share))
     assert figures.link in (None, shared)
 
 
@@ -302,7 +302,7 @@ ROUNDS = st.lists(
 
 
 @settings(max_examples=examples(100))
-@given(st.tuples(*[ROUNDS] * (len(pings.PING_BYTES) + 4)), st.booleans())
+@given(st.tuples(*[ROUNDS] * (len(link_timing.PING_BYTES) + 4)), st.booleans())
 def test_messages_that_other_programs_held_up_do_not_count(kinds, is_crowded):
     """Unless all were, or there are too few cores for the ranks themselves."""
 
@@ -317,19 +317,19 @@ def test_messages_that_other_programs_held_up_do_not_count(kinds, is_crowded):
         return np.median(counted or [messages for messages, *_ in rounds])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pings, "_measured", measured)
-        found, nothing = Ranks(2).run(lambda comm: pings.link(comm, range(2), probe.GUESS, is_crowded))
+        patch.setattr(link_timing, "_measured", measured)
+        found, nothing = Ranks(2).run(lambda comm: link_timing.link(comm, range(2), probe.GUESS, is_crowded))
     *sizes, message, messages, gather, gathers = map(median, kinds)
-    latency, rate = pings.fit(np.array(pings.PING_BYTES, float), np.array(sizes))
+    latency, rate = link_timing.fit(np.array(link_timing.PING_BYTES, float), np.array(sizes))
     assert nothing is None and (found.latency_seconds, found.bytes_per_second) == (latency, rate)
-    passed, gathered = (max(0, n) / (pings.AT_ONCE - 1) for n in (messages - message, gathers - gather))
+    passed, gathered = (max(0, n) / (link_timing.AT_ONCE - 1) for n in (messages - message, gathers - gather))
     assert (found.message_seconds, found.collective_seconds) == (passed / 2, max(0, gathered - passed))
 
 
 @given(st.floats(0.01, 1))
 def test_ends_are_never_told_to_be_at_work_at_once_in_a_step(share):
     """Of a transfer each has its part to do while the other has none, or as small a part of a core as it has."""
-    shared = pings.Link(1e-6, 1e9, 2e-6, 4e-6, 1.0).shared(share)
+    shared = link_timing.Link(1e-6, 1e9, 2e-6, 4e-6, 1.0).shared(share)
     assert shared.step_factor * shared.latency_seconds == pytest.approx(1e-6 * max(2, 1 / share))
     assert shared.step_factor / shared.bytes_per_second == pytest.approx(1e-9 * max(2, 1 / share))
 
@@ -349,10 +349,10 @@ def test_a_gather_more_takes_what_it_does_itself_and_a_message_each_way(message,
         return lambda: latency + nbytes / 1e9
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pings, "_gathering", gathering)
-        patch.setattr(pings, "_passing", passing)
-        patch.setattr(pings, "_ping", ping)
-        found = Ranks(2).run(lambda comm: pings.link(comm, range(2), probe.GUESS, is_crowded=True))[0]
+        patch.setattr(link_timing, "_gathering", gathering)
+        patch.setattr(link_timing, "_passing", passing)
+        patch.setattr(link_timing, "_ping", ping)
+        found = Ranks(2).run(lambda comm: link_timing.link(comm, range(2), probe.GUESS, is_crowded=True))[0]
     assert (found.message_seconds, found.collective_seconds) == pytest.approx((message, gather), rel=1e-6, abs=1e-12)
     assert found.latency_seconds == pytest.approx(latency, rel=1e-3)
 
@@ -371,7 +371,7 @@ def test_what_is_sent_was_just_written_and_lands_elsewhere(monkeypatch):
             return lambda: (done.append((comm.rank, "receive", id(array), b"")), receive(array, peer, tag)())[1]
 
         comm.sender, comm.receiver = sender, receiver
-        return pings._ping(comm, 1 - comm.rank, 16)()
+        return link_timing._ping(comm, 1 - comm.rank, 16)()
 
     Ranks(2).run(ping)
     for rank in range(2):

@@ -91,7 +91,7 @@ def test_tiles_and_terms_far_from_what_is_wanted_are_not_looked_at() -> None:
 @pytest.mark.parametrize("tiled", [True, False])
 @pytest.mark.parametrize("spec", ["ij,kj->ik", "bij,bjk->bik", "bij,bik->jk", "ij,jk->ki", "bihd,bjhd->bhij"])
 def test_in_tiles_or_by_blas(spec: str, tiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contract, "by_blas", lambda *_: inf if tiled else 0)
+    monkeypatch.setattr(contract, "blas_cost", lambda *_: inf if tiled else 0)
     lengths = dict(b=3, d=70, h=2, i=19, j=65, k=40)
     terms, result = spec.replace("->", ",").split(",")[:2], spec[-spec[::-1].index(">") :]
     draw = np.random.default_rng(5)

@@ -16,8 +16,8 @@ from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.jobs import jobs
 from castile.launch.jobs.execution import Execution, Prepared
-from castile.launch.measuring import isolation, rounds
-from castile.launch.measuring.isolation import Isolated, apart, is_compute
+from castile.launch.measuring import isolation, task_timing
+from castile.launch.measuring.isolation import Isolated, is_compute, without_reuse
 from castile.launch.measuring.measure import sample_feed
 from castile.launch.processes.ranks import UserError
 from castile.planner import strategy as strategies
@@ -157,7 +157,7 @@ def test_a_model_that_no_data_set_fits_is_measured_on_random_numbers(capsys, tmp
 @given(st.integers(0, 50), st.integers(1, 4))
 def test_apart_no_two_buffers_share_a_byte(seed, num_procs):
     graph = random_graph(seed, num_procs, 30, n=9)
-    packing = apart(graph)
+    packing = without_reuse(graph)
     assert (packing.offset % ALIGNMENT == 0).all() and (packing.offset >= 0).all() and len(packing.edges) == 0
     assert (packing.peak_bytes >= pack(graph, in_order(graph)).live_bytes).all()
     for proc in range(num_procs):
@@ -177,7 +177,7 @@ def test_a_step_apart_computes_the_same_bits():
     job = jobs.start("convnet", "local", None, "")
     prepared = job.prepare(seeds(job.lowering)["data_parallel"])
     losses = []
-    for packing in (prepared.packing, apart(prepared.tasks)):
+    for packing in (prepared.packing, without_reuse(prepared.tasks)):
         execution = Execution(job.graph, Prepared(prepared.tasks, prepared.simulated, packing), job.comm, job.procs)
         execution.initialise(0)
         execution.feed(sample_feed(job), 0.1)
@@ -190,7 +190,7 @@ def test_a_step_apart_computes_the_same_bits():
 def test_what_lacks_a_byte_to_be_profiled_is_told_in_bytes():
     job = jobs.start("mlp", "local", 4, "")
     plan = seeds(job.lowering)["data_parallel"]
-    need = int(apart(job.prepare(plan).tasks).peak_bytes[0])
+    need = int(without_reuse(job.prepare(plan).tasks).peak_bytes[0])
     for capacity in (need, need - 1):
         sizes = {"memory_bytes": capacity, "reserved_bytes": 0}
         processors = tuple(msgspec.structs.replace(one, **sizes) for one in job.machine.processors)
@@ -235,7 +235,7 @@ def test_transfers_that_run_at_once_share_no_processor():
     assert transfers
     for k in transfers:
         which = np.flatnonzero(tasks.cost == k)
-        chosen = rounds.disjoint(tasks, which)
+        chosen = task_timing.disjoint(tasks, which)
         procs = [p for task in chosen for p in tasks.tasks[task].procs]
         assert chosen and len(set(procs)) == len(procs) and set(chosen) <= set(which.tolist())
         left = [t for t in which.tolist() if not set(tasks.tasks[t].procs) & set(procs)]

@@ -21,10 +21,10 @@ from castile.kernels.table import Table
 from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.here import gpus
-from castile.launch.jobs import jobs, ways
+from castile.launch.jobs import jobs, kernel_choices
 from castile.launch.jobs.jobs import recipe_updates
-from castile.launch.measuring import coverage, links, rounds, tables, tuning
-from castile.launch.measuring.isolation import Isolated, apart
+from castile.launch.measuring import coverage, links, profile_report, task_timing, tuning
+from castile.launch.measuring.isolation import Isolated, without_reuse
 from castile.launch.measuring.measure import sample_feed
 from castile.launch.pictures import roofline
 from castile.planner.choices.space import space_of
@@ -83,7 +83,7 @@ def told(capsys, *words):
 
 
 def test_a_run_that_was_broken_off_is_gone_on_with(capsys, monkeypatch):
-    measured, measure = [], rounds.measure
+    measured, measure = [], task_timing.measure
 
     def breaks(job, bench, k):
         if len(measured) == 3:
@@ -92,7 +92,7 @@ def test_a_run_that_was_broken_off_is_gone_on_with(capsys, monkeypatch):
         return measure(job, bench, k)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rounds, "measure", breaks)
+        patch.setattr(task_timing, "measure", breaks)
         assert main(["profile", MODELS[0], "--all", "--profile", "here.db"]) == 128 + signal.SIGTERM
     assert "kept in here.db, and the same command goes on from there" in capsys.readouterr().err
     facts = told(capsys, MODELS[0], "--all", "--profile", "here.db")
@@ -103,7 +103,7 @@ def test_a_run_that_was_broken_off_is_gone_on_with(capsys, monkeypatch):
 def test_plans_that_are_alike_are_told_once(capsys):
     facts = told(capsys, MODELS[0], "--profile", "here.db")
     plans = ["fsdp", "fsdp in buckets of 1.0 MiB", "all splits, 2 of 9", "all splits, 9 of 9", "my, plan.json"]
-    tables.tell(facts | {"plans": plans}, False)
+    profile_report.tell(facts | {"plans": plans}, False)
     assert " in the steps of fsdp, all splits, my, plan.json\n" in capsys.readouterr().out
 
 
@@ -120,7 +120,7 @@ def test_exchanges_are_the_transfers_that_they_say(num_procs):
             continue
         graph = links.graph_of(machine, exchange)
         order = np.arange(graph.num_tasks)
-        runners = [Runner(graph, Timeline(order, order, order + 1), apart(graph), [comm.rank], comm)
+        runners = [Runner(graph, Timeline(order, order, order + 1), without_reuse(graph), [comm.rank], comm)
                    for comm in LocalWorld(num_procs).communicators]  # fmt: skip
         sent = {}
         for runner in runners:
@@ -283,7 +283,7 @@ def table(monkeypatch):
     pytest.importorskip("triton")
     made = tuning._table("cuda")
     offers = [Choice("triton", "[1]"), Choice("cupy")]
-    monkeypatch.setattr(made, "ways", lambda name, *rest: offers if name == "contract" else [], raising=False)
+    monkeypatch.setattr(made, "choices", lambda name, *rest: offers if name == "contract" else [], raising=False)
     monkeypatch.setattr(made, "bind", lambda *call: call, raising=False)
     return made
 
@@ -296,7 +296,7 @@ def test_calls_with_a_choice_are_timed_once_kept_and_taken(table, tmp_path):
     job = Tuned(LocalWorld(1).communicators[0], database)
     assert tuning.tune(job, [(graph, None)] * 2, False, meter) == len(calls) > 2
     assert sorted(meter.timed) == sorted(calls)
-    kept = ways.by_call(database.ways(job.snapshot.environment))
+    kept = kernel_choices.by_call(database.ways(job.snapshot.environment))
     assert set(kept) == calls and all([way.form for way in timed] == ["cupy", "triton"] for timed in kept.values())
     assert {call: str(taken) for call, taken in choice._chosen.items()} == dict.fromkeys(calls, "cupy")
     assert tuning.tune(job, [(graph, None)], False, meter) == 0
@@ -401,7 +401,7 @@ def test_a_picture_of_a_run(capsys, monkeypatch):
     assert len(titles) == len(
         {key["shapes"] + key["op"] + key["pass"] for key in facts["keys"] if key["flops_per_second"]}
     )
-    monkeypatch.setattr(rounds, "measure", None)
+    monkeypatch.setattr(task_timing, "measure", None)
     assert main(["profile", MODELS[0], "--again", "--picture", "."]) == 2, "before anything is measured"
     assert "--picture" in capsys.readouterr().err
 

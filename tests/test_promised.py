@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from castile.launch.jobs.execution import prepare
-from castile.launch.measuring.explore import simulated
+from castile.launch.measuring.plan_choice import simulated
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.families.updates import Updates

@@ -13,7 +13,7 @@ import pytest
 
 from castile.launch import data, explain, models, predict, train
 from castile.launch.__main__ import main
-from castile.launch.jobs import remembered
+from castile.launch.jobs import profile_store
 from castile.launch.reports import catalogue
 from castile.launch.validate import STEP_SECONDS
 from tests import documented, standing, test_resnet, test_zoo_sequences, test_zoo_vision
@@ -128,7 +128,7 @@ def usual_profile() -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("XDG_DATA_HOME", raising=False)
         patch.setenv("HOME", "/home/user")
-        return remembered.default_profile().replace("/home/user", "~")
+        return profile_store.default_profile().replace("/home/user", "~")
 
 
 CHECKED = checked()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from castile.launch import models
-from castile.launch.measuring import rehearsal
+from castile.launch.measuring import parallel_compiling
 from castile.planner.cost import CostModel
 from castile.planner.lower import Lowering
 from castile.runtime import machine as machines
@@ -50,8 +50,8 @@ def tried(
         searches.append(1)
         raise ValueError("no plan fits")
 
-    monkeypatch.setattr(rehearsal, "is_compiled", lambda: is_compiled)
-    rehearsal.rehearse(job, search, feed, 0.1)
+    monkeypatch.setattr(parallel_compiling, "is_compiled", lambda: is_compiled)
+    parallel_compiling.compile_in_parallel(job, search, feed, 0.1)
     return fed, len(searches)
 
 

@@ -29,7 +29,7 @@ from castile.planner.lower import Lowering
 from castile.planner.search import Evaluator, Run, parse_budget, search
 from castile.planner.searches import available, find, mcmc
 from castile.planner.searching.results import best_fitting
-from castile.planner.sketch.sieve import num_parts
+from castile.planner.sketch.sketched_plans import num_parts
 from castile.planner.strategy import PATH, Config, Strategy, check_config, decode, encode
 from castile.runtime import machine as machines
 from castile.runtime import memory

@@ -15,7 +15,7 @@ from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import search
 from castile.planner.searches import mcmc
-from castile.planner.sketch import sieve
+from castile.planner.sketch import sketched_plans
 from castile.planner.strategy import encode
 from castile.runtime import machine as machines
 from tests.effort import rare
@@ -52,21 +52,21 @@ def test_known_plans_far_behind_are_left_out_of_long_searches() -> None:
     lowering, cost = lowered(LARGE, 32, "flexflow-k80:nodes=1")
     known, same = seeds(lowering, cost=cost), Evaluator(lowering, cost)
     worth = {name: same.evaluate(plan).seconds for name, plan in known.items()}
-    enough = sieve.shortest(same)
+    enough = sketched_plans.shortest_long_budget(same)
     long, short = search("mcmc", same, enough), search("mcmc", same, "1")
     assert short.seeds.keys() == known.keys() > long.seeds.keys()
-    assert enough.proposals is not None and not sieve.is_long(same, Budget(enough.proposals - 1))
-    assert sieve.is_long(same, Budget(seconds=1e-3))
+    assert enough.proposals is not None and not sketched_plans.is_long(same, Budget(enough.proposals - 1))
+    assert sketched_plans.is_long(same, Budget(seconds=1e-3))
     assert all(worth[name] > 1.05 * long.evaluated.seconds for name in known if name not in long.seeds)
 
 
 def test_known_plans_not_near_the_best_are_begun_from_but_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     lowering, cost = lowered("alexnet", 4096, "flexflow-k80:nodes=4")
     evaluator = Evaluator(lowering, cost)
-    known = sieve.Sieve(evaluator, seeds(lowering, cost=cost), Spaces(lowering, cost, None))
-    promising, begun = known.promising(sieve.NEAR), known.begun()
-    assert sorted([*promising, *begun]) == sorted(known.within(sieve.NEAR)) and begun
-    assert known.promising(sieve.FAR) == known.within(sieve.FAR)
+    known = sketched_plans.SketchedPlans(evaluator, seeds(lowering, cost=cost), Spaces(lowering, cost, None))
+    promising, begun = known.promising(sketched_plans.NEAR), known.begun()
+    assert sorted([*promising, *begun]) == sorted(known.within(sketched_plans.NEAR)) and begun
+    assert known.promising(sketched_plans.FAR) == known.within(sketched_plans.FAR)
     # what a sketch does not see all of may be faster than it says
     assert not known.unseen & {*begun}
     starts, chain = [], mcmc._chain

@@ -78,10 +78,10 @@ def capacity(sketch: Sketch) -> np.ndarray:
 
 def walked(
     sketch: Sketch, start: dict[str, Config], count: int, heat: float, seed: int = 0, last: int | None = None
-) -> sketches.Walked:
+) -> sketches.WalkResult:
     """What a walk of so many proposals finds, or would if it ended before its `last`."""
     draws = np.random.default_rng(seed).random((count, NUM_DRAWS))[:last]
-    return sketch.walked(sketch.trail(sketch.number(start), draws, np.full(len(draws), heat), capacity(sketch)))
+    return sketch.result_of(sketch.walk(sketch.number(start), draws, np.full(len(draws), heat), capacity(sketch)))
 
 
 def shaken(sketch: Sketch, start: dict[str, Config], rng: random.Random, most: int = 0) -> dict[str, Config]:
@@ -132,7 +132,7 @@ def test_what_a_walk_says_of_a_plan_is_what_it_takes_from_the_beginning(model: s
 def test_what_a_long_walk_keeps_is_what_its_last_plan_gives(model: str, heat: float) -> None:
     sketch, start = sketched(model)
     plan, draws = sketch.number(start), np.random.default_rng(0).random((4000, NUM_DRAWS))
-    sketch.trail(plan, draws, np.full(len(draws), heat), capacity(sketch))
+    sketch.walk(plan, draws, np.full(len(draws), heat), capacity(sketch))
     kept, weighed = kept_by(sketch), [sketch.room.work.copy(), sketch.room.held.copy()]
     sketch.seconds(sketch.configs(plan))
     assert_same(kept, kept_by(sketch))
@@ -372,7 +372,7 @@ def test_memory_that_is_short_turns_a_walk_to_plans_that_fit() -> None:
     sketch.seconds(wide.plan)
     most = sketch.room.held.max()
     draws = np.random.default_rng(0).random((2000, NUM_DRAWS))
-    found = sketch.walked(sketch.trail(sketch.number(wide.plan), draws, np.full(2000, 0.01), np.full(4, most * 0.6)))
+    found = sketch.result_of(sketch.walk(sketch.number(wide.plan), draws, np.full(2000, 0.01), np.full(4, most * 0.6)))
     sketch.seconds(found.plan)
     assert sketch.room.held.max() <= most * 0.6
 

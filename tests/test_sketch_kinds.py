@@ -56,7 +56,7 @@ def test_walks_change_nodes_without_passes(model: str, monkeypatch: pytest.Monke
     sketches._bodies.cache_clear()
     draws, capacity = np.random.default_rng(0).random((200, NUM_DRAWS)), np.full(machine.num_procs, np.inf)
     plan = sketch.number(start)
-    trail = sketch.trail(plan, draws, np.full(200, 0.1), capacity)
+    trail = sketch.walk(plan, draws, np.full(200, 0.1), capacity)
     assert trail.least == sketch.seconds(sketch.configs(trail.best))
     sketches._bodies.cache_clear()
     assert (plan != sketch.number(start))[is_idle].any() and plan[-1] == sketch.number(start)[-1]

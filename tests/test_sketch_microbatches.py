@@ -17,8 +17,8 @@ from castile.planner.known.pieces import in_pieces
 from castile.planner.known.seeds import PIPELINE, seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.sketch.sieve import Sieve
 from castile.planner.sketch.sketch import Sketch
+from castile.planner.sketch.sketched_plans import SketchedPlans
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine as machines
 from tests.effort import rare
@@ -105,7 +105,7 @@ def test_what_a_walk_keeps_is_what_its_plan_takes_from_the_beginning(model: str)
     found = walked(sketch, start, 1500, 0.1)
     assert found.energy == pytest.approx(sketch.seconds(found.plan), rel=1e-9)
     plan = sketch.number(start)
-    sketch.trail(plan, np.random.default_rng(0).random((1000, 12)), np.full(1000, 0.3), capacity(sketch))
+    sketch.walk(plan, np.random.default_rng(0).random((1000, 12)), np.full(1000, 0.3), capacity(sketch))
     kept = kept_by(sketch)
     sketch.seconds(sketch.configs(plan))
     assert_same(kept, kept_by(sketch))
@@ -131,7 +131,7 @@ def test_what_the_host_gives_to_all_microbatches_is_held(model: str) -> None:
         lowering = Lowering(models.parse(model).graph(1024), on, Updates(find("sgd")(momentum=0.9)), microbatches=count)
         evaluator = Evaluator(lowering, CostModel(on))
         known = seeds(lowering)
-        sieve = Sieve(evaluator, known, Spaces(lowering, evaluator.cost))
+        sieve = SketchedPlans(evaluator, known, Spaces(lowering, evaluator.cost))
         for name, configs in sieve.configs.items():
             sieve.sketch.update(name in sieve.in_pieces)
             sieve.sketch.seconds(configs)

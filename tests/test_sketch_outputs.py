@@ -92,7 +92,7 @@ def test_walks_of_forward_passes_end_with_what_their_plans_take() -> None:
     found = walked(sketch, start, 1500, 0.1)
     assert found.energy == pytest.approx(sketch.seconds(found.plan), rel=1e-9) and found.plan.keys() == start.keys()
     plan, draws = sketch.number(start), np.random.default_rng(0).random((2000, 12))
-    sketch.trail(plan, draws, np.full(len(draws), 0.1), capacity(sketch))
+    sketch.walk(plan, draws, np.full(len(draws), 0.1), capacity(sketch))
     kept = kept_by(sketch)
     sketch.seconds(sketch.configs(plan))
     assert_same(kept, kept_by(sketch))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from castile.planner.evaluation.evaluator import Evaluator
-from castile.planner.sketch import contents, prices
+from castile.planner.sketch import contents, transfer_costs
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.task import Kind
@@ -71,11 +71,11 @@ def test_transfers_between_ends_of_the_same_patterns_take_as_long(model: str) ->
     def price(made: Lies, how: int, read: Lies) -> float:
         axes = (made[2], read[2])
         tables = (sketch.spaces, sketch.layouts, sketch.links._replace(bucket=1e4), sketch.room)
-        return prices.price(made[0], made[1], how, read[0], read[1], 4, axes, *tables)
+        return transfer_costs.price(made[0], made[1], how, read[0], read[1], 4, axes, *tables)
 
     compared = 0
     for one, other in pairs[:60]:
-        for how in range(prices.NUM_HOWS):
+        for how in range(transfer_costs.NUM_HOWS):
             # Ends of one flow are of as many dims.
             dims = sketch.layouts.dims
             end = rng.choice([lies for lies in every if dims[lies[0]] == dims[one[0]]])

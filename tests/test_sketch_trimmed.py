@@ -11,7 +11,7 @@ import pytest
 
 from castile.planner.sketch import sketch as sketches
 from castile.planner.sketch.chains import LITTLE, LITTLE_OF_ALL, Chain, Chains
-from castile.planner.sketch.sketch import NUM_DRAWS, Sketch, Trail
+from castile.planner.sketch.sketch import NUM_DRAWS, NumberedWalk, Sketch
 from castile.runtime.machine import Machine
 from tests.effort import some
 from tests.test_sketch import MACHINES, SMALL, UNEQUAL, capacity, sketched
@@ -19,9 +19,9 @@ from tests.test_sketch import MACHINES, SMALL, UNEQUAL, capacity, sketched
 SHARES = [(0.0, 0.0), (0.01, 0.0), (0.01, 0.02), (0.1, 0.1)]
 
 
-def walked(sketch: Sketch, first: np.ndarray, count: int = 600) -> Trail:
+def walked(sketch: Sketch, first: np.ndarray, count: int = 600) -> NumberedWalk:
     draws = np.random.default_rng(3).random((count, NUM_DRAWS))
-    return sketch.trail(first.copy(), draws, np.full(count, 0.05), capacity(sketch))
+    return sketch.walk(first.copy(), draws, np.full(count, 0.05), capacity(sketch))
 
 
 class Trimmed(NamedTuple):
@@ -30,7 +30,7 @@ class Trimmed(NamedTuple):
 
 
 def trimmed(sketch: Sketch, first: np.ndarray, best: np.ndarray, each: float, every: float) -> Trimmed:
-    return Trimmed(*sketch.trimmed(first, best, each, every, capacity(sketch)))
+    return Trimmed(*sketch.without_useless_changes(first, best, each, every, capacity(sketch)))
 
 
 def seconds(sketch: Sketch, plan: np.ndarray) -> float:
@@ -91,13 +91,15 @@ def test_chains_end_without_changes_that_gain_next_to_nothing(model: str, monkey
     sketch, start = sketched(model)
     asked, room = [Chain(start, False, 400, is_coarse) for is_coarse in (False, True)], capacity(sketch)
 
-    def ends() -> list[sketches.Walked]:
+    def ends() -> list[sketches.WalkResult]:
         chains = Chains(sketch, room, 0)
         return [chains.walk(chain) for chain in asked]
 
     found = ends()
-    taken = Sketch.trimmed
-    monkeypatch.setattr(Sketch, "trimmed", lambda self, first, best, *_: taken(self, first, best, -1.0, 0.0, room))
+    taken = Sketch.without_useless_changes
+    monkeypatch.setattr(
+        Sketch, "without_useless_changes", lambda self, first, best, *_: taken(self, first, best, -1.0, 0.0, room)
+    )
     for end, whole in zip(found, ends(), strict=True):
         assert end.number == whole.number and end.energy <= whole.energy * (1 + LITTLE_OF_ALL) * (1 + 1e-9)
         changed = [name for name, config in end.plan.items() if config != start[name]]

@@ -8,7 +8,7 @@ import pytest
 
 from castile.launch import models
 from castile.launch.__main__ import main
-from castile.launch.training import own_operators, slopes
+from castile.launch.training import gradient_check, own_operators
 from tests import homes
 from tests.op_cases import Case, every_case
 from tests.op_laws import node_of
@@ -31,7 +31,7 @@ WRONG = {
 def told(path: Path, text: str) -> list[str]:
     """What is said of a model's file."""
     path.write_text(text)
-    return slopes.remarks(models.parse(str(path)).graph(4))
+    return gradient_check.remarks(models.parse(str(path)).graph(4))
 
 
 @every_case
@@ -40,7 +40,7 @@ def test_nothing_is_said_of_gradients_that_are_right(case: Case) -> None:
     if not (case.op.has("B") or case.op.has("W")):
         return
     try:
-        assert [*slopes._remarks(node_of(case), case.tensors)] == []
+        assert [*gradient_check._remarks(node_of(case), case.tensors)] == []
     except (IndexError, ValueError, ArithmeticError):
         pass  # what is drawn is nothing that it takes
 
@@ -48,7 +48,7 @@ def test_nothing_is_said_of_gradients_that_are_right(case: Case) -> None:
 def test_who_is_asked_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operators of a model's own file alone, each once, and none that would take long."""
     asked = list[str]()
-    monkeypatch.setattr(slopes, "_remarks", lambda node, tensors: asked.append(node.name) or [])
+    monkeypatch.setattr(gradient_check, "_remarks", lambda node, tensors: asked.append(node.name) or [])
     assert told(tmp_path / "own.py", OWN) == [] and asked == ["fc", "twice"]
     monkeypatch.setattr(own_operators, "MOST_FLOPS", 1000)
     assert told(tmp_path / "own.py", OWN) == [] and asked == ["fc", "twice", "twice"]

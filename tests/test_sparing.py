@@ -19,8 +19,8 @@ from castile.planner.op import find
 from castile.planner.search import search
 from castile.planner.searching import least_memory
 from castile.planner.searching.forecasts import Forecaster
-from castile.planner.sketch.sieve import FAR, Sieve
 from castile.planner.sketch.sketch import NUM_DRAWS
+from castile.planner.sketch.sketched_plans import FAR, SketchedPlans
 from castile.planner.step.recompute import FULL, Recomputation
 from castile.runtime import machine as machines
 from tests.answers import answer
@@ -35,9 +35,9 @@ def evaluator(objective: str, microbatches: int = 1, way: str = "none") -> Evalu
     return Evaluator(lowering, CostModel(lowering.machine), objective=objective)
 
 
-def sieve(same: Evaluator) -> Sieve:
+def sieve(same: Evaluator) -> SketchedPlans:
     known = seeds(same.lowering, None, same.cost, None)
-    return Sieve(same, known, Spaces(same.lowering, same.cost, None))
+    return SketchedPlans(same, known, Spaces(same.lowering, same.cost, None))
 
 
 @pytest.mark.parametrize("times", [0.1, 1.0, 10.0])
@@ -47,8 +47,8 @@ def test_a_sparing_walk_makes_small_what_the_fullest_processor_holds(times: floa
     longer = times * sketch.seconds(configs)
     draws, first = np.random.default_rng(0).random((500, NUM_DRAWS)), sketch.number(configs)
     rooms = (np.full(8, 1.0), np.full(8, 1e12))
-    trails = [sketch.trail(first.copy(), draws, np.full(500, 0.01), room, longer) for room in rooms]
-    least, best = sketch.trimmed(first, trails[0].best, 0.0, 0.0, rooms[0], longer)
+    trails = [sketch.walk(first.copy(), draws, np.full(500, 0.01), room, longer) for room in rooms]
+    least, best = sketch.without_useless_changes(first, trails[0].best, 0.0, 0.0, rooms[0], longer)
     for energy, plan in ((trails[0].least, trails[0].best), (least, best)):
         seconds = sketch.seconds(sketch.configs(plan))
         assert energy == pytest.approx((1 + seconds / longer) * sketch.held.max(), rel=1e-9)

@@ -21,7 +21,7 @@ from castile.planner.known.pipelines import Pipelines, cut, stage_counts
 from castile.planner.known.plans import data_parallel
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.lowering.stages import Rows, depths, stages, waits
+from castile.planner.lowering.stages import Rows, depths, stages, throttle_edges
 from castile.planner.search import search
 from castile.planner.simulation.repeats import numbers
 from castile.planner.step.program import COMPUTED_AGAIN, Micro
@@ -219,7 +219,7 @@ def test_processors_wait_for_what_turns_say_and_for_nothing_else(
         elif one.which == "W" and num_stages > 1:
             awaited.append([n for n in of_visit if done[n].which == "B" and done[n].micro == one.micro])
         expected |= {(task, max(of)) for of in awaited if of}
-    assert {(task, before) for task, before in waits(rows, ahead).tolist()} == expected
+    assert {(task, before) for task, before in throttle_edges(rows, ahead).tolist()} == expected
 
 
 def orders(done: Sequence[Done], waiting: Sequence[Sequence[int]]) -> np.ndarray:
@@ -241,7 +241,7 @@ def test_what_is_begun_ahead_leaves_more_free_and_orders_nothing_else(tell: Call
     @given(programs(), st.integers(0, 2))
     def check(drawn: tuple[Rows, list[Done], int], ahead: int) -> None:
         rows, done, _ = drawn
-        fewer, more = (orders(done, waits(rows, n).tolist()) for n in (ahead, ahead + 1))
+        fewer, more = (orders(done, throttle_edges(rows, n).tolist()) for n in (ahead, ahead + 1))
         assert (fewer | more == fewer).all()
         forward = [task for task, one in enumerate(done) if one.which == "F" and not one.again]
         turn = [task for task in forward if done[task].micro >= done[task].depth + ahead]

@@ -11,7 +11,7 @@ import pytest
 from castile.launch import models
 from castile.planner.known.plans import data_parallel
 from castile.planner.lower import Lowering
-from castile.planner.lowering.template import Shared, Templates
+from castile.planner.lowering.template import RangeCache, Templates
 from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
 from tests.little import drawn
@@ -39,7 +39,7 @@ def test_what_is_shared_is_what_each_would_find() -> None:
             first = part.ranges[axes[0]]
             return first, [part.ranges[axis] for axis in branch[first[0]]]
 
-        shared = Shared()
+        shared = RangeCache()
         for _ in range(20):
             part = SimpleNamespace(op=None, alignment=None, ranges={a: (n := rng.randrange(3), n + 1) for a in axes})
             num_asked, mine = num_asked + 1, shared.of(part, look)

@@ -24,9 +24,9 @@ from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seed
 from castile.planner.lower import Lowering
-from castile.planner.lowering import together
+from castile.planner.lowering import task_merging
 from castile.planner.lowering.contraction import Contraction
-from castile.planner.lowering.together import alike
+from castile.planner.lowering.task_merging import groups_of_equal_calls
 from castile.planner.op import Init
 from castile.planner.simulation import repeats
 from castile.planner.step.beside import TAKEN
@@ -193,7 +193,7 @@ def test_no_task_comes_to_wait_for_itself() -> None:
         key = CostKey("same.F", "8", "float32", 0, 32)
         tasks = replace(drawn, cost=0 * drawn.cost, cost_keys=(key,))
         own = np.flatnonzero(tasks.kind == Kind.COMPUTE).tolist()
-        groups = alike(tasks, [(task, Call("copy", (), ())) for task in own])
+        groups = groups_of_equal_calls(tasks, [(task, Call("copy", (), ())) for task in own])
         needs = Contraction(tasks, groups).fields()
         rows = [set(row) for row in np.split(needs["needs"], needs["need_ptr"][1:])[:-1]]
         left = set(range(len(rows)))
@@ -221,12 +221,12 @@ def test_what_is_put_together_is_alike_and_no_more_than_so_much(monkeypatch: pyt
     def check(drawn: TaskGraph, data: st.DataObject) -> None:
         nonlocal found
         most, most_bytes = data.draw(st.sampled_from(((2, 1000), (9, 70))))
-        monkeypatch.setattr(together, "MOST", most)
-        monkeypatch.setattr(together, "MOST_BYTES", most_bytes)
+        monkeypatch.setattr(task_merging, "MOST", most)
+        monkeypatch.setattr(task_merging, "MOST_BYTES", most_bytes)
         each = data.draw(st.lists(data.draw(st.sampled_from(told)), min_size=drawn.num_tasks, max_size=drawn.num_tasks))
         tasks = replace(drawn, cost=np.array([cost for cost, _ in each], int), cost_keys=keys)
         own = np.flatnonzero(tasks.kind == Kind.COMPUTE).tolist()
-        groups = alike(tasks, [(task, each[task][1]) for task in own])
+        groups = groups_of_equal_calls(tasks, [(task, each[task][1]) for task in own])
         assert len({task for group in groups for task in group}) == sum(map(len, groups))
         every = range(tasks.num_tasks)
         followers = [[t for t in every if task in tasks.needs_of(t)] for task in every]

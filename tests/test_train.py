@@ -11,14 +11,14 @@ import pytest
 
 from castile.launch import launch
 from castile.launch.__main__ import main
-from castile.launch.here import pings, probe
+from castile.launch.here import link_timing, probe
 from castile.launch.processes import mpi_settings
 from castile.planner import strategy as strategies
 from castile.runtime import debug
 from tests import homes, standing
 from tests.mpi import CHECKOUT
 
-SLOW = probe.Figures(5e8, 2.5e8, 1e8, 5e-5, 1e-7, 1e-8, pings.Link(1e-3, 5e7, 1e-4, 1e-4, 2.0))
+SLOW = probe.Figures(5e8, 2.5e8, 1e8, 5e-5, 1e-7, 1e-8, link_timing.Link(1e-3, 5e7, 1e-4, 1e-4, 2.0))
 STEP_LINE = (
     r"step +20  loss \d+\.\d{4} \| [\d.]+ ms \(sim [\d.]+, [+-][\d.]+ %\) \| [\d.]+k samples/s \| "
     r"mem [\d.]+ [KMG]iB/[\d.]+ GiB"

@@ -43,7 +43,7 @@ def test_where_nothing_is_left_to_train_it_is_judged_and_every_file_stays(num_st
     assert before["files"].keys() - {"checkpoints", "plan"} <= files.keys() and len(there) > len(files)
     if not fits:
         monkeypatch.setattr("castile.launch.training.resume.plan_of", lambda *_: None)
-    monkeypatch.setattr("castile.launch.measuring.explore.choose", lambda *_: pytest.fail("it looked for a plan"))
+    monkeypatch.setattr("castile.launch.measuring.plan_choice.choose", lambda *_: pytest.fail("it looked for a plan"))
     facts = told(capsys, *words, "--steps", str(num_steps), "--resume")
     assert (facts["first_step"], facts["num_steps"], facts["losses"]) == (5, 0, [])
     assert facts["held_out_loss"] == before["held_out_loss"] and facts["run"]["metrics"] == f"{alone}/kept/logs/a.jsonl"
@@ -328,7 +328,7 @@ def test_who_is_asked_to_stop_while_the_run_ends_lets_it_end(number, alone, caps
     assert signal.getsignal(number) is before
 
 
-@pytest.mark.parametrize("part", ["jobs.jobs.Job.execute", "training.begun.Begun._saver"])
+@pytest.mark.parametrize("part", ["jobs.jobs.Job.execute", "training.setup.TrainingRun._saver"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_ends_while_a_run_is_made_ready_says_what_was_there_before(number, part, alone, capsys, monkeypatch):
     words = [*MLP, "--steps", "9", "--checkpoint", "run", "--resume"]

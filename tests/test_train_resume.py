@@ -29,7 +29,7 @@ from castile.launch.models import parse
 from castile.launch.processes.stopping import Stopping
 from castile.launch.reports import report
 from castile.launch.training import evaluate, resume
-from castile.launch.training.begun import Begun
+from castile.launch.training.setup import TrainingRun
 from castile.launch.training.training import Training
 from castile.planner import strategy as strategies
 from castile.planner.families.updates import Updates
@@ -197,7 +197,7 @@ def test_who_saves_and_has_nothing_yet_is_told_when_saves_come(given, every, alo
 def test_what_ends_before_its_first_step_says_what_was_there_before(alone, capsys, monkeypatch):
     words = [*MLP, "--steps", "9", "--checkpoint", "run", "--resume"]
     assert main([*words[:-3], "--steps", "3", "--out", "plan.json", "--checkpoint", "run"]) == 0
-    monkeypatch.setattr("castile.launch.measuring.explore.given", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr("castile.launch.measuring.plan_choice.given", lambda *_: signal.raise_signal(signal.SIGTERM))
     capsys.readouterr()
     assert main(words) == 128 + signal.SIGTERM
     left = "castile: ended before the first step: with --resume the same command goes on from run/step-00000003\n"
@@ -295,7 +295,7 @@ def test_batches_that_are_cut_otherwise_need_another_plan(alone, capsys):
 def test_a_signal_to_one_rank_stops_all(home):
     code = """
 import os, signal, time
-from castile.launch.here.leading import communicator
+from castile.launch.here.leader import communicator
 from castile.launch.processes.stopping import Stopping
 comm = communicator()
 with Stopping(comm) as stopping:
@@ -520,7 +520,7 @@ def test_a_terminal_shows_a_bar_and_a_pipe_shows_lines(alone, capsys, monkeypatc
 
 def test_a_run_that_would_write_over_another_is_refused_before_anything_is_measured(alone, capsys, monkeypatch):
     first = told(capsys, "--steps", "3", "--checkpoint", "run", "--out", "plan.json")
-    monkeypatch.setattr(Begun, "choose", lambda _: pytest.fail("it went on"))
+    monkeypatch.setattr(TrainingRun, "choose", lambda _: pytest.fail("it went on"))
     assert main([*MLP, "--steps", "3", "--checkpoint", "run"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and f"step-0000000{first['num_steps']} is there" in err and "--resume" in err
@@ -538,14 +538,14 @@ def test_a_run_that_would_write_over_another_is_refused_before_anything_is_measu
 )  # fmt: skip
 def test_of_two_runs_that_begin_together_the_second_is_refused_before_it_plans(words, said, alone, capsys, monkeypatch):
     """Also where there is no folder, or file, yet."""
-    choose, others = Begun.choose, []
+    choose, others = TrainingRun.choose, []
 
     def second(begun):
-        monkeypatch.setattr(Begun, "choose", lambda _: pytest.fail("it looks for a plan"))
+        monkeypatch.setattr(TrainingRun, "choose", lambda _: pytest.fail("it looks for a plan"))
         others.append((main([*MLP, "--steps", "3", *words.split()]), capsys.readouterr().err))
         return choose(begun)
 
-    monkeypatch.setattr(Begun, "choose", second)
+    monkeypatch.setattr(TrainingRun, "choose", second)
     assert main([*MLP, "--steps", "3", *words.split()]) == 0
     [(status, err)] = others
     assert status == 2 and err.endswith(said)

@@ -15,8 +15,8 @@ from castile.kernels.table import Table
 from castile.launch.__main__ import main
 from castile.launch.jobs.execution import Execution, feed_from, prepare
 from castile.launch.processes.ranks import UserError
-from castile.launch.training import begun, watching
-from castile.launch.training.watching import Watch
+from castile.launch.training import number_watch, setup
+from castile.launch.training.number_watch import Watch
 from castile.planner.cost import CostModel
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
@@ -61,7 +61,7 @@ def plans(graph: Graph) -> dict[str, Strategy]:
     }  # fmt: skip
 
 
-def seen(graph: Graph, plan: Strategy, data: dict[str, np.ndarray], steps: int = 1) -> list[watching.Report]:
+def seen(graph: Graph, plan: Strategy, data: dict[str, np.ndarray], steps: int = 1) -> list[number_watch.Report]:
     """What two ranks see in the last of some steps."""
     on = machine.parse("local:procs=2")
     prepared = prepare(Lowering(graph, on, SGD), plan, CostModel(on))
@@ -90,7 +90,7 @@ def test_where_it_begins_is_told_under_any_plan(which: str) -> None:
     data["x"][5] = 0
     graph = network()
     found = seen(graph, plans(graph)[which], data)
-    trouble = watching.first(found)
+    trouble = number_watch.first(found)
     assert trouble is not None and trouble.sample == 5, found
     assert "'logs' (log) makes -inf at [5, 0] of 'abs' from 0 to " in trouble.words, trouble.words
     assert any(each.spoilt for each in found)
@@ -100,7 +100,7 @@ def test_a_microbatch_is_told_too() -> None:
     data, graph = batch(), network()
     data["x"][5] = 0
     found = seen(graph, Strategy(plans(graph)["whole"].configs, num_procs=2, microbatches=2), data)
-    trouble = watching.first(found)
+    trouble = number_watch.first(found)
     assert trouble is not None and trouble.sample == 5
     told = "'head' (linear) makes nan at [1, 0] in 'head@1:2' of infinities in 'logs@1:2', where "
     assert trouble.words.startswith(told)
@@ -120,7 +120,7 @@ def test_infinities_that_are_meant_are_no_trouble(which: str) -> None:
 
 def test_norms_are_those_of_whole_gradients_under_any_plan() -> None:
     graph, data = network(), batch()
-    each = {name: watching.norms(seen(graph, plan, data, 2)) for name, plan in plans(graph).items()}
+    each = {name: number_watch.norms(seen(graph, plan, data, 2)) for name, plan in plans(graph).items()}
     assert set(each["whole"]) == {param.name for param in graph.params}
     assert list(each["whole"].values()) == sorted(each["whole"].values(), reverse=True)
     for found in each.values():
@@ -132,10 +132,10 @@ def test_norms_are_those_of_whole_gradients_under_any_plan() -> None:
 def test_norms_are_those_of_gradients_where_parameters_are_gathered(microbatches: int, bucket_bytes: int) -> None:
     """What puts gathered parameters in their places writes these, and updates none."""
     graph, data, on = network(), batch(), machine.parse("local:procs=2")
-    whole = watching.norms(seen(graph, plans(graph)["whole"], data, 2))
+    whole = number_watch.norms(seen(graph, plans(graph)["whole"], data, 2))
     for name, configs in seeds(Lowering(graph, on, SGD, microbatches=microbatches)).items():
         plan = Strategy(configs.configs, num_procs=2, microbatches=microbatches, bucket_bytes=bucket_bytes)
-        assert watching.norms(seen(graph, plan, data, 2)) == pytest.approx(whole, rel=1e-9), name
+        assert number_watch.norms(seen(graph, plan, data, 2)) == pytest.approx(whole, rel=1e-9), name
 
 
 NET = """
@@ -218,4 +218,4 @@ def test_attention_of_scores_beyond_all_bounds_is_finite(dtype: str) -> None:
 def test_on_gpus_it_is_refused(monkeypatch) -> None:
     command = SimpleNamespace(watch=True)
     with pytest.raises(UserError, match="--watch: it looks at what CPUs make"):
-        begun.check_watched(command, SimpleNamespace(backend="cuda"))
+        setup.check_watched(command, SimpleNamespace(backend="cuda"))

@@ -15,9 +15,9 @@ from triton import language as tl
 
 from castile.kernels.table import Table, definitions
 from castile.kernels.triton import convolution
-from castile.kernels.triton.codegen import Snippet, snippet
 from castile.kernels.triton.launch import Launch, LaunchPlan, Workspace, bound, workspace_numbers
 from castile.kernels.triton.multi_tensor import multi_tensor_sum
+from castile.kernels.triton.snippet import Snippet, snippet
 from castile.planner.bodies import vocabulary
 from tests import triton_programs
 from tests.kernel_cases import Case, Draw, cases

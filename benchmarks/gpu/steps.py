@@ -22,7 +22,7 @@ from castile.launch import models
 from castile.launch.jobs import jobs
 from castile.launch.jobs.execution import Execution, Prepared, feed_from
 from castile.launch.jobs.jobs import Job
-from castile.launch.measuring import explore, tuning
+from castile.launch.measuring import plan_choice, tuning
 from castile.launch.reports import progress
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
@@ -68,7 +68,7 @@ def measure(case: cases.Step, kept: str) -> dict[str, Any]:
     job = jobs.start(case.model, case.machine, case.batch, "-".join(words) + ".db" if case.tuned else "", updates,
                      dtype=case.dtype)  # fmt: skip
     # On one processor there is one plan, and on several samples are divided; updates come together as in training.
-    prepared = job.prepare(next(iter(explore.known(job).values())))
+    prepared = job.prepare(next(iter(plan_choice.known(job).values())))
     if case.tuned:
         with patch.object(progress, "bar", _told):
             tuning.tune(job, [(prepared.tasks, None)], False)
@@ -123,9 +123,9 @@ def _host_seconds(execution: Execution) -> float:
 def _predicted(job: Job, prepared: Prepared, execution: Execution, seconds: float) -> dict[str, float]:
     """What the simulator says of a step before and after its tasks were timed, and how far that is off."""
     timed = [found for _ in range(NUM_LEARNED) if (found := job.gather(execution.step())) is not None]
-    before = explore.simulated(prepared, job.cost)
+    before = plan_choice.simulated(prepared, job.cost)
     job.learn(prepared, timed)
-    after = explore.simulated(prepared, job.cost)
+    after = plan_choice.simulated(prepared, job.cost)
     return {
         "simulated_seconds": before,
         "predicted_seconds": after,

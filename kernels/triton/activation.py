@@ -6,8 +6,9 @@ It knows no layer.
 from math import pi, sqrt
 from typing import Any
 
-from castile.kernels.triton.codegen import Snippet, elementwise_plan, snippet
+from castile.kernels.triton.codegen import elementwise_plan
 from castile.kernels.triton.launch import LaunchPlan, are_floats, planned
+from castile.kernels.triton.snippet import Snippet, snippet
 from castile.kernels.triton.views import view
 
 _RELU = snippet("x -> maximum(x, 0)")

@@ -8,10 +8,11 @@ from math import prod
 from typing import Any
 
 from castile.kernels.form import each_of
-from castile.kernels.triton.codegen import Snippet, contiguous_steps, elementwise_plan, reduction_plan, snippet
+from castile.kernels.triton.codegen import contiguous_steps, elementwise_plan, reduction_plan
 from castile.kernels.triton.horizontal_fusion import fused
 from castile.kernels.triton.launch import LaunchPlan, Workspace, are_floats, in_sequence, planned
 from castile.kernels.triton.multi_tensor import guarded_by
+from castile.kernels.triton.snippet import Snippet, snippet
 from castile.kernels.triton.views import Shape, View, broadcast, view
 
 _SQUARE = snippet("g -> g * g")

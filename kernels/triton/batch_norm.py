@@ -13,10 +13,11 @@ import numpy as np
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.codegen import Snippet, device_function, elementwise_plan, generated_kernel, snippet
+from castile.kernels.triton.codegen import elementwise_plan
 from castile.kernels.triton.functions import offsets
 from castile.kernels.triton.launch import FLOATS, Launch, LaunchPlan, Workspace, are_floats, planned
 from castile.kernels.triton.multi_tensor import multi_tensor
+from castile.kernels.triton.snippet import Snippet, device_function, generated_kernel, snippet
 from castile.kernels.triton.views import (
     INDEX_LIMIT,
     LoopNest,

@@ -5,8 +5,9 @@ It knows no expression.
 
 from typing import Any
 
-from castile.kernels.triton.codegen import elementwise_plan, snippet
+from castile.kernels.triton.codegen import elementwise_plan
 from castile.kernels.triton.launch import LaunchPlan, are_floats, planned
+from castile.kernels.triton.snippet import snippet
 from castile.kernels.triton.views import View, broadcast, view
 
 

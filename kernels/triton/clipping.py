@@ -5,9 +5,10 @@ It knows no optimizer.
 
 from typing import Any
 
-from castile.kernels.triton.codegen import Snippet, elementwise_plan, snippet
+from castile.kernels.triton.codegen import elementwise_plan
 from castile.kernels.triton.launch import LaunchPlan, are_floats, planned
 from castile.kernels.triton.multi_tensor import multi_tensor, multi_tensor_sum
+from castile.kernels.triton.snippet import Snippet, snippet
 from castile.kernels.triton.views import view
 
 _SQUARE = snippet("x -> x * x")

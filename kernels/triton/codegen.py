@@ -4,20 +4,22 @@ Generated code is inserted into one of two templates. A reduction may have an ep
 sums before they are written. It knows no form.
 """
 
-import ast
-import linecache
 from functools import cache
-from hashlib import sha256
 from math import inf, prod
 from typing import Any, NamedTuple
 
 import numpy as np
-import triton
-from triton import language as tl
 
-from castile.kernels.expression import FUNCTIONS, parse
-from castile.kernels.triton import functions
 from castile.kernels.triton.launch import Launch, LaunchPlan, Workspace
+from castile.kernels.triton.snippet import (
+    Epilogue,
+    Snippet,
+    device_function,
+    epilogue_names,
+    epilogue_value,
+    generated_kernel,
+    num_operations,
+)
 from castile.kernels.triton.views import (
     LoopNest,
     Shape,
@@ -29,16 +31,16 @@ from castile.kernels.triton.views import (
     power_of_two,
 )
 
-# So many arrays are few.
+# At most this many arrays are few: programs are then larger.
 _FEW_ARRAYS = 3
-# Rows of a block whose rows have numbers in common, and columns that lie on whole lines and are not divided for that.
+# Rows of a block whose rows share loads, and the fewest columns of it, which are whole cache lines.
 _SHARED_ROWS, _LINE_COLS = 16, 64
-# A fold is cut into parts until there are so many programs: about as many as the largest chip holds at once, since the
-# loads of one are few; no more, as those that come later run alone.
+# A reduction is split into parts up to this many programs: about as many as the largest chip holds at once, since one
+# has few loads in flight; no more, as a last wave would run alone.
 FULL_GRID = 1056
-# Elements of parts that a program folds at once: all, where few results are made of many parts.
+# Partial results that a program reduces at once: all, where few results have many parts.
 _PARTIAL_ELEMENTS = 2048
-# Rows, columns and warps of a fold, and how many blocks are on their way at once; neighbours in rows, in columns.
+# Rows, columns, warps and stages of a reduction, where rows or columns are contiguous.
 _ROWS_CONTIGUOUS = ((64, 32, 4, 1), (64, 32, 4, 3), (128, 16, 4, 1), (128, 32, 8, 3), (32, 32, 4, 1))
 _COLS_CONTIGUOUS = ((2, 1024, 4, 1), (1, 2048, 4, 1), (1, 1024, 4, 3), (1, 4096, 8, 1), (8, 256, 4, 1))
 
@@ -56,7 +58,7 @@ def {name}({pointers}rows, cols, lead, {constants}{last}ROWS: tl.constexpr, COLS
     {store}
 """
 
-# The dims of the results are walked by rows, those that vanish by columns, of which each part folds its own.
+# Rows loop over the dims of the results, columns over those that are reduced; each part reduces its own columns.
 _REDUCTION = """
 def {name}({pointers}rows, cols, kept, gone, span, {constants}ROWS: tl.constexpr, COLS: tl.constexpr,
            WIDE: tl.constexpr, STAGES: tl.constexpr):
@@ -75,33 +77,6 @@ def {name}({pointers}rows, cols, kept, gone, span, {constants}ROWS: tl.constexpr
 """
 
 
-class Snippet(NamedTuple):
-    """Code that computes values from one element of each array in `names`: statements in order, and a value for each
-    result.
-
-    constants  names that stand for scalars
-    is_copy    whether values are the elements themselves, of any dtype, instead of float32
-    """
-
-    names: tuple[str, ...]
-    constants: tuple[str, ...]
-    statements: tuple[str, ...]
-    values: tuple[str, ...]
-    is_copy: bool = False
-
-
-class Epilogue(NamedTuple):
-    """What is applied to sums before they are written: code whose first name is the sum, the others are xs.
-
-    xs       arrays of the result's shape
-    numbers  the code's constants
-    """
-
-    code: Snippet
-    xs: tuple[View, ...]
-    numbers: tuple[float, ...]
-
-
 class Reduction(NamedTuple):
     """A reduction: a function of `functions`, which has a variant over rows (`all_...`), and its neutral element."""
 
@@ -110,41 +85,6 @@ class Reduction(NamedTuple):
 
 
 SUM, MAX = Reduction("plus", 0.0), Reduction("maximum", -inf)
-COPY = Snippet(("x",), (), (), ("x",), is_copy=True)
-
-
-def snippet(line: str, *constants: str) -> Snippet:
-    """The Snippet of an elementwise expression; "x, y -> x * y; x" has two results."""
-    left, _, right = line.partition("->")
-    values = [parse(f"{left}->{value}").value for value in right.split(";")]
-    written = (ast.unparse(_Floats().visit(ast.parse(ast.unparse(value), mode="eval"))) for value in values)
-    return Snippet(parse(f"{left}->0").names, constants, (), tuple(written))
-
-
-@cache
-def device_function(code: Snippet) -> Any:
-    """A device function that computes a Snippet's value from elements of its arrays, and its constants."""
-    names = ", ".join((*code.names, *code.constants))
-    return generated_kernel("{line}", {"line": [f"def {{name}}({names}):", f"    return {code.values[0]}"]}, {})
-
-
-def epilogue_names(code: Snippet) -> tuple[list[str], list[str]]:
-    """The names that a kernel gives the arrays and the constants of an epilogue."""
-    return [f"y{n}" for n in range(1, len(code.names))], [f"z{n}" for n in range(len(code.constants))]
-
-
-def epilogue_value(code: Snippet, total: str) -> str:
-    """The expression that applies an epilogue to a sum, in a kernel that knows its `device_function`."""
-    arrays, constants = epilogue_names(code)
-    return f"{device_function(code).__name__}({', '.join((total, *arrays, *constants))})"
-
-
-class _Floats(ast.NodeTransformer):
-    """Makes integer literals floats: a quotient of two integers would be one of integers."""
-
-    def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        assert isinstance(node.value, int | float)
-        return ast.Constant(float(node.value))
 
 
 def elementwise_plan(
@@ -299,15 +239,6 @@ def _needs_64_bits(views: list[View], walk: LoopNest) -> bool:
 
 
 @cache
-def num_operations(code: Snippet) -> int:
-    """The number of operations on one element."""
-    trees = [ast.parse(one) for one in (*code.statements, *code.values)]
-    return sum(
-        isinstance(part, ast.BinOp | ast.UnaryOp | ast.Compare | ast.Call) for t in trees for part in ast.walk(t)
-    )
-
-
-@cache
 def _elementwise_kernel(code: Snippet, num_outs: int, moves: tuple[tuple[bool, bool], ...], adds: bool) -> Any:
     """The kernel of `elementwise_plan`.
 
@@ -403,31 +334,3 @@ def _store_lines(n: int, value: str, mask: str, adds: bool) -> list[str]:
     return [f"tl.store(a{n}, (tl.load(a{n}, mask={mask}).to(tl.float32) + {value}){real}, mask={mask})"]
 
 
-def generated_kernel(
-    template: str, parts: dict[str, list[str]], words: dict[str, str], known: dict[str, Any] | None = None
-) -> Any:
-    """The kernel made from a template.
-
-    parts  lines that replace a line of the template which names them alone, as in {load}
-    words  text that is inserted within lines
-    known  what the kernel may call beside `functions`
-    The kernel's `made_of` are these arguments.
-    """
-    lines: list[str] = []
-    for line in template.strip().splitlines():
-        part = parts.get(line.strip().strip("{}"))
-        indent = line[: len(line) - len(line.lstrip())]
-        lines += [line] if part is None else [indent + one for one in part]
-    body = "\n".join(lines)
-    name = f"line_{sha256(body.encode()).hexdigest()[:12]}"
-    body = body.format(name=name, **words)
-    # Triton reads the text of what it compiles, and finds it here.
-    file = f"<castile {name}>"
-    linecache.cache[file] = (len(body), None, body.splitlines(keepends=True), file)
-    names: dict[str, Any] = (known or {}) | {"tl": tl, "__name__": __name__}
-    names |= {key: value for key, value in vars(functions).items() if not key.startswith("_")}
-    assert all(word in names for word in FUNCTIONS)
-    exec(compile(body, file, "exec"), names)
-    made = triton.jit(names[name])
-    made.made_of = template, parts, words, known
-    return made

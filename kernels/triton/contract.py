@@ -13,16 +13,10 @@ from typing import Any, NamedTuple
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.codegen import (
-    Epilogue,
-    Snippet,
-    contiguous_steps,
-    elementwise_plan,
-    reduction_plan,
-    snippet,
-)
+from castile.kernels.triton.codegen import contiguous_steps, elementwise_plan, reduction_plan
 from castile.kernels.triton.functions import offsets
 from castile.kernels.triton.launch import Launch, LaunchPlan, Workspace, are_floats, capability_of, planned
+from castile.kernels.triton.snippet import Epilogue, Snippet, snippet
 from castile.kernels.triton.tma_gemm import (
     TMA_CAPABILITY,
     TMA_TILES,

@@ -13,7 +13,7 @@ import triton
 from triton import language as tl
 
 from castile.kernels.triton.channels import channels_last
-from castile.kernels.triton.codegen import Snippet, contiguous_steps, reduction_plan
+from castile.kernels.triton.codegen import contiguous_steps, reduction_plan
 from castile.kernels.triton.image_tiles import (
     SETTINGS,
     Tiling,
@@ -29,6 +29,7 @@ from castile.kernels.triton.image_tiles import (
 )
 from castile.kernels.triton.implicit_gemm import Windows
 from castile.kernels.triton.launch import Launch, LaunchPlan, Workspace
+from castile.kernels.triton.snippet import Snippet
 from castile.kernels.triton.views import View, needs_64_bits
 
 # Elements of a window up to which the loops over them are written out.

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from castile.kernels.triton.codegen import COPY, elementwise_plan, reduction_plan, snippet
+from castile.kernels.triton.codegen import elementwise_plan, reduction_plan
 from castile.kernels.triton.launch import LaunchPlan, are_floats, planned
+from castile.kernels.triton.snippet import COPY, snippet
 from castile.kernels.triton.views import Shape, broadcast, view
 
 

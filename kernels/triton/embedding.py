@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.codegen import Snippet, elementwise_plan
+from castile.kernels.triton.codegen import elementwise_plan
 from castile.kernels.triton.functions import block_of_rows, offsets, store_rows
 from castile.kernels.triton.launch import Launch, LaunchPlan, Workspace, are_floats, planned
 from castile.kernels.triton.rows import by_rows
+from castile.kernels.triton.snippet import Snippet
 from castile.kernels.triton.views import View, loop_nest, permuted, power_of_two, view
 
 # Integers are put into so many queues by their last digits, each of which is looked through for equal ones.

@@ -12,9 +12,10 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.codegen import contiguous_steps, elementwise_plan, reduction_plan, snippet
+from castile.kernels.triton.codegen import contiguous_steps, elementwise_plan, reduction_plan
 from castile.kernels.triton.functions import maximum, offsets
 from castile.kernels.triton.launch import Launch, LaunchPlan, Workspace, are_floats, fixed_plan, in_sequence, planned
+from castile.kernels.triton.snippet import snippet
 from castile.kernels.triton.views import Shape, View, loop_nest, needs_64_bits, permuted, power_of_two, split_dims, view
 
 # Bytes that memory is fetched in.

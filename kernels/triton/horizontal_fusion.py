@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from castile.kernels.triton.codegen import generated_kernel
 from castile.kernels.triton.launch import ALIGNED, Launch, LaunchPlan, Workspace, is_aligned
+from castile.kernels.triton.snippet import generated_kernel
 from castile.kernels.triton.views import INDEX_LIMIT, View
 
 # So many numbers and addresses a launch takes at most, of eight bytes each: drivers take 4 KB.

@@ -5,9 +5,10 @@ It knows no arithmetic but addition.
 
 from typing import Any
 
-from castile.kernels.triton.codegen import COPY, Snippet, contiguous_steps, elementwise_plan, snippet
+from castile.kernels.triton.codegen import contiguous_steps, elementwise_plan
 from castile.kernels.triton.launch import LaunchPlan, Workspace, are_floats, fixed_plan, in_sequence_alike, planned
 from castile.kernels.triton.multi_tensor import multi_tensor
+from castile.kernels.triton.snippet import COPY, Snippet, snippet
 from castile.kernels.triton.views import Shape, View, broadcast, permuted, split_dims, view
 
 _ALONE = snippet("x -> x")

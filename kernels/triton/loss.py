@@ -10,10 +10,11 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.codegen import contiguous_steps, reduction_plan, snippet
+from castile.kernels.triton.codegen import contiguous_steps, reduction_plan
 from castile.kernels.triton.functions import load_rows, offsets, row_block, row_edges, row_starts, store_rows
 from castile.kernels.triton.launch import LaunchPlan, Workspace, are_floats, in_sequence, planned
 from castile.kernels.triton.rows import by_rows, has_columns_contiguous
+from castile.kernels.triton.snippet import snippet
 from castile.kernels.triton.softmax import max_and_sum
 from castile.kernels.triton.split_loss import Blocks, entropies, grads, merged
 from castile.kernels.triton.views import View, view

@@ -7,16 +7,9 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from castile.kernels.triton.codegen import (
-    FULL_GRID,
-    Snippet,
-    elementwise_plan,
-    generated_kernel,
-    num_operations,
-    reduction_plan,
-    snippet,
-)
+from castile.kernels.triton.codegen import FULL_GRID, elementwise_plan, reduction_plan
 from castile.kernels.triton.launch import Launch, LaunchPlan, Workspace, fixed_plan, in_sequence, in_sequence_alike
+from castile.kernels.triton.snippet import Snippet, generated_kernel, num_operations, snippet
 from castile.kernels.triton.views import View, view
 
 # The arrays of so many are walked by one launch: each has lines of its own in the kernel, and few arrays.

@@ -10,10 +10,11 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.codegen import reduction_plan, snippet
+from castile.kernels.triton.codegen import reduction_plan
 from castile.kernels.triton.functions import block_of_rows, load_rows, load_vector, offsets, store_rows
 from castile.kernels.triton.launch import LaunchPlan, are_floats, planned
 from castile.kernels.triton.rows import by_rows
+from castile.kernels.triton.snippet import snippet
 from castile.kernels.triton.views import Shape, View, view
 
 _LAYER_SUMS = snippet("dy, x, mean, rstd -> dy * (x - mean) * rstd; dy")

@@ -6,9 +6,9 @@ Results may be written over what they are made of. It knows no schedule of learn
 from math import log
 from typing import Any
 
-from castile.kernels.triton.codegen import Snippet
 from castile.kernels.triton.launch import LaunchPlan, are_floats, planned
 from castile.kernels.triton.multi_tensor import guarded_by, multi_tensor
+from castile.kernels.triton.snippet import Snippet
 
 
 @planned

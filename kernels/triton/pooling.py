@@ -12,7 +12,7 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.codegen import elementwise_plan, reduction_plan, snippet
+from castile.kernels.triton.codegen import elementwise_plan, reduction_plan
 from castile.kernels.triton.image_tiles import (
     SETTINGS,
     columns_per_thread,
@@ -27,6 +27,7 @@ from castile.kernels.triton.image_tiles import (
     tiling,
 )
 from castile.kernels.triton.launch import Launch, LaunchPlan, are_floats, planned
+from castile.kernels.triton.snippet import snippet
 from castile.kernels.triton.views import View, needs_64_bits, view
 from castile.kernels.windows import Pads, Pair
 

@@ -5,8 +5,9 @@ A gate is a view of its own of what holds all of them. It knows no product with 
 
 from typing import Any
 
-from castile.kernels.triton.codegen import Snippet, elementwise_plan
+from castile.kernels.triton.codegen import elementwise_plan
 from castile.kernels.triton.launch import LaunchPlan, are_floats, planned
+from castile.kernels.triton.snippet import Snippet
 from castile.kernels.triton.views import View, broadcast, view
 
 _FOUR = ("0", "1", "2", "3")

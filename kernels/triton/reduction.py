@@ -5,8 +5,9 @@ It knows no expression.
 
 from typing import Any
 
-from castile.kernels.triton.codegen import COPY, MAX, elementwise_plan, reduction_plan, snippet
+from castile.kernels.triton.codegen import MAX, elementwise_plan, reduction_plan
 from castile.kernels.triton.launch import LaunchPlan, are_floats, planned
+from castile.kernels.triton.snippet import COPY, snippet
 from castile.kernels.triton.views import Shape, View, view
 
 _ALONE = snippet("x -> x")

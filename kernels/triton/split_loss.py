@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.codegen import contiguous_steps, elementwise_plan, reduction_plan, snippet
+from castile.kernels.triton.codegen import contiguous_steps, elementwise_plan, reduction_plan
 from castile.kernels.triton.functions import (
     block_of_rows,
     load_rows,
@@ -22,6 +22,7 @@ from castile.kernels.triton.functions import (
 )
 from castile.kernels.triton.launch import LaunchPlan, Workspace, are_floats, in_sequence, planned
 from castile.kernels.triton.rows import by_rows, has_columns_contiguous
+from castile.kernels.triton.snippet import snippet
 from castile.kernels.triton.softmax import max_and_sum
 from castile.kernels.triton.views import INDEX_LIMIT, View, permuted, view
 

@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.codegen import (
+from castile.kernels.triton.codegen import load_block
+from castile.kernels.triton.functions import offsets
+from castile.kernels.triton.launch import ALIGNED, BlockDescriptor, Launch, Workspace
+from castile.kernels.triton.snippet import (
     Epilogue,
     Snippet,
     device_function,
     epilogue_names,
     epilogue_value,
     generated_kernel,
-    load_block,
     num_operations,
 )
-from castile.kernels.triton.functions import offsets
-from castile.kernels.triton.launch import ALIGNED, BlockDescriptor, Launch, Workspace
 from castile.kernels.triton.views import LoopNest, Shape, View, loop_nest, needs_64_bits, permuted
 
 

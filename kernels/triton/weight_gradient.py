@@ -15,10 +15,11 @@ import triton
 from triton import language as tl
 
 from castile.kernels.triton.channels import workspace
-from castile.kernels.triton.codegen import Snippet, reduction_plan
+from castile.kernels.triton.codegen import reduction_plan
 from castile.kernels.triton.contract import Tile
 from castile.kernels.triton.implicit_gemm import Windows, contiguous_run, uses_tensor_cores
 from castile.kernels.triton.launch import Launch
+from castile.kernels.triton.snippet import Snippet
 from castile.kernels.triton.views import View, needs_64_bits
 
 # Sums of programs of which an H200 holds two a processor at once: one more would have the chip to itself.

@@ -1,1 +1,1 @@
-"""Here: what this machine and the hosts of a job reach, measured once, and what all of them must have alike."""
+"""This machine and the hosts of a job: what they attain, measured once, and what must be the same on all of them."""

@@ -1,4 +1,4 @@
-"""Compiling: loops that numba compiles here for the first time take seconds, which are told once and are not silence.
+"""Tells the user once, when Numba compiles loops for the first time, which takes seconds.
 
 It does not know what the loops compute, nor where they are kept.
 """
@@ -19,7 +19,7 @@ TEXT = "castile: compiling loops that were not run here before: up to half a min
 
 @cache
 def watch() -> None:
-    """From now on this process says so, once, where it compiles for long."""
+    """Let this process say so, once, when it compiles for long."""
     if not can_compile():
         return
     from numba.core import event

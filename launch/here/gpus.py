@@ -1,4 +1,4 @@
-"""GPUs of this host: the machine `local` where there are any, and how ranks that use them talk.
+"""GPUs of this host: the machine `local` where there are any, and how ranks on them communicate.
 
 It does not know plans. Without CuPy and a driver it finds none, and nothing else here is called.
 """
@@ -19,7 +19,7 @@ from types import ModuleType
 
 import msgspec
 
-from castile.launch.here import alike, probe
+from castile.launch.here import consistency, probe
 from castile.launch.processes import installing
 from castile.launch.reports import progress
 from castile.planner.costs.snapshot import Environment
@@ -77,11 +77,11 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Placing:
-    """How the ranks of a job sit on GPUs.
+    """How the ranks of a job are placed on GPUs.
 
     num_sharers      ranks on one GPU, at most
     num_near         ranks on one host, at most
-    reserved_bytes   what others hold of one GPU's memory, at most
+    reserved_bytes   memory of one GPU that other processes hold, at most
     """
 
     num_sharers: int = 1
@@ -105,7 +105,7 @@ def is_virtual(machine: Machine) -> bool:
 
 
 def count() -> int:
-    """GPUs that this process may use: those that the driver shows, or 0 where CuPy or Triton is missing."""
+    """The GPUs that this process may use: those that the driver shows, or 0 where CuPy or Triton is missing."""
     return _devices().count() if find_spec("cupy") and find_spec("triton") else 0
 
 
@@ -120,13 +120,13 @@ def unused() -> str:
 
 
 def check(comm: Communicator, text: str, named: Machine, dtype: str) -> None:
-    """Raises UserError, on all ranks, where that machine means GPUs on some ranks, and others have none to use."""
+    """Raises UserError, on all ranks, where that machine means GPUs on some ranks, and others have none."""
     if _may_be_meant(text, dtype) or is_on(named):
-        alike.check_ranks(comm, "what steps run on", "GPUs" if count() else "cores alone", MEND)
+        consistency.check_ranks(comm, "what steps run on", "GPUs" if count() else "cores alone", MEND)
 
 
 def use(local_rank: int) -> None:
-    """From now on this process uses the GPU of its rank on this host. The first rank shows how compiling goes."""
+    """Let this process use the GPU of its rank on this host. The first rank shows the progress of compiling."""
     from castile.runtime.backends.cuda import kernels
 
     _devices().use(local_rank)
@@ -134,7 +134,7 @@ def use(local_rank: int) -> None:
 
 
 def split(num_parts: int) -> None:
-    """Divides the GPU in use among processors of this rank. Raises ValueError with a reason where that cannot be."""
+    """Divide the GPU in use among processors of this rank. Raises ValueError with a reason where that is impossible."""
     _parts().split(num_parts)
 
 
@@ -164,15 +164,15 @@ def measure() -> Figures:
 def check_kind(comm: Communicator) -> None:
     """Raises UserError, on all ranks, where the GPUs in use are not of one kind.
 
-    They would round otherwise, and kernels are chosen for all on one of them.
+    They would round differently, and kernels are tuned for all on one of them.
     """
-    alike.check_ranks(comm, "the GPU", _devices().current().name, MEND)
+    consistency.check_ranks(comm, "the GPU", _devices().current().name, MEND)
 
 
 def placing(comm: Communicator) -> Placing:
-    """How ranks sit on GPUs, as rank 0 is told; every rank calls it after it chose its own.
+    """How ranks are placed on GPUs; every rank calls it after it chose its own.
 
-    GPUs that a rank sees are no measure: what starts ranks may show each its own alone.
+    The GPUs that a rank sees do not tell: launchers may show each rank only its own.
     """
     mine = comm.host_index, _devices().bus(), _devices().current().reserved_bytes
     gathered = [json.loads(one) for one in comm.gather_bytes(json.dumps(mine).encode()) or []]
@@ -182,7 +182,7 @@ def placing(comm: Communicator) -> Placing:
 
 
 def named(meant: Machine, placed: Placing) -> Machine:
-    """A machine whose name `is_meant`, as `virtual` or as `machine` make it of the GPU in use."""
+    """The machine of a name that `is_meant`, as `virtual` or `machine` make it of the GPU in use."""
     return virtual(meant.num_procs) if is_virtual(meant) else machine(meant, placed)
 
 
@@ -196,8 +196,8 @@ def virtual(procs: int) -> Machine:
 
 
 def machine(cores: Machine, placed: Placing) -> Machine:
-    """A machine of cores as one of GPUs like the one in use; of its memory and rates ranks that share it have equal
-    parts. It has the peaks of a data sheet where that of such GPUs is known.
+    """A machine with GPUs like the one in use in place of cores; ranks that share a GPU have equal parts of its memory
+    and rates. It has the data sheet's peaks where these are known.
     """
     figures, num_sharers = measure(), placed.num_sharers
     (like, *_) = machines.parse(SHEETS.get(figures.name, MEASURED)).kinds
@@ -229,7 +229,7 @@ def machine(cores: Machine, placed: Placing) -> Machine:
 
 
 def _buffers(num_near: int, num_ranks: int) -> int:
-    """Bytes that NCCL takes of each GPU where all on a host send to each other."""
+    """Bytes of each GPU that NCCL takes where all ranks on a host send to each other."""
     return (num_near - 1) * PEER_BYTES + NUM_RINGS * RING_BYTES if num_ranks > 1 else 0
 
 
@@ -242,7 +242,7 @@ def joined(comm: Communicator) -> tuple[Communicator, str]:
 
 
 def ways_to_talk() -> str:
-    """How ranks on the GPUs of this host would talk, one on each or, where there is one GPU, two on it."""
+    """How ranks on the GPUs of this host would communicate, one on each or, where there is one GPU, two on it."""
     from castile.runtime.comm import nccl, seats
 
     num_gpus, may_share = count(), os.environ.get(seats.SHARING_SWITCH) == "1"
@@ -251,7 +251,9 @@ def ways_to_talk() -> str:
 
 
 def most_parts() -> tuple[int, str]:
-    """Into how many virtual devices the first GPU can be divided, and so in words; 0 and the reason where it cannot."""
+    """The number of virtual devices that the first GPU can be divided into, and a description; 0 and the reason if it
+    cannot.
+    """
     try:
         most = _parts().most()
     except ValueError as error:

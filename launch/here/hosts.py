@@ -1,4 +1,4 @@
-"""Hosts: the machine `local` with what each host and the links between hosts reach, in place of what is assumed.
+"""Hosts: the machine `local` with measured figures of each host and of the links between them, instead of assumed ones.
 
 It does not know how a host or a link is measured.
 """
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from castile.launch.here import pings, probe
-from castile.launch.here.pings import Link
+from castile.launch.here import link_timing, probe
+from castile.launch.here.link_timing import Link
 from castile.launch.here.probe import Figures
 from castile.runtime import cores
 from castile.runtime import machine as machines
@@ -26,9 +26,9 @@ GUESS = (2e-4, 2.5e8)
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A host of the job, as its first rank tells of it.
+    """A host of the job, as its first rank describes it.
 
-    kind           the same of hosts that should reach the same
+    kind           equal for hosts that should attain the same
     memory_bytes   of each processor
     """
 
@@ -38,14 +38,14 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a link of one of these hosts to the others reaches."""
+    """Figures of the links between hosts."""
 
     hosts: tuple[str, ...]
     link: Link
 
 
 def measured(named: Machine, comm: Communicator | None = None) -> Machine:
-    """A machine that a user names, `local` with measured figures in place of assumed ones.
+    """A machine that the user names; `local` with measured figures instead of assumed ones.
 
     Every rank calls it; rank 0's result is the one to broadcast.
     """
@@ -71,9 +71,9 @@ def each(machine: Machine) -> int:
 
 
 def _with(named: Machine, hosts: Sequence[Host], network: Network | None) -> Machine:
-    """The machine with what the host of each processor reaches, and with measured links.
+    """The machine with the figures of each processor's host, and with measured links.
 
-    Hosts that should reach the same have the figures of the first of them, and of memory all have what the poorest has.
+    Hosts of equal kind have the figures of the first of them; all have the memory of the poorest.
     """
     alike: dict[str, Figures] = {}
     for host in hosts:
@@ -103,7 +103,9 @@ def _level(assumed: Level, figures: Figures, network: Network | None) -> Level:
 
 
 def _network(comm: Communicator) -> Network | None:
-    """What links between these hosts reach, on rank 0: kept, or measured now by the first ranks of pairs of hosts."""
+    """Figures of the links between these hosts, on rank 0: stored ones, or measured now by the first ranks of pairs of
+    hosts.
+    """
     names = comm.gather_bytes(comm.host.encode())
     firsts = list(accumulate(comm.host_sizes[:-1], initial=0))
     hosts = tuple(names[first].decode() for first in firsts) if names else ()
@@ -112,7 +114,7 @@ def _network(comm: Communicator) -> Network | None:
     is_known = found is not None and found.hosts == hosts
     if comm.bcast_bytes(bytes([is_known])) == bytes([True]):
         return found
-    link = pings.link(comm, firsts, GUESS, comm.crowded)
+    link = link_timing.link(comm, firsts, GUESS, comm.crowded)
     if link is None:
         return None
     made = Network(hosts, link)

@@ -1,6 +1,6 @@
-"""The probe: measures this host once and keeps the figures in the user's cache.
+"""The probe measures this host once, and keeps the figures in the user's cache.
 
-It does not know plans or cost models, nor other hosts; kernels are measured elsewhere, here only the rates that a
+It does not know plans or cost models, nor other hosts. Kernels are measured elsewhere, here only the rates that a
 roofline needs.
 """
 
@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 
 import castile
-from castile.launch.here import pings
-from castile.launch.here.pings import Link
+from castile.launch.here import link_timing
+from castile.launch.here.link_timing import Link
 from castile.launch.processes.ranks import UserError
 from castile.launch.typed import files
 from castile.planner.costs.snapshot import Environment
@@ -48,7 +48,7 @@ SCORES = (256, 64)
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the probe measures; the link is None where it was not, for want of ranks."""
+    """What the probe measures; the link is None where there were too few ranks to measure it."""
 
     float32_flops_per_second: float
     float64_flops_per_second: float
@@ -59,16 +59,16 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     link: Link | None = None
 
     def __post_init__(self) -> None:
-        pings.check(self, *[name for name in self.__struct_fields__ if name != "link"])
+        link_timing.check(self, *[name for name in self.__struct_fields__ if name != "link"])
 
 
 def of_host(near: Communicator | None, procs: int) -> Figures:
-    """What this host reaches as `procs` processors, by its first rank's word.
+    """The figures of this host as `procs` processors, from its first rank.
 
-    Figures come from the user's cache where they are there. Else they are measured, in about 1.5 s, with all ranks of
-    the host (without ranks: as many threads) at work, and with as many threads a matrix product as this process was
-    given. With one thread the rates are the same where other programs want its core too; with more that is not sure.
-    Links are measured between ranks, where there are two or more.
+    They come from the user's cache if possible. Otherwise they are measured, in about 1.5 s, with all ranks of the host
+    (without ranks: as many threads) at work, and with as many threads a matrix product as this process was given. With
+    one thread the rates do not depend on other programs that want its core; with more they may. Links are measured
+    between ranks, where there are two or more.
 
     near   the ranks of this host, which all call it
     """
@@ -84,7 +84,7 @@ def of_host(near: Communicator | None, procs: int) -> Figures:
 
 
 def known() -> dict[int, Figures]:
-    """The figures that are kept of this host as this process would measure it, by the number of processors."""
+    """The stored figures of this host as this process would measure it, by number of processors."""
     paths = folder().glob("local-[0-9]*-*.json")
     counts = sorted({int(count) for path in paths if (count := path.name.split("-")[1]).isdecimal()})
     found = {procs: kept(cache_path(procs), Figures) for procs in counts}
@@ -92,7 +92,7 @@ def known() -> dict[int, Figures]:
 
 
 def forget() -> None:
-    """Remove all figures that are kept: the next command measures. Raises ValueError where the system refuses."""
+    """Remove all stored figures: the next command measures. Raises ValueError where the system refuses."""
     for path in [*folder().glob("local-*-*.json"), *folder().glob("network-*.json")]:
         try:
             path.unlink(missing_ok=True)
@@ -114,7 +114,11 @@ def measure(near: Communicator | None, procs: int) -> Figures:
     stream = _stream_rate(neighbours)
     _meet(near)
     overhead, row, look = _task_seconds(), _row_seconds(), _look_seconds()
-    link = pings.link(near, range(near.size), GUESS, near.size > ours) if near is not None and near.size > 1 else None
+    link = (
+        link_timing.link(near, range(near.size), GUESS, near.size > ours)
+        if near is not None and near.size > 1
+        else None
+    )
     rates = (share * single, share * double, share * stream)
     return Figures(*rates, overhead / share, row / share, look / share, link and link.shared(share))
 
@@ -172,7 +176,7 @@ def _measured(path: Path, near: Communicator | None, procs: int) -> Figures:
 
 
 def kept(path: Path, form: type[T]) -> T | None:
-    """What `keep` has put there, None where there is nothing; a file that cannot be used is said so."""
+    """What `keep` stored there, None for nothing; a file that cannot be used is reported."""
     try:
         return strict.from_json(path.read_bytes(), form, str(path))
     except FileNotFoundError:
@@ -183,7 +187,7 @@ def kept(path: Path, form: type[T]) -> T | None:
 
 
 def keep(path: Path, figures: msgspec.Struct) -> None:
-    """Keep figures; whoever reads at the same time sees the old file or the new one, whole."""
+    """Store figures; readers at the same time see the old file or the new one, complete."""
     try:
         files.write(path, msgspec.json.encode(figures))
     except UserError as error:
@@ -191,7 +195,7 @@ def keep(path: Path, figures: msgspec.Struct) -> None:
 
 
 def _matrix_rate(dtype: type, neighbours: int) -> float:
-    """Floating point operations per second of a square product, with as many neighbours doing the same."""
+    """Floating-point operations per second of a square matrix product, with as many neighbours doing the same."""
     random = np.random.default_rng(0)
 
     def worker() -> float:
@@ -204,7 +208,7 @@ def _matrix_rate(dtype: type, neighbours: int) -> float:
 
 
 def _stream_rate(neighbours: int) -> float:
-    """Bytes read and written per second by an addition of arrays that no cache holds."""
+    """Bytes read and written per second by an addition of arrays that exceed all caches."""
 
     def worker() -> float:
         a = np.ones(STREAM_BYTES // 4, np.float32)
@@ -215,15 +219,15 @@ def _stream_rate(neighbours: int) -> float:
 
 
 def _task_seconds() -> float:
-    """An estimate of what a task costs besides its work, from kernel calls on next to no data."""
+    """An estimate of a task's overhead, from kernel calls on next to no data."""
     a, out = np.ones(8, np.float32), np.empty(8, np.float32)
     return CALLS_A_TASK * _core_seconds(lambda: np.add(a, a, out=out))
 
 
 def _row_seconds() -> float:
-    """What a row of an image takes to be brought to where zeros lie around it, and these to be put there.
+    """The time to copy a row of an image to a padded copy, padding included.
 
-    NumPy goes through short runs as compiled loops do.
+    NumPy handles short runs as compiled loops do.
     """
     held = np.empty((IMAGES_BYTES // (4 * IMAGE**2), IMAGE + 1, IMAGE + 1), np.float32)
     images = np.ones((len(held), IMAGE, IMAGE), np.float32)
@@ -236,7 +240,7 @@ def _row_seconds() -> float:
 
 
 def _look_seconds() -> float:
-    """What a number takes that is found by looking at a short row again and again: a share of a softmax."""
+    """The time of a number that takes repeated passes over a short row: a share of a softmax."""
     scores = np.random.default_rng(0).standard_normal(SCORES).astype(np.float32)
     shares, of_row = np.empty_like(scores), np.empty((SCORES[0], 1), np.float32)
 
@@ -257,12 +261,12 @@ def _together(worker: Callable[[], float], neighbours: int) -> float:
 
 
 def _core_seconds(work: Callable[[], object]) -> float:
-    """Seconds that the calling thread works on a call, waits for memory included and what other programs took of its
-    core not: a host that is busy for a moment has the same rates as an idle one. The median of many runs of calls, as
-    some meet caches that others have filled.
+    """Seconds that the calling thread works on a call, including waits for memory, without the time that other programs
+    took its core: a host that is busy for a moment has the same rates as an idle one. The median of many runs of calls,
+    as some meet caches that others have filled.
 
-    Where a call has threads of its own, their work is not added up: they work while the caller does, and the rate is
-    that of all of them. What the caller sleeps until the last of them is done is not counted either.
+    Threads of a call are not added up: they work while the caller does, and the rate is that of all of them. Time that
+    the caller sleeps until the last of them is done does not count either.
     """
     work()
     taken, at_once, begin = list[float](), 1, time.perf_counter()
@@ -274,7 +278,7 @@ def _core_seconds(work: Callable[[], object]) -> float:
         # so many calls that the clock's own take nothing of it
         if at_once * taken[-1] < SAMPLE_SECONDS / 100:
             at_once *= 2
-    return pings.positive(median(taken), "a kernel")
+    return link_timing.positive(median(taken), "a kernel")
 
 
 def _meet(near: Communicator | None) -> None:

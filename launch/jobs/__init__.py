@@ -1,1 +1,1 @@
-"""Jobs: a model, a machine and ranks put together; what is checked before; plans looked for, and lowered."""
+"""Jobs: combine a model, a machine and ranks; check options beforehand; search for plans, and lower them."""

@@ -35,7 +35,7 @@ from castile.planner.searching.refinement import KNOWN_PLAN_ORDERS, QUICK_PARTS,
 from castile.planner.searching.results import NoPlanFits, SearchResult
 from castile.planner.searching.screening import Alternatives, BatchedResult
 from castile.planner.searching.subsets import SUBSET_SHARE, search_subsets
-from castile.planner.sketch.sieve import num_parts
+from castile.planner.sketch.sketched_plans import num_parts
 from castile.planner.step.recompute import NOTHING, PARAMETERS, SMALL_STEPS
 from castile.planner.strategy import Strategy
 from castile.runtime.memory import written

@@ -1,4 +1,4 @@
-"""Execution: a plan is lowered, timed, packed and bound to this rank's memory, ready to be stepped.
+"""Execution: lowers, times and packs a plan, and binds it to this rank's memory, ready to be stepped.
 
 It does not know where data come from, nor what is reported.
 """
@@ -37,7 +37,7 @@ from castile.runtime.timeline import Timeline
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A plan as it will run: its tasks, their simulated times, and where everything lies in memory."""
+    """A plan ready to run: its tasks, their simulated times, and where everything lies in memory."""
 
     tasks: TaskGraph
     simulated: Simulated
@@ -45,7 +45,7 @@ class Prepared:
 
     @property
     def digest(self) -> str:
-        """A hash of all that the ranks must agree on: tasks, the order in which they begin, who waits for memory."""
+        """A hash of what ranks must agree on: tasks, the order in which they begin, and dependences through memory."""
         made = xxhash.xxh3_128(self.tasks.digest.encode())
         for numbers in (self.simulated.timeline.task, self.simulated.timeline.start, self.packing.edges):
             made.update(np.ascontiguousarray(numbers, np.int64).data)
@@ -69,18 +69,18 @@ def prepare(lowering: Lowering, strategy: Strategy, cost: CostModel) -> Prepared
 
 
 def _check_transfers(lowering: Lowering, strategy: Strategy) -> None:
-    """Raises TooManyTransfers for a plan that no search takes either: to write out its tasks may need all memory.
+    """Raises TooManyTransfers for a plan that no search takes either: writing out its tasks could exhaust memory.
 
-    The lowering keeps the instances that are made here, so that its tasks are composed without another look.
+    The lowering keeps the instances that are made here, so that composing tasks is fast.
     """
     if lowering.machine.num_procs >= FOLDED_FROM:
         lowering.instances(strategy, folding.MOST_TRANSFERS)
 
 
 def initial(tensor: Tensor, seed: int, box: Box) -> np.ndarray:
-    """The initial numbers of a box of a parameter, in float32 where the parameter has 16 bits.
+    """The initial numbers of a box of a parameter, in float32 for 16-bit parameters.
 
-    They depend on the seed, the name and the place in the parameter alone, so every plan begins alike.
+    They depend on the seed, the name and the position in the parameter only, so every plan begins alike.
     """
     init, dtype = tensor.init, wide(tensor.dtype)
     if init is None or init.kind == "zeros":
@@ -126,7 +126,7 @@ def gradients_of(graph: Graph, tasks: TaskGraph, task: Task) -> dict[int, str]:
 
 @dataclass
 class Execution:
-    """This rank's part of a prepared plan: parameters filled in, inputs fed, steps run, outputs read.
+    """This rank's part of a prepared plan: initialises parameters, feeds inputs, runs steps, reads outputs.
 
     state   parameters and optimizer state by (region, box, processor), shared between executions of one training
     seed    decides, with the number of the step, what the host fills in for "noise"
@@ -176,10 +176,10 @@ class Execution:
         return self.runner.persistent("carried")
 
     def initialise(self, seed: int, values: Mapping[str, np.ndarray] | None = None) -> None:
-        """Fill all that is carried from step to step with its beginning.
+        """Fill all state that steps carry over.
 
-        Parameters and running statistics get those of `values`, by name, or else their initial numbers; the state of
-        optimizers begins with zeros, or as INITIAL_VALUES says.
+        Parameters and running statistics get those of `values`, by name, or else their initial numbers; optimizer state
+        begins with zeros, or as INITIAL_VALUES says.
         """
         for (region, box, proc), array in self.carried.items():
             fill = partial(self.runner.backend(proc).fill, array)
@@ -196,12 +196,11 @@ class Execution:
             self.runner.backend(proc).fill(array, read(region, box))
 
     def saved(self) -> State:
-        """What `carried` holds, as arrays on the host; they may be overwritten by the next step."""
+        """What `carried` holds, as arrays on the host, which the next step may overwrite."""
         return {key: self.runner.backend(key[2]).read(array) for key, array in self.carried.items()}
 
     def feed(self, feed: Feed, rate: float = 0.0, step: int = 0) -> None:
-        """Fill this rank's boxes of the inputs, and what a step needs besides: its learning rate, its number (from 0),
-        and noise."""
+        """Fill this rank's boxes of the inputs, and the step's learning rate, number (from 0) and noise."""
         for name, box, fill in self._inputs:
             fill(feed(name, box))
         scalars = {filled("lr"): rate, filled("step"): step + 1}
@@ -210,8 +209,10 @@ class Execution:
             fill(rng.number(self.seed, name, step) if name == "noise" else scalars[name])
 
     def run(self, meanwhile: Callable[[], object] | None = None, timed: bool = False) -> None:
-        """Run one step, `timed` where its `timeline` will be asked for. `meanwhile` is called while it runs; it may
-        feed the next one where the runner `feeds_ahead`."""
+        """Run one step, `timed` if its `timeline` will be asked for.
+
+        meanwhile   called while it runs; it may feed the next step where the runner `feeds_ahead`
+        """
         self.runner.run(timed, meanwhile)
 
     def timeline(self) -> Timeline:

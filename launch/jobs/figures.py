@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from castile.launch.jobs.course import Course
 from castile.launch.jobs.plan_search import PlanSearch
+from castile.launch.jobs.search_history import SearchHistory
 from castile.launch.reports import report, throughput
 from castile.planner.bounds.lower_bound import Bound, lower_bound
 from castile.planner.choices.pins import Pins
@@ -21,7 +21,9 @@ from castile.planner.searching.results import SearchResult
 from castile.planner.strategy import Strategy
 
 
-def of(plan_search: PlanSearch, chosen: Batching, found: SearchResult, course: Course, saved: float) -> dict[str, Any]:
+def of(
+    plan_search: PlanSearch, chosen: Batching, found: SearchResult, course: SearchHistory, saved: float
+) -> dict[str, Any]:
     """Every figure of what was found, and where.
 
     course  how it was found

@@ -1,4 +1,4 @@
-"""Jobs: what a command that runs plans needs: the ranks, the machine they make, the model, what was learned.
+"""Jobs: what a command needs to run plans: ranks, the machine they make, the model, and what was learned.
 
 It does not know what is done with them.
 """
@@ -14,9 +14,9 @@ import numpy as np
 
 from castile.launch import data, models
 from castile.launch.data import Dataset
-from castile.launch.here import alike, compiling, gpus, hosts
-from castile.launch.here.leading import communicator, from_leader
-from castile.launch.jobs import checks, fitting, numbers, remembered, ways
+from castile.launch.here import compiling, consistency, gpus, hosts
+from castile.launch.here.leader import communicator, from_leader
+from castile.launch.jobs import checks, input_matching, kernel_choices, profile_store, sample_checks
 from castile.launch.jobs.execution import Execution, Prepared, prepare
 from castile.launch.models import Model, Recipe
 from castile.launch.processes.ranks import UserError
@@ -46,11 +46,11 @@ from castile.runtime.timeline import Timeline
 
 @dataclass
 class Job:
-    """One job: its communicator, machine, model and graph, how plans of it are lowered, and what has been measured.
+    """A job: its communicator, machine, model, graph, lowering, and measurements.
 
-    All that decides what is run is rank 0's and the same on all ranks.
+    Everything that decides what is run is rank 0's and the same on all ranks.
 
-    ways     the ways to run kernel calls that were timed here, of which the fastest are taken
+    ways     the choices for kernel calls that were timed here, of which the fastest are used
     travel   how arrays go from GPU to GPU, in words; "" where they do not
     procs    the processors of this rank
     """
@@ -77,27 +77,27 @@ class Job:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the rank that decides and speaks."""
+        """Whether this is the rank that decides and reports."""
         return self.comm.rank == 0
 
     @property
     def backend(self) -> str:
-        """What runs the processors' tasks."""
+        """The backend that runs the processors' tasks."""
         return "cuda" if gpus.is_on(self.machine) else "numpy"
 
     def dataset(self, text: str, seed: int, needed: Collection[str] | None = None) -> Dataset:
-        """The data set that the user named, "" for the model's own; its samples are what the graph takes in.
+        """The data set that the user named, "" for the model's own; its samples match the graph's inputs.
 
-        needed   the inputs that they have to have where nothing is trained, and where they may be fewer than a batch
-        Raises ValueError or UserError in one sentence where they are not.
+        needed   the inputs that they must have where nothing is trained, and where they may be fewer than a batch
+        Raises ValueError or UserError in one sentence where they do not match.
         """
-        found = data.load(text or self.model.recipe.data, seed, numbers.taken(self.graph))
-        fitting.check(self.model, self.graph, found, needed)
+        found = data.load(text or self.model.recipe.data, seed, sample_checks.taken(self.graph))
+        input_matching.check(self.model, self.graph, found, needed)
         if needed is None:
             if found.fault:
                 raise UserError(found.fault)
             found.num_steps(self.graph.batch)
-        numbers.check(self.graph, found, trained=needed is None)
+        sample_checks.check(self.graph, found, trained=needed is None)
         return found
 
     @cached_property
@@ -107,15 +107,15 @@ class Job:
 
     @property
     def cost(self) -> CostModel:
-        """The cost model with all that has been learned so far: the same one until more is."""
+        """The cost model with all that has been learned so far: the same object until more is."""
         if self._cost is None or self._cost.machine is not self.machine or self._cost.snapshot is not self.snapshot:
             self._cost = CostModel(self.machine, self.snapshot)
         return self._cost
 
     def measure(self) -> None:
-        """Take these hosts' figures for those of `local`, measured now where they never were.
+        """Measure the figures of `local` on these hosts, if they never were.
 
-        All ranks call it when all that was given has been looked at, and before anything has a price.
+        All ranks call it when all input has been checked, and before any cost is computed.
         """
         if gpus.is_on(self.machine):
             return
@@ -132,7 +132,7 @@ class Job:
         return strategies.decode(self.agree(lambda: strategies.encode(make())))
 
     def plan_of(self, path: str) -> Strategy:
-        """The plan of a file, on every rank. Raises UserError where it is none for graph and machine."""
+        """The plan of a file, on every rank. Raises UserError where it does not fit graph and machine."""
         plan = self.agreed_plan(lambda: strategies.read(path))
         if plan.num_procs != self.machine.num_procs:
             here = f"{self.machine.name} has {self.machine.num_procs}" if gpus.is_virtual(self.machine) else ""
@@ -150,7 +150,7 @@ class Job:
         return plan
 
     def prepare(self, plan: Strategy, lowering: Lowering | None = None) -> Prepared:
-        """Lower, simulate and pack a plan; raises RuntimeError where the ranks do not come to the same."""
+        """Lower, simulate and pack a plan; raises RuntimeError where the ranks' results differ."""
         prepared = prepare(lowering or self.lowering, plan, self.cost)
         digests = self.comm.gather_bytes(prepared.digest.encode())
         if digests is not None and len(set(digests)) > 1:
@@ -162,9 +162,9 @@ class Job:
         self, prepared: Prepared, seed: int, state: State | None = None, graph: Graph | None = None,
         lent: Arenas | None = None, look: Look | None = None,
     ) -> Execution:  # fmt: skip
-        """This rank's part of a prepared plan of a graph, its parameters filled unless they came with `state`.
+        """This rank's part of a prepared plan of a graph, its parameters initialised unless they came with `state`.
 
-        look   is shown each task that has run on a CPU, as `watched` shows it
+        look   called with each task that has run on a CPU, as `watched` does
         """
         held, backend = {} if state is None else state, self.backend if look is None else _watched(look)
         made = Execution(graph or self.graph, prepared, self.comm, self.procs, held, seed, backend, lent=lent)
@@ -197,7 +197,7 @@ class Job:
         self.snapshot = snapshots.from_json(self.agree(lambda: snapshots.to_json(learned())))
 
     def keep(self) -> None:
-        """Write what was learned to the profile database."""
+        """Store what was learned in the profile database."""
         if self.database is not None and self.leads:
             self.database.add(self.snapshot)
 
@@ -232,12 +232,12 @@ def start(
     Raises ValueError or UserError in one sentence for a user's mistake, such as hosts that are not alike.
     """
     comm = communicator()
-    alike.check_software(comm)
+    consistency.check_software(comm)
     if comm.rank == 0:
         compiling.watch()
     named = _named_model(comm, model, plan, dataset, seed)
     graph = named.graph(named.recipe.batch if batch is None else batch, dtype)
-    alike.check_model(comm, named, graph)
+    consistency.check_model(comm, named, graph)
     on = find_machine(machine, comm, dtype)
     _check_runs_here(on, comm.size)
     updates = updates or recipe_updates(named.recipe)
@@ -251,9 +251,9 @@ def start(
     if gpus.is_virtual(on):
         gpus.split(on.num_procs)
     comm, travel = _joined(comm, on)
-    database = remembered.database(profile) if profile != "" and comm.rank == 0 else None
-    known, timed = remembered.measured_before(comm, database, remembered.environment_of(comm, on))
-    ways.take(timed)
+    database = profile_store.database(profile) if profile != "" and comm.rank == 0 else None
+    known, timed = profile_store.measured_before(comm, database, profile_store.environment_of(comm, on))
+    kernel_choices.apply_choices(timed)
     return Job(comm, on, named, graph, lowering, known, database, timed, travel)
 
 

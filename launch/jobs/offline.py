@@ -1,4 +1,4 @@
-"""Offline: what commands need that think about a model on a machine without running anything there.
+"""What commands need that plan or simulate a model on a machine, without running anything there.
 
 It does not know how plans are found.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from castile.launch import models
-from castile.launch.here import absent, compiling, gpus, hosts
-from castile.launch.jobs import checks, jobs, remembered
+from castile.launch.here import absent_gpus, compiling, gpus, hosts
+from castile.launch.jobs import checks, jobs, profile_store
 from castile.launch.models import DTYPES, Model
 from castile.launch.processes import ranks
 from castile.launch.processes.ranks import UserError, this_world
@@ -30,11 +30,11 @@ from castile.runtime.machine import CPU, Machine, local, parse
 
 @dataclass(frozen=True)
 class Desk:
-    """A model and a machine to think about; the evaluator holds its graph, how it is lowered, and prices, also those of
-    the snapshot if there is one.
+    """A model and a machine to plan for. The evaluator holds graph, lowering and costs, with those of the snapshot, if
+    any.
 
-    optimizer, clip   what updates parameters, in the user's words, and to what norm gradients are scaled; "" and None
-                      for those of the model's recipe
+    optimizer, clip   in the user's words, and the norm to which gradients are scaled; "" and None for those of the
+                      model's recipe
     """
 
     model: Model
@@ -45,10 +45,10 @@ class Desk:
     clip: float | None = None
 
     def rewritten(self) -> tuple[Desk, float]:
-        """The same with the rewrites that leave a step least work, as steps on GPUs here have them, and the share of it
-        that they save; as it is where the user says which.
+        """The same with the rewrites that save most work, as steps on GPUs here have them, and the share that they
+        save; unchanged where the user chose rewrites.
 
-        Cores take as long for products whatever stands beside them: rewrites were not seen to save them anything.
+        On cores a product takes the same time whatever stands beside it: no rewrite was seen to save anything.
         """
         if self.model.rewrite is not None or all(processor.kind == CPU for processor in self.machine.processors):
             return self, 0.0
@@ -59,7 +59,8 @@ class Desk:
         return replace(self, model=self.model.rewritten(names), evaluator=evaluator), saved
 
     def measured(self) -> Desk:
-        """The same at the prices of this host where the machine is `local`, once all that was given is looked at.
+        """The same with measured costs of this host where the machine is `local`; call it once all of the input is
+        checked.
 
         Where several ranks run, the others are in `is_silent` meanwhile.
         """
@@ -71,8 +72,10 @@ class Desk:
 
 
 def find_machine(text: str) -> Machine:
-    """The machine that the user names; every rank calls it. `local` has a processor for each rank, alone one a core or,
-    where there are any, one a GPU; of cores its figures are assumed ones until they are measured.
+    """The machine that the user names; every rank calls it.
+
+    `local` has a processor for each rank; for a single rank one for each core or, if there are any, each GPU. Figures
+    of cores are assumed until they are measured.
     """
     comm = this_world().communicator
     if comm is not None:
@@ -87,7 +90,7 @@ def find_machine(text: str) -> Machine:
 def machine_of(text: str, plan: Strategy | None, path: str) -> Machine:
     """The machine that the user names, or else that of the plan's file, or this host; every rank calls it.
 
-    Raises UserError where there is none of the file's name here.
+    Raises UserError where the file's machine does not exist here.
     """
     if text or plan is None or not plan.machine_name:
         return find_machine(text or "local")
@@ -98,7 +101,8 @@ def machine_of(text: str, plan: Strategy | None, path: str) -> Machine:
 
 
 def is_silent(machine: Machine | None) -> bool:
-    """Whether this rank leaves all to rank 0; it has taken part in measuring the machine then, if there is one."""
+    """Whether this rank leaves everything to rank 0; it has then taken part in measuring the machine, if there is one.
+    """
     if machine is not None and ranks.silent():
         _measured(machine)
     return ranks.silent()
@@ -120,12 +124,12 @@ def desk(
     optimizer: str = "",
     clip: float | None = None,
 ) -> Desk:
-    """The model that the user names on a machine, with the prices of a profile database ("": the machine's figures).
+    """The model that the user names on a machine, with costs from a profile database ("": from the machine's figures).
 
     batch    samples a step, None for the model's own number
-    dtypes   what may be computed with: the first, or that which gives the graph of the plan
-    plan     what decides that, and rewrites which were left open
-    mode     what plans are lowered to: "train" for training steps, "forward" for forward passes
+    dtypes   to compute with: the first, or the one that gives the plan's graph
+    plan     decides that, and rewrites that were left open
+    mode     of lowering: "train" for training steps, "forward" for forward passes
     path     of the plan's file that names the model, "" where the user does
     optimizer, clip   as in `Desk`; by default those of the plan
     Raises ValueError or UserError in one sentence for a user's mistake.
@@ -155,7 +159,7 @@ def desk(
 
 def check_plan(plan: Strategy, path: str, model: str, desk: Desk) -> None:
     """Raises UserError in one sentence, with the file's name, where its plan is not for this model on this machine, or
-    has too many transfers to look at.
+    has too many transfers to simulate.
     """
     lowering = desk.evaluator.lowering
     graph = lowering.graph
@@ -170,24 +174,24 @@ def check_plan(plan: Strategy, path: str, model: str, desk: Desk) -> None:
 
 
 def known(profile: str, machine: Machine) -> Snapshot:
-    """What a profile database knows of this host with a rank at work for each processor of the machine; of GPUs that
-    are not here, what it was told of these.
+    """The measurements in a profile database of this host with a rank at work for each processor of the machine; for
+    GPUs that are not here, the estimates.
 
-    Raises UserError where there is no such file, and where it knows nothing of that.
+    Raises UserError where there is no such file, and where it has nothing on that.
     """
     if not Path(profile).is_file():
         raise UserError(f"profile database {profile}: no such file; `castile train` and `castile profile` make one")
     database = Database(profile)
-    if absent.is_known(machine):
-        kind = absent.kind_of(machine)
-        found = database.snapshot(absent.environment(kind, remembered.kernels_hash()))
+    if absent_gpus.is_known(machine):
+        kind = absent_gpus.kind_of(machine)
+        found = database.snapshot(absent_gpus.environment(kind, profile_store.kernels_hash()))
         if not found.rows:
             raise UserError(
                 f"profile database {profile}: nothing in it was told of kernels compiled for {kind}, these and by this "
                 f"Triton: castile profile MODEL --machine {machine.name} --profile {profile}, or leave --profile out"
             )
         return found
-    environment = remembered.environment(machine)
+    environment = profile_store.environment(machine)
     if machine.num_procs > 1 and environment.threads == 0 and not gpus.is_on(machine):
         # Ranks that share a host have one thread each, unless the user says otherwise.
         environment = msgspec.structs.replace(environment, threads=1)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 
+from castile.launch.jobs.background_compiling import compiling_in_background
 from castile.launch.jobs.escalation import Escalation, remaining
-from castile.launch.jobs.first import compiled_beside
 from castile.launch.jobs.request import Request
 from castile.planner.evaluation.budget import Budget, clock
 from castile.planner.search import DATA_PARALLEL, Progress
@@ -19,7 +19,7 @@ from castile.planner.searching.fronts import Point, front_of, search_front
 from castile.planner.searching.results import NoPlanFits, SearchResult, matching_seed
 from castile.planner.searching.screening import BatchedResult
 from castile.planner.searching.subsets import SUBSET_SHARE, could_gain, faster_subsets
-from castile.planner.sketch.sieve import is_long
+from castile.planner.sketch.sketched_plans import is_long
 from castile.runtime.garbage import uncollected
 
 # If no plan fits once a budget of time is spent, the search goes on for as long again, and at least for this long.
@@ -50,7 +50,7 @@ class PlanSearch(Request):
             # Caches of plans with many parts are large: the garbage collector need not go through them.
             uncollecting = uncollected() if self.is_dear else nullcontext()
             is_worth = not self.is_alone and is_long(self.desk.evaluator, limits)
-            compiling = compiled_beside() if is_worth else nullcontext()
+            compiling = compiling_in_background() if is_worth else nullcontext()
             with compiling, self.prefetcher.running(self.compute_forecasts), uncollecting:
                 best = Escalation(self, limits, progress).run()
         except NoPlanFits as error:

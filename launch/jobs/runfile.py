@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from castile.launch.here.leading import communicator, from_leader
+from castile.launch.here.leader import communicator, from_leader
 from castile.launch.processes.ranks import UserError
 from castile.launch.typed import files, options
 from castile.runtime.strict import convert

@@ -1,1 +1,1 @@
-"""Measuring: plans, kinds of tasks and links run for their time, and the ways in which kernels may be called."""
+"""Measuring: times plans, kinds of tasks, links, and the choices for kernel calls."""

@@ -17,10 +17,10 @@ ALL = "all splits"
 
 
 def plans(lowering: Lowering) -> dict[str, Strategy]:
-    """Plans which together give every node, and every update of a parameter, each of its splits.
+    """Plans that together give every node, and every update of a parameter, each of its splits.
 
-    There are as many as the node with the most splits has; a node with fewer goes through its own again. The batch is
-    cut into as many microbatches as the lowering has.
+    There are as many as the node with the most splits has; a node with fewer repeats its own. The batch is cut into as
+    many microbatches as the lowering has.
     """
     graph, num_procs = lowering.piece, lowering.machine.num_procs
     names = [update_name(param.name) for param in graph.params]
@@ -36,7 +36,8 @@ def plans(lowering: Lowering) -> dict[str, Strategy]:
 
 
 def _everywhere(split: dict[str, int], num_procs: int) -> Config:
-    """The split with so many replicas that all processors work; one where its parts do not divide their number."""
+    """The split with so many replicas that all processors work; one replica where its parts do not divide their number.
+    """
     parts = Config(split).num_parts
     replicas = 1 if num_procs % parts else num_procs // parts
     return Config(dict(split), replicas, tuple(range(parts * replicas)))

@@ -1,6 +1,6 @@
-"""Isolation: a plan whose buffers all have memory of their own, so that any of its tasks can be run again and again.
+"""Isolation: a plan whose buffers share no memory, so that any of its tasks can be run repeatedly by itself.
 
-It does not know which tasks are wanted, nor what becomes of their times.
+It does not know which tasks are wanted, nor how their times are used.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ STEPS = 15
 
 
 class Bench:
-    """Tasks with buffers of their own, so that any of them can be run again by itself.
+    """Tasks with buffers of their own, so that any of them can be run repeatedly.
 
     mine       the numbers of this rank's tasks
-    by_steps   tasks are not timed one by one but within whole steps, by the device's events: on a GPU a call returns
-               before its kernel has run
+    by_steps   tasks are timed within whole steps, by the device's events, since on a GPU a call returns before its
+               kernel has run
     sent       arrays of this rank that its transfers send: in a step they were just written, and what another core
                wrote takes twice as long to read
     """
@@ -49,10 +49,10 @@ class Bench:
         self.mine = np.unique(np.concatenate(mine)) if mine else np.zeros(0, np.int64)
 
     def repeat(self, tasks: Sequence[int], nanoseconds: int) -> np.ndarray:
-        """Run these tasks of this rank in turns for at least so long and five times each.
+        """Run these tasks of this rank in turns, for at least `nanoseconds` and five times each.
 
-        Returns the nanoseconds of each run, int64[n]; none where there are no tasks. Where tasks are timed `by_steps`
-        these are the times within the bench's steps, and all ranks have to call, since all run those steps.
+        Returns the nanoseconds of each run, int64[n]; none where there are no tasks. With `by_steps` these are the
+        times within the bench's steps, and all ranks have to call, since all of them run those steps.
         """
         if self.by_steps:
             return np.concatenate([self._spans(step, tasks) @ (-1, 1) for step in self._steps])
@@ -67,11 +67,11 @@ class Bench:
         return np.array(lasted, np.int64)
 
     def exchange(self, tasks: Sequence[int], repetitions: int) -> np.ndarray:
-        """Run these transfers so often, with a barrier of all ranks before each time.
+        """Run these transfers repeatedly, with a barrier of all ranks before each repetition.
 
         Returns when this rank began and ended each, in nanoseconds of the clock that all ranks share, and for how long
-        it was kept from a core meanwhile, as `Timeline.delayed` has it: int64[repetitions, 3]. A rank without transfers
-        calls it for the barriers. `by_steps`, the repetitions are the bench's steps.
+        it waited for a core meanwhile (`Timeline.delayed`): int64[repetitions, 3]. A rank without transfers calls it
+        for the barriers. With `by_steps` the repetitions are the bench's steps.
         """
         if self.by_steps:
             # Of several, which ran at their times in the step, the last.
@@ -108,7 +108,7 @@ class Isolated(Bench):
     def __init__(self, job: Job, name: str, plan: Strategy, feed: Feed, rate: float) -> None:
         """Raises UserError where the buffers do not fit side by side."""
         prepared = job.prepare(plan)
-        packing = apart(prepared.tasks)
+        packing = without_reuse(prepared.tasks)
         if lack := memory.lacking(packing.peak_bytes, job.machine.capacity):
             raise UserError(
                 f"plan {name}: to profile it every array gets memory of its own, and processor {lack[0]} then needs "
@@ -121,10 +121,10 @@ class Isolated(Bench):
         super().__init__(job, prepared.tasks, execution.runner)
 
 
-def apart(tasks: TaskGraph) -> Packing:
+def without_reuse(tasks: TaskGraph) -> Packing:
     """A packing that reuses no bytes: buffers side by side, persistent ones first, then every task's private memory.
 
-    Tasks of one compute lane never run at once, so their private memory is shared.
+    Tasks of one compute lane never run at once, so they share their private memory.
     """
     offset = np.full(tasks.num_buffers, -1)
     private = np.full(tasks.num_tasks, -1)

@@ -1,8 +1,7 @@
-"""Links: every form of transfer by itself, over groups of 2, 4, 8, ... processors and from few bytes to many.
+"""Times every form of transfer by itself, over groups of 2, 4, 8, ... processors and from few bytes to many.
 
-Forms of which plans begin several together are measured so, too: that shows what each of them costs besides its bytes.
-
-It does not know plans, nor how transfers are timed.
+Forms of which plans start several at once are timed so, too, which shows what each of them costs besides its bytes. It
+does not know plans, nor how transfers are timed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from castile.launch.jobs.jobs import Job
-from castile.launch.measuring.isolation import Bench, apart
+from castile.launch.measuring.isolation import Bench, without_reuse
 from castile.runtime import rng, transfer
 from castile.runtime.forms import SPECIAL_FORMS
 from castile.runtime.machine import Machine
@@ -37,11 +36,11 @@ SEND, RECEIVE, SCRATCH = "send", "receive", "scratch"
 
 
 class Exchange(NamedTuple):
-    """A transfer to measure: all groups of processors do it at the same time.
+    """A transfer to measure, made by all groups of processors at the same time.
 
     form     as in `Comm`: move, all_reduce, ...
     nbytes   what one transfer moves, counted as CostKey counts it
-    num      how many such transfers begin together in each group
+    num      how many such transfers start together in each group
     """
 
     form: str
@@ -52,7 +51,7 @@ class Exchange(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many numbers `nbytes` are; each member of a group has an equal share of them."""
+        """The number of elements of `nbytes`; each member of a group has an equal share of them."""
         return self.nbytes // np.dtype(self.dtype).itemsize
 
 
@@ -71,8 +70,8 @@ def exchanges(machine: Machine, dtype: str) -> Iterator[Exchange]:
 
 
 def _groups(machine: Machine) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Groups of one size that no processor is in two of: of neighbours, and of such as lie each in another group of a
-    level, as those do that stand at the same place of several hosts.
+    """Disjoint groups of equal size: of neighbours, and of processors at the same position in different groups of a
+    level, such as the hosts.
     """
     num_procs = machine.num_procs
     for stride in (1, *(level.group for level in machine.levels[:-1])):
@@ -91,14 +90,14 @@ def _sizes(share: int, most: float) -> list[int]:
 
 
 def key_of(machine: Machine, exchange: Exchange) -> CostKey:
-    """The key under which the cost model looks up such a transfer of a plan."""
+    """The cost key of such a transfer in a plan."""
     group = exchange.groups[0]
     key = CostKey(exchange.form, "", exchange.dtype, 0, exchange.nbytes, machine.link(group).name, len(group))
     return key.begun_with([key] * (exchange.num - 1)) if exchange.num > 1 else key
 
 
 def graph_of(machine: Machine, exchange: Exchange) -> TaskGraph:
-    """The tasks of a step that consists of this exchange alone."""
+    """The tasks of a step that consists of this exchange only."""
     buffers: list[Buffer] = []
     tasks = [_task(number, group, exchange, buffers) for number, group in enumerate(exchange.groups)]
     num, lanes = len(tasks), [transfer.lanes(task.kind, task.procs) for task in tasks]
@@ -116,10 +115,10 @@ def graph_of(machine: Machine, exchange: Exchange) -> TaskGraph:
 
 
 def bench(job: Job, exchange: Exchange) -> Bench:
-    """The exchange, ready to be run on this rank; what is sent are random numbers."""
+    """The exchange, ready to run on this rank, with random numbers to send."""
     graph = graph_of(job.machine, exchange)
     order = np.arange(graph.num_tasks)
-    runner = Runner(graph, Timeline(order, order, order + 1), apart(graph), job.procs, job.comm, job.backend)
+    runner = Runner(graph, Timeline(order, order, order + 1), without_reuse(graph), job.procs, job.comm, job.backend)
     sent = runner.persistent("input")
     for (name, box, proc), array in sent.items():
         runner.backend(proc).fill(array, rng.uniform(0, name, box.shape, box))
@@ -127,7 +126,7 @@ def bench(job: Job, exchange: Exchange) -> Bench:
 
 
 def _task(number: int, group: tuple[int, ...], exchange: Exchange, buffers: list[Buffer]) -> Task:
-    """The transfers of a group; what they send, get and work in is put behind the buffers that there are."""
+    """The transfers of a group; their buffers are appended to `buffers`."""
     lengths, counts = _lengths(exchange.form, len(group), exchange.elements)
 
     def view(role: str, which: int, proc: int, length: int) -> View | None:
@@ -149,7 +148,8 @@ def _task(number: int, group: tuple[int, ...], exchange: Exchange, buffers: list
 
 
 def _lengths(form: str, size: int, elements: int) -> tuple[tuple[Lengths, Lengths, Lengths], tuple[Lengths, ...]]:
-    """What each member of a group sends, gets and works in, as runtime/collectives lays it out; and `Comm.counts`."""
+    """What each member of a group sends, receives and works in, as runtime/collectives lays it out; and `Comm.counts`.
+    """
     piece = elements // size
     every, pieces, nothing = (elements,) * size, (piece,) * size, (0,) * size
     staging = ((size - 1) * piece,) * size
@@ -173,6 +173,6 @@ def _touched(task: Task) -> set[int]:
 
 
 def _flat(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Where each row begins and where the last ends, int64[n + 1]; and all rows end to end, int64."""
+    """Where each row begins and the last one ends, int64[n + 1]; and all rows end to end, int64."""
     ends = np.cumsum([0, *map(len, rows)])
     return ends.astype(np.int64), np.array([n for row in rows for n in row], np.int64)

@@ -1,6 +1,6 @@
-"""Measuring plans: several plans take turns in running real steps, so that what disturbs the host disturbs all of them.
+"""Times plans: several plans take turns in running real steps, so that disturbances of the host affect all of them.
 
-On a GPU plans are measured one after the other: it has no other work, and little memory. This module does not know how
+On a GPU plans are timed one after the other: it has no other work, and little memory. This module does not know how
 plans were found.
 """
 
@@ -34,7 +34,7 @@ MOST_WARM_UP_SECONDS = 0.25
 def sample_feed(job: Job, seed: int = 0) -> Feed:
     """Inputs for steps that are timed: real samples, repeated where there are fewer than a batch.
 
-    They are random numbers where the model's data set cannot be had or does not fit the graph.
+    They are random numbers where the model's data set is missing or does not fit the graph.
     """
     graph = job.graph
     with contextlib.suppress(ValueError):
@@ -51,8 +51,8 @@ def sample_feed(job: Job, seed: int = 0) -> Feed:
 
 
 @dataclass
-class Trial:
-    """A plan to be measured.
+class TimedPlan:
+    """A plan to be timed.
 
     seed    fixes its parameters
     steps   the timelines of its measured steps, of all ranks; on rank 0 only
@@ -66,41 +66,41 @@ class Trial:
 
     @property
     def seconds(self) -> float:
-        """The median step."""
+        """The median of its steps."""
         return float(np.median([s.seconds for s in self.steps]))
 
     @property
     def spread_seconds(self) -> float:
-        """Half the distance between the quartiles of the steps' seconds."""
+        """Half the interquartile range of the steps' seconds."""
         low, high = np.percentile([s.seconds for s in self.steps], (25, 75))
         return float(high - low) / 2
 
 
-def trial(job: Job, name: str, plan: Strategy, seed: int) -> Trial:
-    """A plan to be measured. Raises ValueError where it does not fit into memory."""
-    return Trial(name, plan, job.prepare(plan), seed)
+def timed_plan(job: Job, name: str, plan: Strategy, seed: int) -> TimedPlan:
+    """A plan to be timed. Raises ValueError where it does not fit into memory."""
+    return TimedPlan(name, plan, job.prepare(plan), seed)
 
 
 def measure(
     job: Job,
-    trials: Sequence[Trial],
+    trials: Sequence[TimedPlan],
     feed: Feed,
     rate: float,
     rounds: int,
 ) -> None:
-    """Time `rounds` steps of every trial, after a warm-up; their timelines go into the trials, on rank 0.
+    """Time `rounds` steps of every plan, after a warm-up; their timelines go into the plans, on rank 0.
 
-    The trials' memory is free again afterwards; those take turns that have room beside each other. Raises ValueError
-    where there is too little for one.
+    The plans' memory is freed afterwards; plans whose memory fits together take turns. Raises ValueError where there is
+    too little for one.
     """
     for those in _together(job, trials):
-        with _freed():
+        with _freeing_cycles():
             _take_turns(job, those, feed, rate, rounds)
 
 
-def _together(job: Job, trials: Sequence[Trial]) -> list[list[Trial]]:
-    """The trials in groups of those that are held in memory at once: on a GPU each alone."""
-    groups, left = list[list[Trial]](), np.zeros(0)
+def _together(job: Job, trials: Sequence[TimedPlan]) -> list[list[TimedPlan]]:
+    """The plans in groups that are held in memory at once: on a GPU each alone."""
+    groups, left = list[list[TimedPlan]](), np.zeros(0)
     for t in trials:
         if not groups or job.backend != "numpy" or (left < t.prepared.packing.peak_bytes).any():
             groups.append([])
@@ -111,10 +111,11 @@ def _together(job: Job, trials: Sequence[Trial]) -> list[list[Trial]]:
 
 
 @contextlib.contextmanager
-def _freed() -> Iterator[None]:
-    """What is made meanwhile and left is free at once: what refers to itself would keep its memory for a while.
+def _freeing_cycles() -> Iterator[None]:
+    """A context after which reference cycles that were made in it are freed at once, as they would keep memory for a
+    while.
 
-    What was there before is not looked through for that: a large plan alone is millions of objects.
+    Objects from before are not traversed: a large plan alone is millions of them.
     """
     with set_aside():
         try:
@@ -123,7 +124,7 @@ def _freed() -> Iterator[None]:
             gc.collect()
 
 
-def _take_turns(job: Job, trials: Sequence[Trial], feed: Feed, rate: float, rounds: int) -> None:
+def _take_turns(job: Job, trials: Sequence[TimedPlan], feed: Feed, rate: float, rounds: int) -> None:
     executions: list[Execution] = []
     for t in trials:
         executions.append(job.execute(t.prepared, t.seed))
@@ -141,7 +142,7 @@ def _take_turns(job: Job, trials: Sequence[Trial], feed: Feed, rate: float, roun
 
 
 def _warm_up(job: Job, executions: Sequence[Execution]) -> None:
-    """Run steps, in turns, until they take what those after them will."""
+    """Run steps in turns until their times are steady."""
     begun = perf_counter()
     for number in count(1):
         since, delayed_ns = perf_counter(), cores.delayed_ns()
@@ -154,8 +155,9 @@ def _warm_up(job: Job, executions: Sequence[Execution]) -> None:
 
 
 def _are_warm(job: Job, elapsed: float, delayed: float) -> bool:
-    """Whether after so many seconds all is as it will be, where this rank waited for a core for that share of a round;
-    the same on all ranks."""
+    """Whether times are steady after `elapsed` seconds, where this rank waited for a core for a share `delayed` of a
+    round; the same on all ranks.
+    """
     least = WARM_UP_SECONDS if delayed <= DELAYED else MOST_WARM_UP_SECONDS
     gathered = job.comm.gather_bytes(str(elapsed - least).encode())
     return job.agree(lambda: b"over" if min(map(float, gathered or [])) >= 0 else b"") == b"over"

@@ -1,4 +1,4 @@
-"""Tuning for a job: each kernel call of its tasks is run in the way that was the fastest on its device.
+"""Tuning for a job: each kernel call of its tasks uses the choice that was fastest on its device.
 
 It does not know how a call is timed.
 """
@@ -15,9 +15,9 @@ import numpy as np
 
 from castile.kernels import tuning
 from castile.kernels.table import Table
-from castile.launch.jobs import ways
+from castile.launch.jobs import kernel_choices
 from castile.launch.jobs.jobs import Job
-from castile.launch.measuring.kinds import is_among
+from castile.launch.measuring.task_kinds import is_among
 from castile.launch.reports import progress
 from castile.planner.costs.database import Way
 from castile.runtime.region import relative
@@ -26,10 +26,10 @@ from castile.runtime.task import Arg, Body, CostKey, TaskGraph, View
 
 @dataclass(frozen=True)
 class TunedCall:
-    """A kernel call of a task, and by which form it is run; `setting` as text, "" where that leaves nothing to choose.
+    """A kernel call of a task, and the form that runs it; `setting` as text, "" where the form has none.
 
-    ways   all that were timed, the fastest first; none where there was nothing to choose
-    binds  what it would wait for most, where that is told from what was compiled
+    ways   all choices that were timed, the fastest first; empty where there was nothing to choose
+    binds  what bounds it, where that was estimated from compiled code
     """
 
     kernel: str
@@ -51,12 +51,12 @@ def tune(
     again: bool,
     meter: tuning.Meter | None = None,
 ) -> int:
-    """Time each way to run those kernel calls that can be run in several; returns how many calls that were.
+    """Time the choices of those kernel calls that have several; returns how many calls that were.
 
-    Calls that the database knows are left out. The ranks share the others, keep what they find after each call, and
-    from then on run it in its fastest way.
+    Calls that the database knows are left out. The ranks share the others, store what they find after each call, and
+    use the fastest choices from then on.
 
-    graphs  tasks, and of which kinds those are whose calls are timed, None for all
+    graphs  tasks, and the kinds of tasks whose calls are timed, None for all
     again   time what the database knows, too
     meter   where calls are timed; by default the device of the job's backend
     """
@@ -89,8 +89,8 @@ def tune(
 
 
 def settings_line(job: Job, graph: TaskGraph, command: str) -> str:
-    """A line on how many kernel calls of this rank's tasks run in the way that was fastest here, and on the command
-    that times the others; "" where nothing is left to choose, as on a CPU.
+    """A line on how many kernel calls of this rank's tasks use the choice that was fastest here, and the command that
+    times the others; "" where nothing is left to choose, as on a CPU.
     """
     if job.backend == "numpy":
         return ""
@@ -107,8 +107,8 @@ def settings_line(job: Job, graph: TaskGraph, command: str) -> str:
 
 
 def kernels_of(job: Job, graph: TaskGraph, task: int) -> tuple[TunedCall, ...]:
-    """Which kernels a task calls, each once, and how they are run."""
-    table, by_call = _table(job.backend), ways.by_call(job.ways)
+    """The kernels that a task calls, each once, and their choices."""
+    table, by_call = _table(job.backend), kernel_choices.by_call(job.ways)
     found: dict[str, TunedCall] = {}
     body = graph.tasks[task].body
     for call, name in zip(body.calls, names(table, graph, [task]), strict=True):
@@ -119,7 +119,7 @@ def kernels_of(job: Job, graph: TaskGraph, task: int) -> tuple[TunedCall, ...]:
 
 
 def names(table: Table, graph: TaskGraph, tasks: Iterable[int]) -> Iterator[str]:
-    """The names under which the kernel calls of these tasks are kept and looked up, in the order of the calls."""
+    """The keys of the kernel calls of these tasks, in the order of the calls."""
     # Most tasks have their body and the shapes of what they see in common with others. The body stays, or its id is not
     # its own.
     known: dict[tuple[Any, ...], tuple[Body, list[str]]] = {}
@@ -133,7 +133,7 @@ def names(table: Table, graph: TaskGraph, tasks: Iterable[int]) -> Iterator[str]
 
 
 def called(table: Table, body: Body, views: Sequence[tuning.Array]) -> Iterator[str]:
-    """The same of one body, upon these arrays."""
+    """The keys of the kernel calls of one body on these arrays."""
     arrays = {"view": views, "temp": [tuning.dense(temp.shape, temp.dtype) for temp in body.temps]}
 
     def operand(arg: object) -> object:
@@ -161,13 +161,13 @@ def _timed(table: Table, name: str, meter: tuning.Meter) -> list[Way]:
 
 
 def _keep(job: Job, found: Sequence[Way]) -> None:
-    """Put what all ranks found into the job and at once into the database; calls are run so from now on."""
+    """Put what all ranks found into the job and the database; calls use it from now on."""
     parts = job.comm.gather_bytes(msgspec.json.encode(found))
     answer = job.agree(lambda: msgspec.json.encode([way for part in parts or [] for way in msgspec.json.decode(part)]))
     new = msgspec.json.decode(answer, type=tuple[Way, ...])
     calls = {way.call for way in new}
     kept = [way for way in job.ways if way.call not in calls]
     job.ways = tuple(sorted([*kept, *new], key=lambda way: (way.call, way.seconds)))
-    ways.take(job.ways)
+    kernel_choices.apply_choices(job.ways)
     if job.database is not None and job.leads:
         job.database.add_ways(job.snapshot.environment, new)

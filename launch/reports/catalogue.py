@@ -1,4 +1,4 @@
-"""What there is by name: models, machines, data sets, optimizers, schedules, searches and known plans, each with its
+"""Everything that has a name: models, machines, data sets, optimizers, schedules, searches and known plans, with their
 settings, as the code has them.
 
 It does not know who reads it: `castile list` shows it, and the tables of the README are written from it.
@@ -28,13 +28,13 @@ SIZES = {"nodes": "how many nodes, all alike", "procs": "how many processors: of
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that has a name.
+    """Something that has a name.
 
     what       what it is, in a clause
     settings   each with its default, "", None or 0 where that is left open
-    notes      what is said of a setting, for some
+    notes      descriptions of some settings
     gives      what a model makes of its inputs, or a sample is
-    figures    what else there is to know, for programs
+    figures    further figures, for programs
     """
 
     name: str
@@ -142,7 +142,9 @@ def num_params(text: str) -> int:
 
 
 def notes_of(function: Callable[..., Any]) -> dict[str, str]:
-    """What the lines `setting   words` of a function's docstring say of its settings; deeper lines go on with one."""
+    """The descriptions of settings in a function's docstring, from its lines `setting   words`; indented lines continue
+    one.
+    """
     found: dict[str, str] = {}
     names: list[str] = []
     for line in (inspect.getdoc(function) or "").splitlines():
@@ -157,14 +159,14 @@ def notes_of(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def typed(name: str, value: Any) -> str:
-    """A setting with its default as a user types it; only its name where that leaves it open."""
+    """A setting with its default as a user types it; only its name where the default is open."""
     if value in ("", None) or (type(value) is int and value == 0):
         return name
     return f"{name}={str(value).lower() if type(value) is bool else f'{value:g}' if type(value) is float else value}"
 
 
 def docstring(thing: Any) -> str:
-    """The first paragraph of what is said of it, in one line."""
+    """The first paragraph of a docstring, in one line."""
     return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
 
 

@@ -1,4 +1,5 @@
-"""Errors: which sorts of tasks make predicted steps differ from measured ones, as figures and as a table.
+"""Errors of predictions: which sorts of tasks make predicted steps differ from measured ones, as figures and as a
+table.
 
 It does not know how steps were measured or predicted.
 """
@@ -21,10 +22,10 @@ STEPS = ("predicted", "typical", "replayed", "measured")
 
 
 def facts(steps: Mapping[str, Replay]) -> dict[str, Any]:
-    """The mean error of these steps, by the names of their plans, and what it would be were tasks predicted to take
-    what they took: those of one sort, of all, and of all as in each step by itself.
+    """The mean error of these steps, by the names of their plans, and what it would be with the measured times of one
+    sort of tasks, of all sorts, and of all as in each step by itself.
 
-    The sorts stand first whose times are worth most.
+    Sorts that reduce the error most come first.
     """
     replays, sorts = [*steps.values()], defaultdict[str, list[Sort]](list)
     for each in replays:
@@ -48,7 +49,7 @@ def mean_error(replays: Sequence[Replay], seconds: Callable[[Replay], float]) ->
 
 
 def _mean_error_without(replays: Sequence[Replay], name: str) -> float:
-    """The mean error, were this sort predicted right."""
+    """The mean error with measured times of this sort."""
     return mean_error(replays, lambda r: r.sorts[name].step_seconds if name in r.sorts else r.predicted_seconds)
 
 

@@ -1,4 +1,4 @@
-"""Progress: a bar on rank 0's terminal, where there is one: of how much is done, or of a search and its best plan.
+"""Progress bars on rank 0's terminal, if it is one: of how much is done, or of a search and its best plan.
 
 It does not know what is being done.
 """
@@ -27,7 +27,7 @@ def is_watched() -> bool:
 
 @contextlib.contextmanager
 def bar(leads: bool, what: str) -> Iterator[Advance]:
-    """Show a bar while the block runs; gives the function that moves it.
+    """Show a bar while the block runs; yields the function that moves it.
 
     That takes what is being done now, in words, how much is done, and how much there is in all.
     """
@@ -65,7 +65,8 @@ def bar(leads: bool, what: str) -> Iterator[Advance]:
 
 @contextlib.contextmanager
 def searching(which: str = "") -> Iterator[Progress | None]:
-    """Show a bar while the block searches; gives what tells it of the share that is spent and the best plan so far.
+    """Show a bar while the block searches; yields the function to call with the share of the budget that is spent and
+    the best plan so far.
 
     which   of several searches, in words: 2 of 3
     """

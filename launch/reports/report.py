@@ -1,4 +1,4 @@
-"""Reports of plans: which nodes lie how in a few lines, what plans cost in a table, and the same as JSON.
+"""Reports of plans: which nodes lie where in a few lines, what plans cost in a table, and the same as JSON.
 
 It does not know how plans are found.
 """
@@ -33,14 +33,14 @@ TABLE_WIDTH = 1000
 
 @dataclass(frozen=True)
 class Layout:
-    """The nodes that lie alike, in the order of the graph, and their Config in words."""
+    """Nodes with the same Config, in the order of the graph, and the Config in words."""
 
     nodes: tuple[str, ...]
     config: str
 
 
 def layouts(strategy: Strategy) -> list[Layout]:
-    """The nodes of each Config; behind them the updates and fetches that have a Config of their own."""
+    """The nodes of each Config; after them the updates and fetches that have a Config of their own."""
     found: dict[tuple[bool, str], list[str]] = {}
     for name, config in strategy.configs.items():
         found.setdefault(("/" in name, str(config)), []).append(name)
@@ -49,7 +49,7 @@ def layouts(strategy: Strategy) -> list[Layout]:
 
 
 def _wherever(strategy: Strategy) -> list[Layout]:
-    """The same of nodes that are cut alike, on whatever processors."""
+    """The same of nodes that are split alike, on whatever processors."""
     nodes: dict[tuple[bool, str], list[str]] = {}
     alike: dict[tuple[bool, str], dict[str, Config]] = {}
     for name, config in strategy.configs.items():
@@ -61,7 +61,9 @@ def _wherever(strategy: Strategy) -> list[Layout]:
 
 
 def plan_lines(strategy: Strategy) -> list[str]:
-    """The plan in few lines: a Config and its nodes, those of repeated blocks as `block*.q`; then what else it says."""
+    """The plan in few lines: each Config and its nodes, those of repeated blocks as `block*.q`; then its other
+    settings.
+    """
     rows, more = layouts(strategy), _further(strategy)
     most = PLAN_LINES - len(more)
     # Of a pipeline of many stages there is one for each of them.
@@ -76,7 +78,7 @@ def plan_lines(strategy: Strategy) -> list[str]:
 
 
 def _further(strategy: Strategy) -> list[str]:
-    """What it computes again, its buckets, its order, what it begins ahead, and which processors it leaves idle."""
+    """What it recomputes, its buckets, its order, what it begins ahead, and which processors it leaves idle."""
     lines, used = [], {proc for config in strategy.configs.values() for proc in config.procs}
     nodes = [name for name in strategy.recompute if name in strategy.configs]
     params = [name.removesuffix("/fetch") for name in strategy.recompute if name not in strategy.configs]
@@ -97,7 +99,7 @@ def _further(strategy: Strategy) -> list[str]:
 
 
 def named_briefly(nodes: Sequence[str], every: Iterable[str], width: int) -> str:
-    """Names, of all that there are, on one line: a family of which all are here as one name with a star; what does not
+    """Names, of `every` name there is, on one line: a family that is complete as one name with a star; what does not
     fit is counted.
     """
     families = _families(every)
@@ -128,7 +130,7 @@ def _families(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def facts(worth: Evaluated, base: Evaluated) -> dict[str, Any]:
-    """What a plan is worth, beside data parallelism."""
+    """A plan's figures, beside data parallelism."""
     return {
         "step_seconds": worth.seconds,
         "live_bytes": max(worth.peak_bytes),
@@ -139,14 +141,14 @@ def facts(worth: Evaluated, base: Evaluated) -> dict[str, Any]:
 
 
 def dropped(evaluator: Evaluator, plan: Strategy) -> dict[str, int]:
-    """How many nodes are computed again for gradients, and how many parameters gathered for each pass."""
+    """How many nodes are recomputed for gradients, and how many parameters gathered for each pass."""
     lowering = evaluator.lowering
     num_gathered = len(lowering.names.fetches.intersection(plan.recompute))
     return {"num_recomputed": len(lowering.shortened(2).program(plan).again), "num_gathered_again": num_gathered}
 
 
 def buckets(evaluator: Evaluator, plan: Strategy) -> dict[str, int] | None:
-    """What the buckets of a plan do to its step, None where it has none."""
+    """The effect of a plan's buckets on its step, None where it has none."""
     if not plan.bucket_bytes:
         return None
     joined = evaluator.evaluate(plan)
@@ -172,7 +174,7 @@ def bucket_words(row: Mapping[str, int] | None) -> str:
 
 
 def order(evaluator: Evaluator, plan: Strategy) -> dict[str, Any] | None:
-    """What the order of a plan's kernels does to its step, None where it is that of a plan that says nothing of it."""
+    """The effect of the order of a plan's kernels on its step, None for the default order."""
     if plan.order == READY:
         return None
     alone = evaluator.evaluate(msgspec.structs.replace(plan, order=READY))
@@ -180,7 +182,7 @@ def order(evaluator: Evaluator, plan: Strategy) -> dict[str, Any] | None:
 
 
 def ahead(evaluator: Evaluator, plan: Strategy) -> dict[str, Any] | None:
-    """What the microbatches that a plan begins ahead do to its step and its memory, None where there are none."""
+    """The effect of microbatches begun ahead on step and memory, None where there are none."""
     if not _begins_ahead(plan) or evaluator.lowering.mode != "train":
         return None
     found, alone = (evaluator.evaluate(one) for one in (plan, msgspec.structs.replace(plan, ahead=0)))
@@ -198,8 +200,8 @@ def _begins_ahead(plan: Strategy) -> bool:
 
 
 def without(facts: Mapping[str, Any]) -> str:
-    """What a step would take without its order and without what is begun ahead, behind its time; nothing where there
-    is neither.
+    """What a step would take without its order and without what is begun ahead, after its time; "" where there is
+    neither.
     """
     parts, (order, ahead) = list[str](), (facts["order"], facts["ahead"])
     if order is not None:

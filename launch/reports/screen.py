@@ -1,6 +1,6 @@
-"""What people and programs see of a run: lines as they come and a bar of progress, or one JSON object at its end.
+"""The output of a run: lines as they come and a progress bar, or one JSON object at its end.
 
-It does not know what is told.
+It does not know what is reported.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Bar:
 
 @dataclass
 class Speaker:
-    """Tells people lines as they come, or programs one JSON object at the end, with the same lines as "told" but those
-    of steps and of what was being done; only the leading rank speaks.
+    """Prints lines as they come, or one JSON object at the end with these lines as "told", without those of steps and
+    progress; only rank 0 speaks.
 
-    A run does not end because there is no room for a line on the way: that is warned of once.
+    A full disk under a line on the way does not end a run: that is warned of once.
     """
 
     leads: bool
@@ -76,23 +76,23 @@ class Speaker:
             self.warn(f"standard output: {why}; the run goes on, and lines are lost until you make room")
 
     def note(self, text: str) -> None:
-        """What is being done, for people who wait; stderr is for what went wrong."""
+        """Print what is being done, for people who wait; stderr is for what went wrong."""
         self._show(f"{text} ...")
 
     def warn(self, text: str) -> None:
-        """What went wrong while the run goes on."""
+        """Print what went wrong while the run goes on."""
         if self.leads:
             # where nobody can be told, the run is worth more than the words
             _lost(f"castile: {text}", sys.stderr)
 
     def step_line(self, text: Callable[[], str]) -> None:
-        """A line on a step, which nobody makes where nobody reads it."""
+        """Print a line on a step, which is made only if somebody reads it."""
         if self.leads and not self.json:
             self._show(text())
 
     @contextmanager
     def bar(self, first: int, total: int) -> Iterator[Bar]:
-        """A bar of the steps from `first` to `total` on rank 0's terminal; lines told meanwhile stand above it."""
+        """A bar of the steps from `first` to `total` on rank 0's terminal; lines printed meanwhile stand above it."""
         if not self.has_bar:
             yield Bar(None, first, total)
             return
@@ -107,7 +107,7 @@ class Speaker:
 
     @contextmanager
     def under_way(self, what: str) -> Iterator[Advance]:
-        """What takes a while: a bar where somebody watches a terminal, elsewhere a line that says that it begins."""
+        """A context for work that takes a while: a bar on a terminal, elsewhere a line at its beginning."""
         if not self.has_bar:
             self.note(what)
         with progress.bar(self.has_bar, what) as advance:
@@ -119,7 +119,7 @@ class Speaker:
 
 
 def _lost(text: str, file: TextIO) -> str:
-    """Writes a line; why it came to nobody, "" where it did."""
+    """Write a line; returns why nobody got it, "" if somebody did."""
     try:
         print(text, file=file, flush=True)
     except OSError as error:

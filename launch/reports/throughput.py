@@ -1,7 +1,7 @@
-"""Throughput: what a step does in a second, and what share of the processors' peaks its network needs, the model FLOPs
-utilisation (MFU) of PaLM (Chowdhery et al., 2022, appendix B).
+"""Throughput of a step, and the model FLOPs utilisation (MFU) of PaLM (Chowdhery et al., 2022, appendix B): the share
+of the processors' peaks that its network needs.
 
-It does not know what a step takes, nor why.
+It does not know how long a step takes, nor why.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ GRADIENTS = {"train": 2, "forward": 0}
 
 
 def facts(lowering: Lowering, seconds: float) -> dict[str, Any]:
-    """The figures of a step of so many seconds; None for tokens that there are none of, and for peaks not known, with
-    the kinds of processors that have none where others have.
+    """The figures of a step; None for tokens where there are none, and for MFU where peaks are unknown, with the kinds
+    of processors that lack one where others have one.
     """
     graph, needed, peak = lowering.graph, model_flops(lowering), peak_rate(lowering.machine, lowering.graph.dtype)
     tokens = tokens_of(graph)
@@ -38,9 +38,9 @@ def facts(lowering: Lowering, seconds: float) -> dict[str, Any]:
 
 
 def model_flops(lowering: Lowering) -> float:
-    """The floating-point operations that a step needs, however it is cut: neither updates nor what is computed again.
+    """The floating-point operations that a step needs, however it is split, without updates and recomputation.
 
-    Of a training step three times those of the forward pass, but for gradients that frozen parameters spare; causal
+    Three times those of the forward pass for a training step, less the gradients that frozen parameters save; causal
     attention counts what it sees.
     """
     graph = lowering.graph
@@ -57,7 +57,7 @@ def model_flops(lowering: Lowering) -> float:
 
 
 def _passes(lowering: Lowering, graph: Graph) -> dict[str, set[str]]:
-    """The nodes of the graph that are passed forward, for gradients of inputs and for those of parameters."""
+    """The nodes of the graph that have a forward pass, gradients of inputs, and gradients of parameters."""
     program = lowering.remade(graph=graph, microbatches=1, recompute=()).program(Strategy({}))
     found: dict[str, set[str]] = {"F": set(), "B": set(), "W": set()}
     for step in program.steps:
@@ -67,26 +67,26 @@ def _passes(lowering: Lowering, graph: Graph) -> dict[str, set[str]]:
 
 
 def peak_rate(machine: Machine, dtype: str) -> float | None:
-    """Operations a second that the data sheets of all processors promise; None where the machine does not say."""
+    """Operations a second by the data sheets of all processors; None where the machine does not say."""
     peaks = [processor.peak_rate(dtype) for processor in machine.processors]
     return None if None in peaks else float(sum(peak for peak in peaks if peak))
 
 
 def without_peak(machine: Machine, dtype: str) -> list[str]:
-    """The kinds of processors without a peak for a dtype, where others have one: these it is that hide the MFU."""
+    """The kinds of processors without a peak for a dtype, where others have one."""
     known = {is_known: {p.kind for p in machine.processors if (p.peak_rate(dtype) is not None) == is_known}
              for is_known in (True, False)}  # fmt: skip
     return sorted(known[False]) if known[True] else []
 
 
 def tokens_of(graph: Graph) -> int | None:
-    """The positions of a batch of sequences: of the first input whose axes are the samples' and positions."""
+    """The positions in a batch of sequences: of the first input whose axes are the samples' and positions."""
     tensors = [graph.tensors[name] for name in graph.inputs]
     return next((t.shape[0] * t.shape[1] for t in tensors if t.axes[1:] == (POSITIONS,)), None)
 
 
 def words(facts: Mapping[str, Any]) -> str:
-    """Samples a second, tokens a second and the share of peaks in words, as far as they are known."""
+    """Samples a second, tokens a second and MFU in words, as far as they are known."""
     parts = [report.pace(facts["samples_per_second"])]
     if facts["tokens_per_second"] is not None:
         parts.append(report.pace(facts["tokens_per_second"], "tokens"))
@@ -96,6 +96,6 @@ def words(facts: Mapping[str, Any]) -> str:
 
 
 def hidden(facts: Mapping[str, Any]) -> list[str]:
-    """Why the share of peaks is not told, in words, where only some kinds of processors have peaks."""
+    """Why MFU is not reported, in words, where only some kinds of processors have peaks."""
     kinds = facts["kinds_without_peak"]
     return [f"no MFU, as no peak of {', '.join(kinds)} is known"] if kinds else []

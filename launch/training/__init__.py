@@ -1,1 +1,1 @@
-"""Training: steps fed, run, judged, recorded, and gone on with."""
+"""Training: runs, evaluates, records, saves and resumes steps."""

@@ -1,4 +1,4 @@
-"""Feeding: each rank takes only its own samples out of a data set, the next step's while the current step runs.
+"""Feeding: each rank loads only its own samples of a data set, the next step's while the current step runs.
 
 It does not know how a step is run, nor what the samples are.
 """
@@ -29,7 +29,7 @@ KEPT = 3
 
 
 def places(inputs: Sequence[tuple[str, Box]]) -> dict[str, np.ndarray]:
-    """For each input, which samples of the batch the boxes of it need: their places, rising."""
+    """For each input, the positions in the batch of the samples that its boxes need, ascending."""
     ranges: dict[str, list[np.ndarray]] = {}
     for name, box in inputs:
         ranges.setdefault(name, []).append(np.arange(box.lo[0], box.hi[0]))
@@ -38,9 +38,9 @@ def places(inputs: Sequence[tuple[str, Box]]) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Some samples of a step's batch; called with an input and a box of the whole input, it gives that box.
+    """Some samples of a step's batch; called with an input and a box of the whole input, it returns that box.
 
-    places   for each input, where in the batch the samples stand, rising
+    places   for each input, the positions of the samples in the batch, ascending
     rows     for each input, the samples in the same order
     """
 
@@ -48,7 +48,7 @@ class Rows:
     rows: dict[str, np.ndarray]
 
     def __call__(self, name: str, box: Box) -> np.ndarray:
-        """A box of the whole input; its samples are among those that the feeder was made for."""
+        """A box of the whole input; its samples are among those that the feeder loads."""
         lo, hi = box.lo[0], box.hi[0]
         begin, end = np.searchsorted(self.places[name], (lo, hi)).tolist()
         assert end - begin == hi - lo, f"{name} {box} was not asked for"
@@ -56,15 +56,17 @@ class Rows:
 
 
 class Feeder(Iterator[Rows]):
-    """The feeds of steps first_step to first_step + num_steps, made in a thread that is two steps ahead at most. Where
-    the last one was had quickly, and the thread has nothing to do, the next is made by who asks for one.
+    """The feeds of steps first_step to first_step + num_steps, loaded in a thread that is at most two steps ahead. If
+    the last one took little time and the thread is idle, the caller loads the next one itself.
 
-    inputs           each input of the graph with a box of the whole input that is to be filled; one may come often
+    inputs           each input of the graph with a box of the whole input that is to be filled; one may occur
+                     repeatedly
     batch            samples a step of the whole job
-    waited_seconds   how long the steps had to wait for samples: 0 where loading is hidden
+    waited_seconds   how long steps waited for samples: 0 where loading is hidden
 
-    A context manager: when it ends, and when a step's samples cannot be had, the thread ends too. An error of the
-    thread is raised by `next` with its cause, and names the step: a user's mistake as one, such as a file that is gone.
+    A context manager: the thread ends when it ends, and when a step's samples cannot be loaded. An error of the thread
+    is raised by `next` with its cause, and names the step; a user's mistake, such as a missing file, as a user's
+    mistake.
     """
 
     def __init__(
@@ -80,7 +82,8 @@ class Feeder(Iterator[Rows]):
         self._look_ahead(AHEAD)
 
     def __next__(self) -> Rows:
-        """The next step's feed. Raises ValueError, MemoryError or RuntimeError where its samples could not be had."""
+        """The next step's feed. Raises ValueError, MemoryError or RuntimeError where its samples could not be loaded.
+        """
         if not self._ahead:
             self.close()
             raise StopIteration
@@ -98,12 +101,13 @@ class Feeder(Iterator[Rows]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether the thread makes a feed, or is to."""
+        """Whether the thread is loading, or about to."""
         return not all(future.done() for _, future in self._ahead)
 
     def again(self, step: int, names: Collection[str]) -> Rows:
-        """These inputs of a step that was fed: its whole batch, or of samples that come one after another what this
-        rank was given of the last few steps."""
+        """These inputs of a step that was fed: its whole batch; of sequential samples, what this rank loaded for the
+        last few steps.
+        """
         if self._dataset.shuffled:
             whole = dict.fromkeys(names, np.arange(self._batch))
             return Rows(whole, self._dataset.take(step, self._batch, whole))
@@ -118,7 +122,7 @@ class Feeder(Iterator[Rows]):
         self.close()
 
     def close(self) -> None:
-        """End the thread and forget what it made; there are no more feeds."""
+        """End the thread and drop what it loaded; there are no more feeds."""
         self._steps = iter(range(0))
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._ahead.clear()
@@ -136,7 +140,7 @@ class Feeder(Iterator[Rows]):
 
 
 def _made(make: Callable[[int], Rows], step: int) -> Future[Rows]:
-    """What a thread would give, made at once."""
+    """A future that is computed at once."""
     future: Future[Rows] = Future()
     try:
         future.set_result(make(step))
@@ -146,7 +150,7 @@ def _made(make: Callable[[int], Rows], step: int) -> Future[Rows]:
 
 
 def _of_step(step: int, error: Exception) -> Exception:
-    """The same error of the samples of a step, which counts from 1."""
+    """The same error, naming the step, which counts from 1."""
     where = f"samples of step {step}: "
     if isinstance(error, OSError) and error.filename is not None:
         return UserError(f"{where}{error.filename}: {error.strerror}")

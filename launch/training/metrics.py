@@ -1,6 +1,6 @@
-"""Metrics: a line of JSON for each thing that happened while training, and event files for TensorBoard.
+"""Metrics: a line of JSON for each event of a training, and event files for TensorBoard.
 
-It does not know what is measured; who trains says what happened.
+It does not know what is measured; training says what happened.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from castile.launch.processes.ranks import UserError
-from castile.launch.training import events
+from castile.launch.training import tensorboard
 from castile.launch.typed import files
 
 # What a step's or an evaluation's record holds that is a name or a place, not a curve.
@@ -29,8 +29,8 @@ class Sink:
     """A file where records go, one after another. Each is in the system's hands once written: a kill loses none."""
 
     def __init__(self, path: Path, option: str) -> None:
-        """Open for records to come, after those that are there. Raises UserError where that cannot be, as where another
-        run writes there.
+        """Open for records, after those that are there. Raises UserError where that is impossible, e.g. as another run
+        writes there.
         """
         self.option = option
         try:
@@ -46,7 +46,7 @@ class Sink:
         raise NotImplementedError
 
     def write(self, data: bytes) -> None:
-        """Write all of a record, or none of it. Raises OSError where the disk takes no more."""
+        """Write a record completely or not at all. Raises OSError where the disk is full."""
         size = self.num_bytes
         try:
             # one call for a record: what another program reads meanwhile ends between records
@@ -60,25 +60,25 @@ class Sink:
 
     @property
     def num_bytes(self) -> int:
-        """How long the file is; 0 for what is no file on a disk."""
+        """The length of the file; 0 for what is no regular file."""
         return os.fstat(self._file).st_size
 
     def close(self) -> None:
-        """Let others write there, once and for all."""
+        """Close, and let others write there."""
         if self._file >= 0:
             file, self._file = self._file, -1
             os.close(file)
 
 
 class Lines(Sink):
-    """A file with a JSON object a line; what is there stays as it is until `begin`."""
+    """A file with a JSON object a line, left as it is until `begin`."""
 
     def __init__(self, path: str) -> None:
         self.path, self.is_new = path, not os.path.lexists(path)
         super().__init__(Path(path), f"--metrics {path}")
 
     def begin(self, resume: bool) -> None:
-        """Records follow those lines that are there when resuming, and take their place otherwise."""
+        """When resuming, append to the existing lines; otherwise replace them."""
         # What is no file on a disk has nothing to mend or to cut.
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             return
@@ -94,10 +94,10 @@ class Lines(Sink):
 
 @contextmanager
 def held(path: str) -> Iterator[Lines]:
-    """The file of lines, to which no other run writes until the block ends. Of one that the block made and wrote
-    nothing to none is left.
+    """The file of lines, locked against other runs until the block ends. A file that the block created and left empty
+    is removed.
 
-    Raises UserError where it cannot be opened, as where another run writes there.
+    Raises UserError where it cannot be opened, e.g. as another run writes there.
     """
     lines = Lines(path)
     try:
@@ -109,9 +109,9 @@ def held(path: str) -> Iterator[Lines]:
 
 
 def mend(path: str) -> int:
-    """Take away a last line that a dying process left unfinished; returns how many bytes that were.
+    """Remove an incomplete last line that a dying process left; returns the number of bytes removed.
 
-    A whole record that lacks only its line's end gets it. A file that is not there is whole.
+    A complete record that lacks only its newline gets it. A missing file is complete.
     """
     with suppress(FileNotFoundError), open(path, "r+b") as file:
         file.seek(0, os.SEEK_END)
@@ -144,7 +144,7 @@ def _last_line(file: Any, size: int) -> int:
 
 
 class Events(Sink):
-    """A file of TensorBoard's in a folder: a curve for each number of steps and evaluations."""
+    """A TensorBoard file in a folder: a curve for each number of steps and evaluations."""
 
     def __init__(self, folder: str) -> None:
         # as TensorBoard calls them: it reads all whose names hold the third word, in the order of the fourth
@@ -152,17 +152,17 @@ class Events(Sink):
         super().__init__(Path(folder) / name, f"--tensorboard {folder}")
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Every number of the record is a point of the curve KIND/NAME; those within it have longer names."""
+        """Add every number of the record to the curve KIND/NAME; nested numbers have longer names."""
         if "step" not in record:
             return
         values = list(_numbers(record["kind"], {n: value for n, value in record.items() if n not in _NO_CURVE}))
         if values:
-            begin = b"" if self.num_bytes else events.record(events.first(time.time()))
-            self.write(begin + events.record(events.scalars(time.time(), int(record["step"]), values)))
+            begin = b"" if self.num_bytes else tensorboard.record(tensorboard.first(time.time()))
+            self.write(begin + tensorboard.record(tensorboard.scalars(time.time(), int(record["step"]), values)))
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
-    """All numbers of what may hold others by their names."""
+    """All numbers of a value that may be nested, by name."""
     if isinstance(value, Mapping):
         for key, one in value.items():
             yield from _numbers(f"{name}/{key}", one)
@@ -171,9 +171,9 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 class Metrics:
-    """All the places where a run's records go, none on ranks that do not lead; a context manager that closes them.
+    """All places where a run's records go, none on ranks other than 0; a context manager that closes them.
 
-    warn   told once of each place that takes no more, as a training does not end for its records
+    warn   called once for each place that takes no more records, which does not end a training
     """
 
     def __init__(self, *sinks: Sink, warn: Callable[[str], None] = lambda text: None) -> None:
@@ -181,7 +181,7 @@ class Metrics:
         self._full: set[Sink] = set()
 
     def record(self, kind: str, **facts: Any) -> None:
-        """Write down that something happened: kind "run", "step", "evaluation", "checkpoint" or "end"."""
+        """Record an event: kind "run", "step", "evaluation", "checkpoint" or "end"."""
         record = {"kind": kind, **facts}
         for sink in self._sinks:
             try:
@@ -207,10 +207,10 @@ class Metrics:
 def start(
     lines: Lines | None, folder: str, resume: bool, warn: Callable[[str], None] = lambda text: None
 ) -> Metrics:
-    """Records go to a file of lines, if there is one, and to a folder of event files; "" stands for none.
+    """Metrics that go to a file of lines, if any, and to a folder of event files; "" stands for none.
 
-    warn   told once of each of the two that takes no more
-    Raises UserError where one of them cannot be begun.
+    warn   called once for each of the two that takes no more records
+    Raises UserError where one of them cannot be opened.
     """
     # the folder first: nothing is written to the file when it turns out that the folder cannot be
     sinks: list[Sink] = [Events(folder)] if folder else []
@@ -221,7 +221,7 @@ def start(
 
 
 def _without_nan(value: Any) -> Any:
-    """The value with None for what JSON cannot say: infinities and NaN."""
+    """The value with None in place of infinities and NaN, which JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""Operators of a model's own file, each looked at once before training: the suite holds only castile's own to laws.
+"""Applies a check to each operator of a model's own file before training: the test suite covers castile's own only.
 
-It does not know what is looked for.
+It does not know what is checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_FLOPS = 1e8
 
 
 def remarks(graph: Graph, look: Callable[[Node, Sequence[Tensor]], Iterable[str]]) -> list[str]:
-    """The lines that `look` gives for a node of each such operator and its operands, at numbers that it draws."""
+    """The lines that `look` returns for one node of each such operator and its operands."""
     seen, found = set[str](), list[str]()
     for node in graph.nodes.values():
         is_asked = node.op.is_from_elsewhere and node.op.flops("F", node.whole()) <= MOST_FLOPS

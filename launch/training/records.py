@@ -1,4 +1,4 @@
-"""Records: where a run writes down what happens, and the run itself as a file beside that.
+"""Records: where a run writes its metrics, and the run itself as a file beside them.
 
 It does not know what happens in it.
 """
@@ -25,13 +25,13 @@ HOW_SHOWN = ("print", "json")
 
 
 def as_facts(command: Any) -> dict[str, Any]:
-    """The run as it is told and written: but for how it is shown."""
+    """The run as it is reported and written, without options about output."""
     return runfile.given(command, without=HOW_SHOWN)
 
 
 @contextmanager
 def held(command: Any) -> Iterator[metrics.Lines | None]:
-    """Keep other runs from the folder of checkpoints and the file of metrics until the block ends; gives that file,
+    """Lock the folder of checkpoints and the file of metrics against other runs until the block ends; yields that file,
     None where there is none or another rank has it.
 
     Raises UserError where another run writes to one of them.
@@ -45,11 +45,11 @@ def held(command: Any) -> Iterator[metrics.Lines | None]:
 def begin(
     command: Any, job: Job, lines: metrics.Lines | None, first_step: int, num_steps: int, say: Speaker
 ) -> metrics.Metrics:
-    """Where records go, on rank 0; the first tells of the run, and the same lies beside them as a run file.
+    """Open the metrics on rank 0: the first record describes the run, which is also written beside them as a run file.
 
-    command   that of `castile train`
-    lines     its file of metrics, to which nothing is written where the command names none
-    Raises UserError where records cannot be begun.
+    command   of `castile train`
+    lines     its file of metrics, unused where the command names none
+    Raises UserError where they cannot be opened.
     """
     if not job.leads:
         return metrics.Metrics()

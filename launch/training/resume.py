@@ -1,6 +1,6 @@
-"""Going on: the latest checkpoint of a folder, whether it is of the same training, and the plan it was trained with.
+"""Resuming: the latest checkpoint of a folder, whether it is of the same training, and the plan it was trained with.
 
-It does not know how steps are run, nor how checkpoints lie on the disk.
+It does not know how steps are run, nor how checkpoints are stored.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from castile.launch.checkpoints.folder import latest
 from castile.launch.checkpoints.manifest import Facts
 from castile.launch.checkpoints.reader import Reader, open_checkpoint
 from castile.launch.data import Dataset
-from castile.launch.here import alike
-from castile.launch.here.leading import from_leader
+from castile.launch.here import consistency
+from castile.launch.here.leader import from_leader
 from castile.launch.jobs.jobs import Job
 from castile.launch.processes.ranks import UserError
 from castile.launch.reports.screen import Speaker
@@ -34,30 +34,30 @@ Changes = dict[str, list[Option]]
 
 
 def facts(job: Job, data: str, seed: int, options: Mapping[str, Option], dataset: Dataset | None) -> Facts:
-    """What a checkpoint says of this training: its graph as it is built and parameters are kept, whatever is computed
-    with, and by which rewrites; all ranks call it.
+    """What a checkpoint says of this training: its graph as built, whatever the dtype and the rewrites; all ranks call
+    it.
 
-    options   those of OPTIONS, and "steps": how many the whole run has, by which its schedule goes
-
-    dataset   its samples are looked at; None where nothing is to be saved, as samples that come one after another begin
-              anew for that
+    options   those of OPTIONS, and "steps": of the whole run, which its schedule depends on
+    dataset   whose samples are hashed; None where nothing is to be saved, as sequential samples would begin anew
     """
     model, kept = job.model.as_built, job.lowering.updates.kept(job.graph.dtype)
     graph = model.graph(job.graph.batch, kept)
     # what is read again may have changed meanwhile: all ranks go by what one has seen
-    samples = from_leader(job.comm, lambda: alike.samples(dataset).encode()).decode() if dataset is not None else ""
+    samples = (
+        from_leader(job.comm, lambda: consistency.samples(dataset).encode()).decode() if dataset is not None else ""
+    )
     return Facts(model.text, data, graph.batch, seed, graph.fingerprint, graph.dtype, samples, dict(options))
 
 
 class _Answer(msgspec.Struct):
-    """What rank 0 found in the folder: a path, "" for none, and what it has to warn of."""
+    """What rank 0 found in the folder: a path, "" for none, and warnings."""
 
     path: str = ""
     warnings: tuple[str, ...] = ()
 
 
 def begin(job: Job, folder: str, here: Facts, say: Speaker) -> Reader | None:
-    """The checkpoint that a run goes on from, told to the user; None in a folder without any.
+    """The checkpoint that a run resumes from, reported to the user; None in a folder without any.
 
     Raises UserError where it is of another training than `here`.
     """
@@ -74,14 +74,14 @@ def begin(job: Job, folder: str, here: Facts, say: Speaker) -> Reader | None:
 
 
 def version(saved: Reader) -> Changes:
-    """Which castile wrote the checkpoint and which goes on, where that is not the same."""
+    """The castile versions that wrote the checkpoint and that resumes, where they differ."""
     then = saved.manifest.castile
     return {} if then == __version__ else {"castile": [then, __version__]}
 
 
 def recut(saved: Reader, plan: Strategy, say: Speaker) -> Changes:
-    """Into how many pieces batches were cut and are, told to the user, where that is not the same: gradients are of
-    the whole batch all the same, and plans decide it where --accumulate says nothing.
+    """The microbatches of the checkpoint and of the plan, reported to the user, where they differ: gradients are of the
+    whole batch all the same, and plans decide it where --accumulate is not given.
     """
     then = int(saved.manifest.plan.get("microbatches", 1))
     found: Changes = {} if then == plan.microbatches else {"accumulate": [then, plan.microbatches]}
@@ -95,7 +95,7 @@ def _tell(found: Changes, step: int, say: Speaker) -> None:
 
 
 def find(comm: Communicator, folder: str) -> tuple[Reader | None, tuple[str, ...]]:
-    """The latest checkpoint that is whole, on every rank, and warnings of later ones; None in a folder without any."""
+    """The latest intact checkpoint, on every rank, and warnings of later ones; None in a folder without any."""
 
     def look() -> bytes:
         found = latest(folder)
@@ -106,7 +106,7 @@ def find(comm: Communicator, folder: str) -> tuple[Reader | None, tuple[str, ...
 
 
 def as_built(facts: Facts) -> Facts:
-    """The same of the network before any rewrite, of which a checkpoint may tell with those that its steps had."""
+    """The facts of the network before any rewrite; those of a checkpoint may be of a rewritten one."""
     try:
         model = models.parse(facts.model)
         if not model.rewrite or model.graph(facts.batch, facts.dtype).fingerprint != facts.graph:
@@ -119,7 +119,7 @@ def as_built(facts: Facts) -> Facts:
 
 
 def check_same(saved: Facts, here: Facts, path: Path) -> None:
-    """Raises UserError where a checkpoint is of another training than this."""
+    """Raises UserError where a checkpoint is of another training."""
     if saved.model != here.model and saved.graph != here.graph:
         raise UserError(f"--resume: {path} is of {saved.model}, and this run trains {here.model}: name that model")
     for name in ("batch", "seed", "data"):
@@ -151,13 +151,13 @@ def check_same(saved: Facts, here: Facts, path: Path) -> None:
 
 
 def changes(saved: Facts, here: Facts) -> Changes:
-    """Options that are not what the checkpoint was trained with: what they were, and what they are."""
+    """Options that differ from the checkpoint's: their old and new values."""
     both = [(name, then, here.options[name]) for name, then in saved.options.items() if name in here.options]
     return {name: [then, now] for name, then, now in both if _normalized(name, then) != _normalized(name, now)}
 
 
 def _normalized(name: str, value: Option) -> object:
-    """What an option says, however it is written."""
+    """The value of an option, however it is written."""
     if name != "optimizer":
         return value or None
     try:
@@ -177,8 +177,8 @@ def _word(value: Option) -> str:
 def plan_of(job: Job, saved: Reader, microbatches: int | None, recompute: Collection[str] | None) -> Strategy | None:
     """The plan of the run that wrote the checkpoint; None where it does not fit here.
 
-    It fits where ranks, machine and graph are the same, and the number of microbatches and what is computed again too
-    unless these are None.
+    It fits if ranks, machine and graph are the same, and the number of microbatches and the recomputation too, unless
+    these are None.
     """
     plan = strategies.decode(saved.plan, f"checkpoint {saved.path}")
     fits = plan.num_procs == job.machine.num_procs and plan.machine == job.machine.fingerprint

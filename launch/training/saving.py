@@ -1,4 +1,4 @@
-"""Saving: what of a training is saved when, what is told of it, and what there is to go on from at any moment.
+"""Saving: when a training's state is saved, what is reported of it, and which checkpoint it could resume from.
 
 It does not know how steps are run, nor how a checkpoint reaches the disk.
 """
@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 
 from castile.launch.checkpoints.checkpointer import Checkpointer, Outcome
-from castile.launch.jobs import numbers
+from castile.launch.jobs import sample_checks
 from castile.launch.jobs.execution import Execution
 from castile.launch.jobs.jobs import Job
 from castile.launch.processes import last_words
 from castile.launch.processes.ranks import Ended, UserError
 from castile.launch.reports import report
 from castile.launch.reports.screen import Speaker
-from castile.launch.training import telling
+from castile.launch.training import run_report
 from castile.launch.training.metrics import Metrics
-from castile.launch.training.telling import Progress
+from castile.launch.training.run_report import Progress
 from castile.planner import strategy as strategies
 from castile.planner.strategy import Strategy
 from castile.runtime.backends.base import Key
@@ -38,10 +38,10 @@ TICK_SECONDS = 0.2
 
 @dataclass
 class Saves:
-    """The saves of a training under a plan; all ranks come to them after the same steps.
+    """The saves of a training; all ranks reach them after the same steps.
 
-    saver        None where there is no place to save to
-    is_stopped   whether the job was asked to stop until now, which all ranks learn together
+    saver        None where there is nowhere to save to
+    is_stopped   whether the job was asked to stop, which all ranks learn together
     """
 
     job: Job
@@ -56,12 +56,12 @@ class Saves:
 
     @property
     def latest(self) -> Path | None:
-        """The checkpoint that the training would go on from now, None for none."""
+        """The checkpoint that the training would resume from now, None for none."""
         return self.saver.latest if self.saver is not None else None
 
     @property
     def left(self) -> str:
-        """What there is to go on from, should the training end now."""
+        """What there is to resume from, should the training end now."""
         if self.latest is not None:
             return f"with --resume the same command goes on from {self.latest}"
         if self.saver is not None:
@@ -74,7 +74,7 @@ class Saves:
         return self.saver is not None and self.saver.due(step)
 
     def save(self, step: int) -> None:
-        """Begin to save what came of that many steps. Raises UserError where no run could go on from it."""
+        """Begin to save the state after that many steps. Raises UserError where no run could resume from it."""
         assert self.saver is not None
         carried = self.execution.saved()
         self.check(carried, step)
@@ -84,9 +84,7 @@ class Saves:
         self.progress.copied_seconds += copied.seconds + copied.waited_seconds
 
     def save_best(self, step: int, loss: float) -> None:
-        """Save what came of that many steps, which did better than all before on held-out samples, so that it stays;
-        all ranks come to it.
-        """
+        """Save the state after that many steps, the best so far on held-out samples, and keep it; all ranks call it."""
         assert self.saver is not None
         if not self._is_over:
             self.save(step)
@@ -95,16 +93,16 @@ class Saves:
             self.say.warn(warning)
 
     def poll(self) -> None:
-        """Tell what has become of a save, as soon as that is known."""
+        """Report the outcome of a save as soon as it is known."""
         if self.saver is not None:
             with self.execution.runner.prompt():
                 outcome = self.saver.poll()
             self._tell(outcome)
 
     def end(self, step: int) -> None:
-        """Save what has come of it all: where what hinders it may pass, such as a full disk, again and again, unless
-        the job was asked to stop, before or meanwhile, and has little time left. Without a place to save to see that
-        it is a state to go on from.
+        """Save the final state. If something temporary such as a full disk prevents it, try again and again, unless the
+        job was asked to stop, before or meanwhile, and has little time left. Without a place to save to, check that the
+        state is valid.
         """
         saver = self.saver
         if saver is None:
@@ -128,16 +126,16 @@ class Saves:
         self.progress.latest = str(self.latest or "")
 
     def break_off(self) -> None:
-        """Before a mistake or a fault ends the run let the save that is under way become a checkpoint, wherever other
-        ranks are; what there is then is told behind the fault.
+        """Before an error ends the run, let the save in progress become a checkpoint, wherever other ranks are; what
+        there is then is reported after the error.
         """
         self._end_alone("ending the save that is under way")
         if self.latest is not None:
             last_words.follow(self.left)
 
     def interrupted(self, done: int) -> Ended:
-        """What Ctrl-C after so many steps ends the run with: it lets the save that is under way end, and a second one
-        leaves that as it is.
+        """What Ctrl-C after `done` steps ends the run with: it lets the save in progress end; a second one does not
+        wait for it.
         """
         at_once = False
         try:
@@ -147,12 +145,12 @@ class Saves:
         return Ended(signal.SIGINT, f"ended after step {done}: {self.left}", at_once)
 
     def check(self, carried: Mapping[Key, np.ndarray], step: int) -> None:
-        """Raises UserError for a state that no run could go on from: the loss of its own step may still look well."""
+        """Raises UserError for a state that no run could resume from: the loss of its own step may still be finite."""
         graph = self.job.graph
         # what is carried and never changes, such as a mask, may come with infinities, and is saved with them
         constants = set(graph.states) - set(graph.updates)
         for (region, _, _), array in carried.items():
-            if region not in constants and not numbers.is_finite(array):
+            if region not in constants and not sample_checks.is_finite(array):
                 then = ", which are not saved" if self.saver is not None else ""
                 raise UserError(f"step {step}: {region} holds numbers that are not finite{then}: {SMALLER}")
 
@@ -178,12 +176,12 @@ class Saves:
         return True
 
     def _ended(self, saver: Checkpointer) -> Outcome | None:
-        """What became of the save that is under way."""
+        """The outcome of the save in progress."""
         with self.execution.runner.prompt():
             return saver.wait()
 
     def _tell(self, outcome: Outcome | None, then: str = ", and training goes on") -> None:
-        """Tell what became of a save, and what happens where it came to nothing."""
+        """Report the outcome of a save, and what happens if it failed."""
         if outcome is None:
             return
         facts = {name: getattr(outcome, name) for name in outcome.__struct_fields__}
@@ -193,4 +191,4 @@ class Saves:
             self.say.warn(f"{outcome.warning}{'' if outcome.complete else then}")
         if outcome.complete:
             last_words.leave(self.left)
-            self.say.line(telling.checkpoint_line(outcome.step, outcome.path, outcome.nbytes, outcome.seconds))
+            self.say.line(run_report.checkpoint_line(outcome.step, outcome.path, outcome.nbytes, outcome.seconds))

@@ -1,4 +1,4 @@
-"""The training loop: steps are fed, run, judged, recorded and saved, from the first to the last or to a signal.
+"""The training loop: steps are fed, run, evaluated, recorded and saved, until the last one or a signal.
 
 It does not know how the plan was chosen, what the options were, nor how its records are shown.
 """
@@ -18,7 +18,7 @@ import msgspec
 from castile.launch.checkpoints.checkpointer import Checkpointer
 from castile.launch.checkpoints.manifest import UNJUDGED, Judged
 from castile.launch.data import Dataset
-from castile.launch.jobs import numbers
+from castile.launch.jobs import sample_checks
 from castile.launch.jobs.execution import Execution, Prepared
 from castile.launch.jobs.jobs import Job
 from castile.launch.processes import last_words
@@ -28,14 +28,14 @@ from castile.launch.processes.stopping import Stopping
 from castile.launch.reports import report
 from castile.launch.reports.progress import Advance
 from castile.launch.reports.screen import Speaker
-from castile.launch.training import evaluate, telling, watching
-from castile.launch.training.evaluate import Passing
+from castile.launch.training import evaluate, number_watch, run_report
+from castile.launch.training.evaluate import ForwardPass
 from castile.launch.training.feeding import Feeder
-from castile.launch.training.judging import HeldOut
 from castile.launch.training.metrics import Metrics
+from castile.launch.training.number_watch import Report, Watch
+from castile.launch.training.run_report import Progress
 from castile.launch.training.saving import SMALLER, Saves
-from castile.launch.training.telling import Progress
-from castile.launch.training.watching import Report, Watch
+from castile.launch.training.scoring import HeldOut
 from castile.planner.step.beside import NORM, is_scaled
 from castile.planner.strategy import Strategy
 from castile.runtime import debug
@@ -50,14 +50,14 @@ MOST_SKIPPED = 50
 
 @dataclass(frozen=True)
 class Course:
-    """What there is to do: steps `first_step` <= step < `num_steps` of a data set, each with its rate.
+    """The steps first_step <= step < num_steps of a data set, each with its learning rate.
 
-    evaluate_every   how many steps lie between evaluations on held-out samples, None for one at the end alone
+    evaluate_every   steps between evaluations on held-out samples, None for one at the end
     saver            saves the state when it is due, after the last step and when a signal asks to stop
-    judged           how held-out samples were judged before the first step
-    patience         after so many evaluations in a row without a better one the run is to end; None for never
-    keeps_best       whether the state is saved, and stays, whenever an evaluation is the best so far
-    watch            has looked at what each task made, None where nobody does
+    judged           the state of evaluation before the first step
+    patience         evaluations in a row without improvement after which the run ends; None for never
+    keeps_best       whether the state of the best evaluation so far is saved and kept
+    watch            watches the results of tasks, None if nobody does
     """
 
     plan: Strategy
@@ -77,7 +77,7 @@ class Course:
 
 @dataclass
 class Training:
-    """A training under way."""
+    """A training in progress."""
 
     job: Job
     course: Course
@@ -98,7 +98,7 @@ class Training:
         self._saves = Saves(self.job, course.plan, course.execution, course.saver, *outlets, self._is_stopped)
 
     def run(self) -> Progress:
-        """Train. Raises UserError where the loss is no finite number, and Ended for Ctrl-C."""
+        """Train. Raises UserError where the loss is not finite, and Ended for Ctrl-C."""
         try:
             return self._run()
         except Exception:
@@ -123,16 +123,16 @@ class Training:
 
     @property
     def _num_done(self) -> int:
-        """How many steps are done until now."""
+        """The number of steps done."""
         return self.course.first_step + self.progress.num_steps
 
     @property
     def _last(self) -> int:
-        """How many steps are done at the end; none may be left where a run goes on."""
+        """The number of steps done at the end; a resumed run may have none left."""
         return max(self.course.num_steps, self.course.first_step)
 
     def _steps(self) -> None:
-        """All steps, or those until a signal asks to stop or patience ends; what came of them is saved."""
+        """Run all steps, or those until a signal or patience ends training, and save the result."""
         course, job, first, last = self.course, self.job, self.course.first_step, self._last
         with ExitStack() as stack:
             inputs, batch = course.execution.inputs, job.graph.batch
@@ -187,7 +187,7 @@ class Training:
         lost, pace = feeder.waited_seconds - waited, self.job.graph.batch / (done - begun)
         progress.add(float(loss) if loss is not None else math.nan, done - ready, lost, pace)
         reports, before = self._reports(), progress.gradients
-        progress.gradients = watching.norms(reports)
+        progress.gradients = number_watch.norms(reports)
         self._record(step + 1, rate)
         spoilt = next((each.spoilt for each in reports if each.spoilt), "")
         is_lost = loss is not None and not math.isfinite(progress.losses[-1])
@@ -219,7 +219,7 @@ class Training:
         self._num_skipped += 1
         if self._num_skipped == MOST_SKIPPED:
             self.log.record("end", step=step, reason=f"gradients are too large for {graph.dtype}")
-            trouble = watching.first(reports)
+            trouble = number_watch.first(reports)
             where = f"{trouble.words}: " if trouble is not None else ""
             raise UserError(
                 f"step {step}: {MOST_SKIPPED} steps in a row were skipped, since gradients are too large for "
@@ -259,18 +259,18 @@ class Training:
         mend = SMALLER if step else at_once
         for fed in range(step, max(step - 2, self.course.first_step - 1), -1):
             rows = feeder.again(fed, [name for name in self.job.graph.inputs if name in dataset.shapes])
-            if found := numbers.unreal(rows.rows):
+            if found := sample_checks.first_odd(rows.rows):
                 place = dataset.place(int(dataset.indices(fed, batch)[rows.places[found.name][found.row]]))
                 instead = f", or where it is meant {mend}" if step and math.isinf(found.value) else ""
-                return f"{place}, counted from 0, has {found.words}: {numbers.MEND}{instead}"
+                return f"{place}, counted from 0, has {found.words}: {sample_checks.MEND}{instead}"
         if self.course.watch is None:
             return f"{mend}, or with --watch, which tells where they begin" if self.job.backend == "numpy" else mend
-        trouble = watching.first(reports)
+        trouble = number_watch.first(reports)
         words = [trouble.words] if trouble is not None else []
         if trouble is not None and trouble.sample is not None:
             words.append(f"for {dataset.place(int(dataset.indices(step, batch)[trouble.sample]))}, counted from 0")
         if before:
-            words.append(f"gradients a step before: {watching.longest(before)}")
+            words.append(f"gradients a step before: {number_watch.longest(before)}")
         return f"{', '.join(words)}: mend the network there, or {SMALLER if step else at_once}" if words else mend
 
     def _feed(self, step: int, feeder: Feeder) -> None:
@@ -308,7 +308,7 @@ class Training:
         if whole is not None:
             self.progress.sampled.append(whole)
             debug.show(debug.TASKS, self.job.comm.rank, partial(debug.task_table, course.prepared.tasks, whole))
-        self.say.step_line(lambda: telling.step_line(self.job, step, self.progress, course.prepared, every))
+        self.say.step_line(lambda: run_report.step_line(self.job, step, self.progress, course.prepared, every))
 
     def _after(self, step: int) -> None:
         """What is due when so many steps are done."""
@@ -320,11 +320,11 @@ class Training:
             self._saves.save(step)
 
     @cached_property
-    def _passing(self) -> Passing:
+    def _passing(self) -> ForwardPass:
         """What held-out samples go through, made once."""
-        passing, whole = evaluate.passing(self.job, self.course.plan, self.course.prepared), self.job.graph.batch
+        passing, whole = evaluate.forward_pass(self.job, self.course.plan, self.course.prepared), self.job.graph.batch
         if passing.graph.batch < whole:
-            self.say.line(telling.in_pieces(passing.graph.batch, whole))
+            self.say.line(run_report.in_pieces(passing.graph.batch, whole))
         return passing
 
     def _evaluate(self, step: int, advance: Advance = lambda *_: None) -> None:
@@ -333,7 +333,7 @@ class Training:
             self.job, lambda: self._passing, course.dataset, course.execution, advance, self._is_stopped
         )
         if self.progress.stopped_by:
-            self.say.line(telling.unjudged_line(step, self.progress.stopped_by))
+            self.say.line(run_report.unjudged_line(step, self.progress.stopped_by))
             return
         if judged is not None:
             self._tell_judged(step, judged)
@@ -342,7 +342,7 @@ class Training:
     def _tell_judged(self, step: int, judged: HeldOut) -> None:
         """Tell and record what an evaluation said, on rank 0."""
         course = self.course
-        facts = telling.evaluation(step, judged)
+        facts = run_report.evaluation(step, judged)
         self.progress.evaluations.append(facts)
         self.log.record("evaluation", **facts)
         if facts["loss"] is None:
@@ -350,7 +350,7 @@ class Training:
             self.say.warn(f"step {step}: {why}, or {SMALLER}")
         # the last is told at the end of the run
         if step < course.num_steps:
-            self.say.line(telling.evaluation_line(facts))
+            self.say.line(run_report.evaluation_line(facts))
 
     def _weigh(self, step: int, loss: float) -> None:
         """What an evaluation means for what is kept and for how long the run goes on; all ranks come to it."""

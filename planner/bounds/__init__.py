@@ -1,8 +1,9 @@
-"""Lower bounds on the time of a step, and the additive model, whose plan of least price can be found exactly.
+"""Lower bounds on the time of a step, and the additive cost model, whose cheapest plan can be found exactly.
 
-  lower_bound   for all plans: the work of all processors, and the longest chain of passes
-  additive      a plan's price as a sum over nodes and pairs of nodes
-  missing       a quick bound below the price of a pair
-  tables, elimination   the plan of least price (the search `dynamic`, layer-wise starts)
-  relaxed, crossing, ladder   for plans of which some nodes are decided: what branch and bound cuts off (`exhaustive`)
+lower_bound   for all plans: the work of all processors, and the longest chain of passes
+additive      a plan's cost as a sum over nodes and pairs of nodes
+transfer_bound   a quick bound below the cost of a pair
+cost_tables, elimination   the cheapest plan (the search `dynamic`, layer-wise starts)
+partial_bounds, flow_transfers, path_bounds   for plans of which some nodes are decided: used by branch and bound
+              (`exhaustive`)
 """

@@ -32,10 +32,10 @@ Slots = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Edge:
-    """Two nodes of the graph in its order, and the flows between them, taken as if no other node touched these.
+    """Two nodes of the graph in its order, and the flows between them, as if no other node touched these.
 
-    alone   for each flow the part of it that is in the price of one of the two already, None where that is nothing
-    key     equal for edges that cost the same, whatever their nodes are called
+    alone   for each flow the part of it that the cost of one of the two nodes includes already, None for nothing
+    key     equal for edges of equal cost, whatever their nodes are called
     """
 
     nodes: tuple[str, str]
@@ -93,7 +93,7 @@ class Additive:
 
     @cached_property
     def kinds(self) -> dict[str, int]:
-        """By node: a number, equal for nodes whose passes are alike."""
+        """By node a number, equal for nodes with equal passes."""
         # Passes with the same templates cost the same; some with other templates do so too.
         like = [(kind, step.micro.number) for kind, step in zip(self.step_kinds, self.program.steps, strict=True)]
         alike = {key: self._priced_as(step) for key, step in dict(zip(like, self.program.steps)).items()}
@@ -126,7 +126,7 @@ class Additive:
         return Edge(nodes, flows, alone, self._key(nodes, (*flows, *(f for f in alone if f is not None))))
 
     def work(self, name: str, config: Config) -> int:
-        """Picoseconds of a node's passes: of each the busiest processor's, added up."""
+        """Picoseconds of a node's passes: the sum of each one's busiest processor."""
         key = ("work", self.kinds[name], config)
         if key not in self._prices:
             configs = self.decided(name, config)
@@ -160,14 +160,14 @@ class Additive:
         return sum(self.times(flow) * self.moves(flow, configs) for flow in flows)
 
     def times(self, flow: Flow) -> int:
-        """How many flows this one stands for: as many as the microbatch in which it begins, if that is one, or ends."""
+        """How many flows this one represents: as many as the microbatch in which it begins, if that is one, or ends."""
         micros = {self.program.steps[slot].micro for slot, _ in flow.producers or flow.readers}
         return next(iter(micros)).times if len(micros) == 1 else 1
 
     @cached_property
     def _shares(self) -> list[tuple[str, tuple[str, ...], Flow]]:
-        """Of each flow with one node at one of its ends: that node (the anchor), the other nodes that touch it, and the
-        flow.
+        """For each flow with one node at one of its ends: that node (the anchor), the other nodes that touch it, and
+        the flow.
         """
         found = []
         for flow in self.program.flows:
@@ -188,7 +188,7 @@ class Additive:
         return {self.deciders[name]: None for name in names if name in self.deciders}
 
     def _only(self, flow: Flow, nodes: set[str]) -> Flow | None:
-        """What a flow would be if only these nodes touched it; None where nothing could move."""
+        """A flow as if only these nodes touched it; None where nothing could move."""
 
         def kept(slots: Slots) -> Slots:
             return tuple(s for s in slots if self.deciders.get(self.program.steps[s[0]].node.name) in nodes)
@@ -203,18 +203,18 @@ class Additive:
         return edge.nodes.index(self.deciders[self.program.steps[slot].node.name])
 
     def home_side(self, edge: Edge, flow: Flow) -> int:
-        """Which of an edge's two nodes decides where a carried region lies: 0 or 1, and -1 where neither does."""
+        """Which of an edge's two nodes, 0 or 1, decides where a carried region lies; -1 where neither does."""
         name = self.deciders.get(flow.home.node.name) if flow.home is not None else None
         return edge.nodes.index(name) if name in edge.nodes else -1
 
     def made(self, flow: Flow, configs: Mapping[str, Config]) -> list[Placed]:
-        """Where a flow's producers leave their pieces, or where what is carried lies."""
+        """The layouts of a flow's producers, or of what is carried."""
         if flow.home is None:
             return [self.placed(slot, port, True, configs) for slot, port in flow.producers]
         return [self.lowering.at_home(flow.home, configs)]
 
     def read(self, flow: Flow, configs: Mapping[str, Config]) -> list[Placed]:
-        """What a flow's readers need, and where; the host reads the whole on processor 0."""
+        """The layouts of a flow's readers; the host reads the whole on processor 0."""
         found = [self.placed(slot, port, False, configs) for slot, port in flow.readers]
         return found + [self.lowering.versions.on_host(flow.shape)] * (flow.role == "output")
 
@@ -233,7 +233,7 @@ class Additive:
         return self.lowering.versions.get(flow, made, read)
 
     def _seconds(self, version: Version, procs: Sequence[int]) -> int:
-        """Picoseconds of a version's transfers: packing, moving and folding one after the other, of each the busiest
+        """Picoseconds of a version's transfers: packing, moving and summing one after the other, for each the busiest
         engine's.
         """
         patterns = version.patterns
@@ -297,7 +297,7 @@ class Additive:
         return self._number("own", self._key((name,), self.own[name]))
 
     def _key(self, nodes: Sequence[str], flows: Sequence[Flow]) -> Hashable:
-        """What the prices of flows between these nodes depend on, beside the nodes' Configs."""
+        """What the costs of flows between these nodes depend on, beside the nodes' Configs."""
         places = {step.slot: (n, k) for n, name in enumerate(nodes) for k, step in enumerate(self.steps[name])}
 
         def of(slots: Slots) -> tuple:

@@ -20,9 +20,9 @@ Scope = tuple[int, ...]
 Factor = tuple[Scope, np.ndarray]
 
 
-def elimination(num_nodes: int, scopes: Iterable[Scope]) -> list[int]:
-    """All nodes, in an order that keeps tables small: next is always a node whose elimination joins the fewest pairs of
-    neighbours that were not joined before (least fill).
+def elimination_order(num_nodes: int, scopes: Iterable[Scope]) -> list[int]:
+    """All nodes, in an order that keeps tables small: the next one's elimination joins the fewest pairs of neighbours
+    that were not joined before (least fill).
     """
     near = _neighbours(num_nodes, scopes)
 
@@ -51,8 +51,8 @@ def elimination(num_nodes: int, scopes: Iterable[Scope]) -> list[int]:
     return order
 
 
-def filled(sizes: Sequence[int], scopes: Iterable[Scope], order: Sequence[int]) -> int:
-    """The entries of all tables that an elimination in this order makes."""
+def num_entries(sizes: Sequence[int], scopes: Iterable[Scope], order: Sequence[int]) -> int:
+    """The number of entries of all tables that an elimination in this order makes."""
     near, total = _neighbours(len(sizes), scopes), 0
     for node in order:
         total += sizes[node] * prod(sizes[other] for other in near[node])
@@ -73,8 +73,8 @@ def _neighbours(num_nodes: int, scopes: Iterable[Scope]) -> list[set[int]]:
 def minimise(factors: Iterable[Factor], order: Sequence[int]) -> tuple[list[int], int]:
     """(the point at which the sum of all factors is least, that sum)
 
-    A factor is a table with its scope, the nodes along its axes. To eliminate a node all tables with it in their scope
-    are added up, and the least over it is taken, which leaves a table over its neighbours.
+    A factor is a table with its scope, the nodes along its axes. To eliminate a node, all tables with it in their scope
+    are added up and minimised over it, which leaves a table over its neighbours.
     """
     place = {node: number for number, node in enumerate(order)}
     waiting: dict[int, list[Factor]] = {node: [] for node in order}
@@ -96,7 +96,7 @@ def minimise(factors: Iterable[Factor], order: Sequence[int]) -> tuple[list[int]
 
 
 def _sum(factors: Sequence[Factor], scope: Scope) -> np.ndarray:
-    """The sum of tables as a table over one scope that holds all of theirs."""
+    """The sum of tables as a table over one scope that contains all of theirs."""
     total: np.ndarray = np.zeros((1,) * len(scope), np.int64)
     for own, table in factors:
         axes = sorted(range(len(own)), key=lambda axis: scope.index(own[axis]))

@@ -1,7 +1,6 @@
-"""Lower bounds: seconds below which no plan of a graph on a machine can be, so that one sees how good a plan is.
+"""Lower bounds on the step of any plan of a graph on a machine, which show how good a plan is.
 
-They leave transfers out, which only make a step longer, and look at no plan: each pass is taken under the split that is
-best for it.
+They leave transfers out, which only make a step longer, and look at no plan: each pass is taken under its best split.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.lower import Lowering
-from castile.planner.lowering.keys import looked_up
+from castile.planner.lowering.cost_keys import lookup_ports
 from castile.planner.lowering.recordings import place_counts
+from castile.planner.lowering.task_merging import only_call
 from castile.planner.lowering.template import StepTemplate
-from castile.planner.lowering.together import only_call
 from castile.planner.op import Op, Part
 from castile.planner.step.program import Port, Program, Step
 from castile.planner.strategy import parts
@@ -39,8 +38,8 @@ FEWEST = 2
 class Bound:
     """Two bounds; no plan takes less than the larger of them.
 
-    work_seconds    every pass cut so that its parts together take least, spread evenly over all processors
-    chain_seconds   the longest chain of passes of which each needs the one before, each as long as its shortest part
+    work_seconds    every pass under the split with the least work, spread evenly over all processors
+    chain_seconds   the longest chain of dependent passes, each as long as its shortest part
     """
 
     work_seconds: float
@@ -55,13 +54,13 @@ class Bound:
         return max(self.work_seconds / share, self.chain_seconds)
 
     def gap(self, seconds: float) -> float:
-        """By which share a plan's step is longer than the bound: the most that any better plan could gain."""
+        """By which share a plan's step exceeds the bound: the most that any better plan could gain."""
         return seconds / self.seconds - 1
 
 
 @dataclass(frozen=True)
-class Least:
-    """Picoseconds of a pass under the split that is best for it: of all its parts together, of the shortest part."""
+class LeastTimes:
+    """Picoseconds of a pass under its best split: of all its parts together, and of the shortest part."""
 
     total: int
     part: int
@@ -71,9 +70,9 @@ def lower_bound(evaluator: Evaluator, most_parts: int | None = None) -> Bound | 
     """The bound for all plans in which no pass has more than `most_parts` parts, by default as many as there are
     processors.
 
-    Without measurements the least of a pass follows from the work of the whole, for any split (`_ByFigures`). Measured
-    or learned prices do not add up so: half of a product may take more or less than half the time. Then every split
-    that a search considers is priced (`_BySplits`), on arrays without strides. None where these are too many.
+    Without measurements the least time of a pass follows from the work of the whole, for any split (`_ByFigures`).
+    Measured or learned costs do not add up so: half of a product may take more or less than half the time. Then every
+    split that a search considers is costed (`_BySplits`), on arrays without strides. None where these are too many.
     """
     known = _known(evaluator, most_parts)
     if known is None:
@@ -82,7 +81,7 @@ def lower_bound(evaluator: Evaluator, most_parts: int | None = None) -> Bound | 
 
 
 def work_bound(evaluator: Evaluator) -> float:
-    """The `work_seconds` of `lower_bound`, which take least to find; 0 where there is no bound."""
+    """The `work_seconds` of `lower_bound`, which are quick to compute; 0 where there is no bound."""
     known = _known(evaluator)
     return known.work_seconds if known else 0.0
 
@@ -99,26 +98,27 @@ def _known(evaluator: Evaluator, most_parts: int | None = None) -> _Known | None
 
 
 def _num_parts(program: Program, most_parts: int) -> int:
-    """How many parts all splits of all passes that differ have."""
+    """The number of parts of all splits of all distinct passes."""
     kinds = {(s.node.op, tuple(s.node.alignment.extents.items()), s.which): s.node for s in program.steps}
     return sum(prod(split.values()) for node in kinds.values() for split in space_of(node, most_parts).splits)
 
 
 class _Known:
-    """The least of each pass, found once for all that share a template. Base of the two ways to find it."""
+    """The least times of each pass, computed once for all that share a template. Base of the two ways to compute them.
+    """
 
     def __init__(self, lowering: Lowering, program: Program, cost: CostModel, most_parts: int) -> None:
         self.lowering, self.program, self.cost, self.most_parts = lowering, program, cost, most_parts
         self.dtypes = program.dtypes.__getitem__
-        self._found: dict[StepTemplate, Least] = {}
+        self._found: dict[StepTemplate, LeastTimes] = {}
 
     @property
     def work_seconds(self) -> float:
-        """Of all passes under the splits that are best for them, spread evenly over all processors."""
+        """All passes under the splits with the least work, spread evenly over all processors."""
         work = sum(step.micro.times * self.of(step).total for step in self.program.steps)
         return work / self.lowering.machine.num_procs / PICOSECONDS
 
-    def of(self, step: Step) -> Least:
+    def of(self, step: Step) -> LeastTimes:
         whole = self.template(step, {})
         if whole not in self._found:
             self._found[whole] = self.find(step, whole)
@@ -127,32 +127,32 @@ class _Known:
     def template(self, step: Step, split: dict[str, int]) -> StepTemplate:
         return self.lowering.templates.get(step, split, self.dtypes)
 
-    def find(self, step: Step, whole: StepTemplate) -> Least:
+    def find(self, step: Step, whole: StepTemplate) -> LeastTimes:
         raise NotImplementedError
 
 
 class _BySplits(_Known):
-    """The least by pricing every part of every split."""
+    """The least times, by the cost of every part of every split."""
 
-    def find(self, step: Step, whole: StepTemplate) -> Least:
+    def find(self, step: Step, whole: StepTemplate) -> LeastTimes:
         if only_call(whole.part(0).work) is not None:
             # It may be joined with others into one task, and its share of that was not measured.
-            return Least(0, 0)
+            return LeastTimes(0, 0)
         each = [
             self._prices(step, split) for split in space_of(step.node, self.most_parts).splits if _fits(step, split)
         ]
-        return Least(min(int(prices.sum()) for prices in each), min(int(prices.min()) for prices in each))
+        return LeastTimes(min(int(prices.sum()) for prices in each), min(int(prices.min()) for prices in each))
 
     def _prices(self, step: Step, split: dict[str, int]) -> np.ndarray:
-        """Picoseconds of each part on the kind of processor that is fastest at it."""
+        """Picoseconds of each part on the fastest kind of processor for it."""
         keys, of_part = self.template(step, split).does.keys
         kinds = range(len(self.lowering.machine.kinds))
         return np.min([self.cost.picoseconds(keys, kind) for kind in kinds], axis=0)[of_part]
 
 
 class _ByFigures(_Known):
-    """The least by the work of the whole, and the smallest share of it that a part can have, on a processor as good as
-    the best of the machine in every respect.
+    """The least times, from the work of the whole and the smallest share of it that a part can have, on a processor as
+    good as the best of the machine in every respect.
     """
 
     def __init__(self, lowering: Lowering, program: Program, cost: CostModel, most_parts: int) -> None:
@@ -161,7 +161,7 @@ class _ByFigures(_Known):
         # Several joined into one task have its overhead once.
         self._shared = CostModel(Machine(name, (msgspec.structs.replace(best, task_overhead_seconds=0.0),), ()))
 
-    def find(self, step: Step, whole: StepTemplate) -> Least:
+    def find(self, step: Step, whole: StepTemplate) -> LeastTimes:
         key = whole.part(0).key
         nbytes = self._bytes(step, whole)
         share = _density(step) * _smallest_share(tuple(sorted(_free(step).values())), self.most_parts)
@@ -173,13 +173,13 @@ class _ByFigures(_Known):
         )
         cost = self.cost if only_call(whole.part(0).work) is None else self._shared
         together, alone = cost.picoseconds([total, part]).tolist()
-        return Least(max(1, together - rounding), alone)
+        return LeastTimes(max(1, together - rounding), alone)
 
     def _bytes(self, step: Step, whole: StepTemplate) -> list[tuple[int, int]]:
         """(bytes of the whole, least bytes of a part) of each port of which every split touches at least as much as the
         whole.
         """
-        free, piece, tables = _free(step), whole.part(0), looked_up(step)
+        free, piece, tables = _free(step), whole.part(0), lookup_ports(step)
         # A body that asks which part it computes may leave an operand unread.
         every = not place_counts(step)
         found = []
@@ -197,7 +197,7 @@ class _ByFigures(_Known):
 
 
 def _longest_chain(program: Program, known: _Known) -> int:
-    """Picoseconds until the last pass can have ended, where of each pass that it needs one part must end first."""
+    """The earliest end of the last pass in picoseconds, where one part of each pass that it needs must end first."""
     producers = {flow.region: (prod(flow.shape), flow.producers) for flow in program.flows}
     ends: list[int] = []
     for step in program.steps:
@@ -216,12 +216,12 @@ def _longest_chain(program: Program, known: _Known) -> int:
 
 
 def _is_hooked(step: Step, port: Port) -> bool:
-    """Whether the operator's own hook says which box a part touches, and not its axis line."""
+    """Whether the operator's own hook, not its axis line, says which box a part touches."""
     return port.of_operand and type(step.node.op).reads is not Op.reads and not _operand(step, port).param
 
 
 def _is_always_read(step: Step, port: Port) -> bool:
-    """Whether every part, however small, reads something through a port: so the first and the last of each axis do."""
+    """Whether every part, however small, reads something through a port: so do the first and the last of each axis."""
     # Only the first of the parts that add to one piece read it.
     if _operand(step, port).param or port.role == "onto":
         return False
@@ -234,7 +234,7 @@ def _is_always_read(step: Step, port: Port) -> bool:
 
 
 def _density(step: Step) -> float:
-    """The fewest operations of a point over the mean of all points: 1 unless operations grow or fall along an axis."""
+    """The least operations of a point over the mean of all points: 1 unless operations grow or fall along an axis."""
     op, whole = step.node.op, step.node.whole()
     total, density = op.flops(step.which, whole), 1.0
     if type(op).flops is Op.flops or total <= 0:
@@ -247,7 +247,7 @@ def _density(step: Step) -> float:
 
 
 def _whole_part(step: Step) -> Part:
-    """All that a pass computes in its microbatch, as one part."""
+    """A pass's whole computation in its microbatch, as one part."""
     return parts(step.node, {}, step.axis, (step.micro.number, step.micro.count))[0]
 
 
@@ -284,8 +284,8 @@ def _best(processors: Sequence[Processor]) -> Processor:
 
 @lru_cache(maxsize=65536)
 def _smallest_share(extents: tuple[int, ...], num_parts: int) -> float:
-    """The least share of all points that one of at most so many parts can have. Of one axis blocks differ by one
-    element.
+    """The least share of all points that one of at most `num_parts` parts can have. Blocks of one axis differ by at
+    most one element.
     """
     if not extents:
         return 1.0

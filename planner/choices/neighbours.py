@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from castile.planner.graph import Graph, Node
-from castile.planner.lowering.rows import numbered, runs
+from castile.planner.lowering.ragged import first_seen_numbers, ranges
 
 
 class Neighbours(NamedTuple):
@@ -40,12 +40,12 @@ def neighbours_of(graph: Graph, kind: Callable[[Node], int]) -> Neighbours:
     # All pairs of nodes that touch one tensor.
     first, end = (np.searchsorted(tensor, tensor, side) for side in ("left", "right"))
     mine, count = np.repeat(np.arange(len(tensor)), end - first), end - first
-    other = runs(first, count)
+    other = ranges(first, count)
     apart = node[mine] != node[other]
     mine, other = mine[apart], other[apart]
     order = np.argsort(node[mine], kind="stable")
     mine, other = mine[order], other[order]
-    way, firsts = numbered(dims[mine] * len(named) + dims[other])
+    way, firsts = first_seen_numbers(dims[mine] * len(named) + dims[other])
     ways = zip(dims[mine[firsts]].tolist(), dims[other[firsts]].tolist(), strict=True)
     return Neighbours(node[mine], node[other], way, [dict(zip(named[ours], named[theirs])) for ours, theirs in ways])
 

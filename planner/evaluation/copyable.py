@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from castile.planner.evaluation.folding import Folded
-from castile.planner.lowering.stages import Turns
+from castile.planner.lowering.stages import MicrobatchEdges
 from castile.planner.simulation import repeats
 from castile.planner.step.program import Program
 from castile.runtime.task import TaskGraph
@@ -182,7 +182,7 @@ class LoweredMicrobatches:
 class Dependencies:
     """The needs of NUM_LOWERED microbatches, without those that only make stages take turns."""
 
-    def __init__(self, few: LoweredMicrobatches, folded: Folded, turns: Turns) -> None:
+    def __init__(self, few: LoweredMicrobatches, folded: Folded, turns: MicrobatchEdges) -> None:
         self._few, self.turns, graph = few, turns, folded.graph
         after = np.repeat(np.arange(graph.num_tasks), np.diff(graph.need_ptr))
         before = graph.needs.astype(np.int64)

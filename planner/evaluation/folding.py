@@ -18,13 +18,13 @@ from castile.planner.evaluation.colours import mixed
 from castile.planner.evaluation.roles import Block, Roles, Shapes, Union, refine
 from castile.planner.lower import Lowering
 from castile.planner.lowering import buckets, stages
-from castile.planner.lowering.buckets import Candidates, Where
+from castile.planner.lowering.buckets import Candidates, Representatives
 from castile.planner.lowering.catalogue import Catalogue
 from castile.planner.lowering.compose import Layout
 from castile.planner.lowering.instances import NONE, FlowInstance, StepInstance
-from castile.planner.lowering.rows import Lazy, compressed, pointer, runs
+from castile.planner.lowering.ragged import LazySequence, ranges, row_pointers, to_csr
 from castile.planner.lowering.stages import Rows
-from castile.planner.lowering.turns import in_turn
+from castile.planner.lowering.transfer_order import in_transfer_order
 from castile.planner.simulate import Simulated
 from castile.planner.strategy import Strategy
 from castile.runtime.garbage import uncollected
@@ -125,12 +125,14 @@ class Folding:
         assembly, engines = self._assembly_of(strategy), self.lowering.machine.engines
         folded = assembly.folded(strategy.ahead)
         if not strategy.bucket_bytes:
-            return replace(folded, graph=in_turn(folded.graph, engines))
-        found = buckets.of_roles(folded.graph, assembly.candidates, strategy.bucket_bytes, assembly.where)
+            return replace(folded, graph=in_transfer_order(folded.graph, engines))
+        found = buckets.bucketed_roles(folded.graph, assembly.candidates, strategy.bucket_bytes, assembly.where)
         if found is None:
             return None
         kept, every = np.unique(found.number, return_index=True)[1], folded.graph.tasks
-        graph = replace(in_turn(found.graph, engines), tasks=Lazy(lambda n: every[int(kept[n])], len(kept)))
+        graph = replace(
+            in_transfer_order(found.graph, engines), tasks=LazySequence(lambda n: every[int(kept[n])], len(kept))
+        )
         return replace(folded, graph=graph, into=found.number, count=folded.count[kept])
 
     def instances(self, strategy: Strategy) -> tuple[list[StepInstance], list[FlowInstance]]:
@@ -227,9 +229,9 @@ class _Assembly:
         where = {shape: n for n, shape in enumerate(small.union.shapes)}
         shapes, slots = zip(*blocks, strict=True)
         self.shape = np.fromiter(map(where.__getitem__, shapes), np.int64, len(blocks))
-        self.base = pointer(np.diff(small.pick_ptr)[self.shape])
+        self.base = row_pointers(np.diff(small.pick_ptr)[self.shape])
         # By block, the blocks that `Shape.rel` numbers: itself, then the passes that it touches.
-        begin, touched = pointer([*map(len, slots)]), np.fromiter(chain.from_iterable(slots), np.int64)
+        begin, touched = row_pointers([*map(len, slots)]), np.fromiter(chain.from_iterable(slots), np.int64)
         self.rel_ptr = begin + np.arange(len(begin))
         self.rel_block = np.insert(touched, begin[:-1], np.arange(len(blocks)))
 
@@ -237,7 +239,7 @@ class _Assembly:
         """Repeat entries, sorted by their shape, in every block of the shape: (entry, block)."""
         begin = np.searchsorted(shape, np.arange(len(self.union.shapes) + 1))
         counts = np.diff(begin)[self.shape]
-        return runs(begin[self.shape], counts), np.repeat(np.arange(len(self.shape)), counts)
+        return ranges(begin[self.shape], counts), np.repeat(np.arange(len(self.shape)), counts)
 
     def _task(self, node: np.ndarray, block: np.ndarray) -> np.ndarray:
         """The task of the small graph for each node in its block."""
@@ -264,7 +266,7 @@ class _Assembly:
         return Layout(self.steps, self.flows, self._catalogue)
 
     @cached_property
-    def where(self) -> Where:
+    def where(self) -> Representatives:
         """Which tasks, buffers and processors of the small graph stand for those of the whole; tasks only of flows."""
         union, small, full = self.union, self.small, self.full
         task, buffer = np.full(full.num_tasks, -1), np.full(full.num_buffers, -1)
@@ -273,7 +275,7 @@ class _Assembly:
             task[begin : begin + own] = self.base[number] + small.place[first : first + own]
         _, _, written = self._buffers
         buffer[written] = np.arange(len(written))
-        return Where(task, buffer, small.small_proc)
+        return Representatives(task, buffer, small.small_proc)
 
     @cached_property
     def candidates(self) -> Candidates:
@@ -301,7 +303,7 @@ class _Assembly:
         first = union.buffer_first[buffer]
         born = np.full(len(buffer), -1)
         born[first >= 0] = self._task(first[first >= 0], buffer_block[first >= 0])
-        use_ptr, uses = self._uses(num_tasks, pointer(np.bincount(buffer_block, minlength=len(self.shape))))
+        use_ptr, uses = self._uses(num_tasks, row_pointers(np.bincount(buffer_block, minlength=len(self.shape))))
         number = np.concatenate([full.step_base[:-1], full.flow_base[:-1]])[block] + union.task[node]
         cost, keys = self._costs(node, block)
         graph = TaskGraph(
@@ -309,8 +311,8 @@ class _Assembly:
             lane_ptr=lane_ptr, lanes=lanes, need_ptr=np.zeros(num_tasks + 1, np.int64), needs=NONE, use_ptr=use_ptr,
             uses=uses, buffer_proc=small.small_proc[union.buffer_proc[buffer]], buffer_bytes=union.buffer_bytes[buffer],
             buffer_first=born, private_bytes=self._private(node, block), num_procs=len(small.representative),
-            tasks=Lazy(lambda n: full.task(int(number[n])), num_tasks),
-            buffers=Lazy(lambda n: full.buffer(int(written[n])), len(buffer)),
+            tasks=LazySequence(lambda n: full.task(int(number[n])), num_tasks),
+            buffers=LazySequence(lambda n: full.buffer(int(written[n])), len(buffer)),
         )  # fmt: skip
         # `rows` alone is kept, not this assembly, which takes a gigabyte for 16,384 processors
         every, rows = np.arange(num_tasks), self._rows
@@ -329,15 +331,15 @@ class _Assembly:
         entry, block = self._in_every_block(union.shape[union.lane_node[kept]])
         at = kept[entry]
         lane = small.small_proc[union.proc[at]] * NUM_LANES + union.lane[at] % NUM_LANES
-        return compressed(self._task(union.lane_node[at], block), lane, num_tasks)
+        return to_csr(self._task(union.lane_node[at], block), lane, num_tasks)
 
     def _needs(self, ahead: int) -> tuple[np.ndarray, np.ndarray]:
         here = np.flatnonzero(self.small.is_here[self.union.after])
         entry, block = self._in_every_block(self.union.shape[self.union.after[here]])
         at = here[entry]
         before, after = self._task(self.union.before[at], block), self._task(self.union.after[at], block)
-        waits = stages.waits(self._rows, ahead)
-        return compressed(np.append(after, waits[:, 0]), np.append(before, waits[:, 1]), len(self._tasks[1]))
+        waits = stages.throttle_edges(self._rows, ahead)
+        return to_csr(np.append(after, waits[:, 0]), np.append(before, waits[:, 1]), len(self._tasks[1]))
 
     @cached_property
     def _rows(self) -> Rows:
@@ -353,7 +355,7 @@ class _Assembly:
         kept = np.flatnonzero(place[union.use_buffer] >= 0)
         entry, block = self._in_every_block(union.shape[union.use_node[kept]])
         at = kept[entry]
-        return compressed(self._task(union.use_node[at], block), base[block] + place[union.use_buffer[at]], num_tasks)
+        return to_csr(self._task(union.use_node[at], block), base[block] + place[union.use_buffer[at]], num_tasks)
 
     def _costs(self, node: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, tuple]:
         """(cost, cost_keys) of the small graph; a task that reads in strides has a key of its own."""

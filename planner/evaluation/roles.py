@@ -23,7 +23,7 @@ import numpy as np
 from castile.planner.evaluation.colours import distinct, mixed, sums
 from castile.planner.lower import KEPT
 from castile.planner.lowering.instances import HOST, NONE, FlowInstance, FlowTemplate, StepInstance
-from castile.planner.lowering.rows import pointer
+from castile.planner.lowering.ragged import row_pointers
 from castile.runtime.task import NUM_LANES, CostKey, Kind
 
 
@@ -278,7 +278,7 @@ class Union:
     def __init__(self, shapes: Sequence[Shape], engines: Sequence[int], kind_of: np.ndarray) -> None:
         self.shapes, self.kind_of = shapes, kind_of
         sizes = np.array([s.num_nodes for s in shapes], np.int64)
-        self.node_ptr, self.buffer_ptr = pointer(sizes), pointer([s.num_buffers for s in shapes])
+        self.node_ptr, self.buffer_ptr = row_pointers(sizes), row_pointers([s.num_buffers for s in shapes])
         self.num_nodes, self.num_buffers = int(self.node_ptr[-1]), int(self.buffer_ptr[-1])
         self.shape = np.repeat(np.arange(len(shapes)), sizes)
         owns = np.array([s.own for s in shapes], np.int64)
@@ -318,7 +318,7 @@ class Union:
     def _aliases(self) -> np.ndarray:
         place = {s.number: n for n, s in enumerate(self.shapes)}
         tables = [(n, *(place[number] for number in s.steps)) for n, s in enumerate(self.shapes)]
-        begin = pointer([len(t) for t in tables])
+        begin = row_pointers([len(t) for t in tables])
         table = np.array([n for t in tables for n in t], np.int64)
         return self.node_ptr[table[begin[self.shape] + self.rel]] + self.task
 

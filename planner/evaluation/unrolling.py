@@ -21,8 +21,8 @@ import numpy as np
 
 from castile.planner.evaluation.copyable import COPIED, NUM_LOWERED, Dependencies, LoweredMicrobatches, Relation
 from castile.planner.evaluation.folding import Folded
-from castile.planner.lowering.rows import Lazy, pointer, runs
-from castile.planner.lowering.stages import Turns, turns
+from castile.planner.lowering.ragged import LazySequence, ranges, row_pointers
+from castile.planner.lowering.stages import MicrobatchEdges, microbatch_edges
 from castile.planner.simulation import repeats, window
 from castile.planner.simulation.window import Alike
 from castile.planner.step.program import Program
@@ -69,7 +69,7 @@ def unroll(
     known             an unrolled graph that `differs_only_in_needs` from this one, whose arrays are reused
     """
     lowered = LoweredMicrobatches(folded, program) if known is None else known.arrays.lowered
-    dependencies = Dependencies(lowered, folded, turns(folded.rows(), ahead))
+    dependencies = Dependencies(lowered, folded, microbatch_edges(folded.rows(), ahead))
     if not (lowered.can_copy and dependencies.can_copy):
         return None
     more = shown - NUM_LOWERED
@@ -133,7 +133,7 @@ class _UnrolledArrays:
         tasks, buffers = self.renamed(0)
         copied = replace(
             graph, kind=graph.kind[task.source], order=self._order(), cost=graph.cost[task.source],
-            lane_ptr=pointer(counts), lanes=graph.lanes[runs(graph.lane_ptr[task.source], counts)],
+            lane_ptr=row_pointers(counts), lanes=graph.lanes[ranges(graph.lane_ptr[task.source], counts)],
             need_ptr=np.zeros(len(task.source) + 1, np.int32), needs=NONE[0], use_ptr=use_ptr, uses=uses,
             buffer_first=first, buffer_proc=graph.buffer_proc[buffer.source],
             buffer_bytes=graph.buffer_bytes[buffer.source], private_bytes=graph.private_bytes[task.source],
@@ -150,8 +150,8 @@ class _UnrolledArrays:
         lowered, (task, buffer) = self.lowered, (self._task.source, self._buffer.source)
         task_later = self._task_later + later * (lowered.micro_of_task[task] >= COPIED)
         buffer_later = self._buffer_later + later * (lowered.micro_of_buffer[buffer] >= COPIED)
-        tasks = Lazy(_task_copies(lowered.graph, task, task_later), len(task))
-        return tasks, Lazy(_buffer_copies(lowered.graph, buffer, buffer_later), len(buffer))
+        tasks = LazySequence(_task_copies(lowered.graph, task, task_later), len(task))
+        return tasks, LazySequence(_buffer_copies(lowered.graph, buffer, buffer_later), len(buffer))
 
     @cached_property
     def number(self) -> np.ndarray:
@@ -206,12 +206,12 @@ class _UnrolledArrays:
         found = np.empty(int(times.sum()) + more.shape[1], np.int32)
         more = more[:, np.argsort(more[0])]
         size = compiled(_spread)(
-            one.source, one.copy, pointer(num_pairs), kind, pairs.other, copied_other, other.first, other.length,
+            one.source, one.copy, row_pointers(num_pairs), kind, pairs.other, copied_other, other.first, other.length,
             self.more, more[0], more[1], begin, found,
         )  # fmt: skip
         return begin, found[:size]
 
-    def _turns(self, turns: Turns) -> list[np.ndarray]:
+    def _turns(self, turns: MicrobatchEdges) -> list[np.ndarray]:
         """int64[2, n] for each microbatch: tasks with which it begins on a processor, and the last task there of the
         earlier microbatch that must be done before.
         """

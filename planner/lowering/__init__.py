@@ -1,1 +1,2 @@
-"""Lowering, part by part: what each pass of a node is under a Config, the instances of it, and tasks in flat arrays."""
+"""Lowering, part by part: the template of each pass of a node under a Config, its instances, and tasks in flat arrays.
+"""

@@ -1,8 +1,7 @@
-"""Buckets: small sums over the same processors become one sum, of arrays that lie end to end; other transfers begin
-together.
+"""Buckets: small sums over the same processors become one sum over contiguous arrays; other transfers start together.
 
-A rewrite of a task graph. Nothing is packed: arrays are made in their place beside the others of a bucket. Each element
-is the sum of the same numbers in the same order as before. It does not know operators, nor what the numbers mean.
+A rewrite of a task graph. Nothing is packed: arrays are allocated next to the others of their bucket. Each element is
+the sum of the same numbers in the same order as before. It does not know operators, nor what the numbers mean.
 """
 
 from __future__ import annotations
@@ -17,10 +16,18 @@ import numpy as np
 
 from castile.planner.bodies.vocabulary import round_up
 from castile.planner.lowering.contraction import Contracted, Contraction
-from castile.planner.lowering.groups import END_TO_END, Joinable, grouped, joinable
 from castile.planner.lowering.instances import FlowInstance, StepInstance
-from castile.planner.lowering.rows import Lazy, compressed
-from castile.planner.lowering.together import alike, every_task, in_chains, only_calls, repeatable, summing, together
+from castile.planner.lowering.ragged import LazySequence, to_csr
+from castile.planner.lowering.task_merging import (
+    groups_in_chains,
+    groups_of_equal_calls,
+    mergeable_calls,
+    merged,
+    only_calls,
+    sum_chains,
+    tasks_of_passes,
+)
+from castile.planner.lowering.transfer_groups import END_TO_END, Joinable, groups_of, joinable
 from castile.runtime.region import Box, contiguous, whole
 from castile.runtime.task import Buffer, Call, Comm, CostKey, Task, TaskGraph, View
 
@@ -28,9 +35,9 @@ from castile.runtime.task import Buffer, Call, Comm, CostKey, Task, TaskGraph, V
 class Candidates(NamedTuple):
     """The tasks of a graph that may be joined, whatever the size of buckets.
 
-    transfers   as `joinable` finds them
-    sums        tasks that add to one array, one after the other, as `summing` finds them
-    calls       tasks that do to one array what others do to others, as `repeatable` finds them
+    transfers   from `joinable`
+    sums        chains of tasks that add to one array, from `sum_chains`
+    calls       tasks that make the same call on different arrays, from `mergeable_calls`
     """
 
     transfers: Sequence[Joinable]
@@ -41,16 +48,16 @@ class Candidates(NamedTuple):
 def candidates(
     steps: Sequence[StepInstance], flows: Sequence[FlowInstance], of_steps: Iterable[Sequence[tuple[int, int]]]
 ) -> Candidates:
-    """The tasks that may be joined in a graph of these instances; of_steps: as `every_task` gives them."""
+    """The tasks that may be joined in a graph of these instances; of_steps: from `tasks_of_passes`."""
     alone, tasks = only_calls(steps), list(of_steps)
     return Candidates(
-        joinable(steps, flows), summing(steps, flows, tasks, alone), repeatable(steps, flows, tasks, alone)
+        joinable(steps, flows), sum_chains(steps, flows, tasks, alone), mergeable_calls(steps, flows, tasks, alone)
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Composed:
-    """The graph composed of instances, from which those with buckets of any size are made."""
+    """The graph composed of instances, from which graphs with buckets of any size are made."""
 
     steps: Sequence[StepInstance]
     flows: Sequence[FlowInstance]
@@ -58,26 +65,26 @@ class Composed:
 
     @cached_property
     def candidates(self) -> Candidates:
-        return candidates(self.steps, self.flows, every_task(self.steps))
+        return candidates(self.steps, self.flows, tasks_of_passes(self.steps))
 
     def bucketed(self, most_bytes: int) -> Contracted:
-        """The graph with transfers joined up to so many bytes, and with the updates joined that then can be; for 0 as
-        it is.
+        """The graph with transfers joined up to `most_bytes`, and with the updates merged that then can be; as it is
+        for 0.
         """
         if not most_bytes:
             return Contracted(self.tasks, np.arange(self.tasks.num_tasks))
         able = self.candidates
-        return _contracted(self.tasks, grouped(able.transfers, most_bytes), able, everywhere(self.tasks))
+        return _contracted(self.tasks, groups_of(able.transfers, most_bytes), able, identity(self.tasks))
 
 
-def of_roles(tasks: TaskGraph, able: Candidates, most_bytes: int, where: Where) -> Contracted | None:
-    """The same for a graph of one processor of each role; None where buckets tell processors of one role apart.
+def bucketed_roles(tasks: TaskGraph, able: Candidates, most_bytes: int, where: Representatives) -> Contracted | None:
+    """The same for a graph of one processor of each role; None where buckets make processors of one role differ.
 
-    where   the numbers in this graph of transfers, buffers and processors, or of what stands for them
-    Transfers for which one task stands must be in groups for which one task can stand: then what tasks wait for, what
-    engines serve and what processors hold is of the same roles as before, or of those that were joined.
+    where   the numbers in this graph of transfers, buffers and processors, or of their representatives Transfers with
+            one representative must be in groups with one representative: then dependences, engines and memory have the
+            same roles as before, or those of the joined ones.
     """
-    groups = grouped(able.transfers, most_bytes)
+    groups = groups_of(able.transfers, most_bytes)
     company: dict[int, tuple[int, ...]] = {}
     for group in groups:
         standing = where.standing(group)
@@ -90,38 +97,41 @@ def of_roles(tasks: TaskGraph, able: Candidates, most_bytes: int, where: Where) 
     return _contracted(tasks, groups, able, where)
 
 
-def _contracted(tasks: TaskGraph, groups: Sequence[Sequence[Joinable]], able: Candidates, where: Where) -> Contracted:
-    """The graph with these groups joined, and then the calls that are alike."""
+def _contracted(
+    tasks: TaskGraph, groups: Sequence[Sequence[Joinable]], able: Candidates, where: Representatives
+) -> Contracted:
+    """The graph with these groups joined, and then equal calls merged."""
     sums = [group for group in groups if group[0].pattern.name == END_TO_END]
     others = dict.fromkeys([where.standing(group) for group in groups if group[0].pattern.name != END_TO_END])
-    fewer = joined(tasks, sums, where)
-    begun = together(fewer.graph, [fewer.number[list(group)].tolist() for group in others])
+    fewer = with_joined_sums(tasks, sums, where)
+    begun = merged(fewer.graph, [fewer.number[list(group)].tolist() for group in others])
     # transfers stand behind the steps, whose tasks keep their numbers
-    summed = together(begun.graph, in_chains(begun.graph, able.sums))
+    summed = merged(begun.graph, groups_in_chains(begun.graph, able.sums))
     calls = [(int(summed.number[task]), call) for task, call in able.calls]
-    found = together(summed.graph, alike(summed.graph, calls))
+    found = merged(summed.graph, groups_of_equal_calls(summed.graph, calls))
     return Contracted(found.graph, found.number[summed.number[begun.number[fewer.number]]])
 
 
-class Where(NamedTuple):
-    """The numbers in a graph of all tasks, buffers and processors of a machine, -1 for those that it leaves out."""
+class Representatives(NamedTuple):
+    """For all tasks, buffers and processors of a machine, the number of their representative in a graph, -1 for none.
+    """
 
     task: np.ndarray
     buffer: np.ndarray
     proc: np.ndarray
 
     def standing(self, group: Sequence[Joinable]) -> tuple[int, ...]:
-        """The tasks of the graph that stand for these transfers."""
+        """The representatives of these transfers."""
         return tuple(self.task[[one.task for one in group]].tolist())
 
 
-def everywhere(tasks: TaskGraph) -> Where:
+def identity(tasks: TaskGraph) -> Representatives:
     """The numbers in a graph of the whole machine."""
-    return Where(np.arange(tasks.num_tasks), np.arange(tasks.num_buffers), np.arange(tasks.num_procs))
+    return Representatives(np.arange(tasks.num_tasks), np.arange(tasks.num_buffers), np.arange(tasks.num_procs))
 
 
 class Place(NamedTuple):
-    """Where a buffer lies in another: the number of that, and the first element."""
+    """The position of a buffer in another one: its number, and the first element."""
 
     buffer: int
     first: int
@@ -131,13 +141,13 @@ class Place(NamedTuple):
 class _Bucket:
     """Sums that become one, task `number`, in the order in which their arrays lie, and its first buffer.
 
-    where   what the graph has of their buffers and processors
+    where   the representatives of their buffers and processors
     """
 
     sums: tuple[Joinable, ...]
     number: int
     first_buffer: int
-    where: Where
+    where: Representatives
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -147,7 +157,7 @@ class _Bucket:
 
     @cached_property
     def buffers(self) -> list[tuple[int, str, Box]]:
-        """Member, use and box of each buffer; members have equal ones, whatever their share of the elements."""
+        """Member, use and box of each buffer; all members have equal ones, whatever their share of the elements."""
         elements, others = sum(self.counts), len(self.counts) - 1
         sizes = {"send": elements, "receive": elements, "scratch": others * max(self.counts)}
         here = [m for m, proc in enumerate(self.procs) if proc >= 0]
@@ -165,12 +175,12 @@ class _Bucket:
 
     @property
     def touching(self) -> np.ndarray:
-        """Its task beside each of its buffers."""
+        """Its task, repeated for each of its buffers."""
         buffers = self.first_buffer + np.arange(len(self.buffers))
         return np.stack([np.full_like(buffers, self.number), buffers])
 
     def places(self) -> dict[int, Place]:
-        """Where the buffers of the sums come to lie."""
+        """The positions of the sums' buffers."""
         starts = np.cumsum([0, *(one.elements for one in self.sums[:-1])]).tolist()
         found: dict[int, Place] = {}
         for use, to in self.views.items():
@@ -180,7 +190,7 @@ class _Bucket:
 
     @cached_property
     def was(self) -> dict[tuple[int, str], list[int]]:
-        """By member and use the buffer that each sum has had for it, -1 for none."""
+        """By member and use, the former buffer of each sum, -1 for none."""
         found: dict[tuple[int, str], list[int]] = {use: [] for use in self.views}
         for one in self.sums:
             comm = one.comm
@@ -195,8 +205,8 @@ class _Bucket:
         return Comm(END_TO_END, group, each[0], each[1], each[2], (self.counts,) * len(group))
 
 
-def joined(tasks: TaskGraph, buckets: Sequence[Sequence[Joinable]], where: Where) -> Contracted:
-    """The graph, in which the machine is there, with each of these lists of sums as one task."""
+def with_joined_sums(tasks: TaskGraph, buckets: Sequence[Sequence[Joinable]], where: Representatives) -> Contracted:
+    """The graph with each of these lists of sums as one task."""
     rewrite = _Rewrite(tasks, buckets, where)
     return Contracted(rewrite.graph() if buckets else tasks, rewrite.number)
 
@@ -204,10 +214,10 @@ def joined(tasks: TaskGraph, buckets: Sequence[Sequence[Joinable]], where: Where
 class _Rewrite:
     """Old and new numbers of tasks and buffers; a bucket has the number of the last of its sums.
 
-    Where a task stands for several, so may one for several buckets.
+    Where a task represents several, it may also represent several buckets.
     """
 
-    def __init__(self, tasks: TaskGraph, buckets: Sequence[Sequence[Joinable]], where: Where) -> None:
+    def __init__(self, tasks: TaskGraph, buckets: Sequence[Sequence[Joinable]], where: Representatives) -> None:
         self.old = tasks
         groups = dict.fromkeys(map(where.standing, buckets))
         self.contraction = Contraction(tasks, list(groups))
@@ -239,7 +249,7 @@ class _Rewrite:
         procs, nbytes, first, turns = self.added()
         users = np.concatenate([np.repeat(self.number, np.diff(old.use_ptr)), *[b.touching[0] for b in self.buckets]])
         used = np.concatenate([self.buffer[old.uses], *[b.touching[1] for b in self.buckets]])
-        use_ptr, uses = compressed(users, used, len(kept))
+        use_ptr, uses = to_csr(users, used, len(kept))
         began = old.buffer_first[self.stay]
         return replace(
             old, **self.contraction.fields(turns), cost=cost, cost_keys=keys, use_ptr=use_ptr, uses=uses,
@@ -247,11 +257,11 @@ class _Rewrite:
             buffer_bytes=np.append(old.buffer_bytes[self.stay], nbytes),
             buffer_first=np.append(np.where(began < 0, -1, self.number[began]), first),
             private_bytes=old.private_bytes[kept],
-            tasks=Lazy(self.task, len(kept)), buffers=Lazy(self.made_buffer, self.num_buffers),
+            tasks=LazySequence(self.task, len(kept)), buffers=LazySequence(self.made_buffer, self.num_buffers),
         )  # fmt: skip
 
     def costs(self) -> tuple[np.ndarray, tuple[CostKey, ...]]:
-        """What each task costs; a bucket as one sum of as many bytes."""
+        """The cost of each task; a bucket's is that of one sum of as many bytes."""
         keys = {key: n for n, key in enumerate(self.old.cost_keys)}
         cost = self.old.cost[self.kept]
         for bucket in self.buckets:
@@ -279,7 +289,7 @@ class _Rewrite:
         return table[:, 0], table[:, 1], table[:, 2], np.concatenate(turns)
 
     def task(self, number: int) -> Task:
-        """A task written out."""
+        """The `Task` object of a number."""
         task = self.old.tasks[int(self.kept[number])]
         bucket = self.of_task.get(number)
         if bucket is not None:
@@ -289,14 +299,14 @@ class _Rewrite:
         return replace(task, index=number, views=tuple(map(self.view, task.views)), comms=comms)
 
     def comm(self, comm: Comm) -> Comm:
-        """The same transfer of what lies where it lies now."""
+        """The same transfer at the new positions."""
         send, receive, scratch = (
             tuple([view and self.view(view) for view in views]) for views in (comm.send, comm.receive, comm.scratch)
         )
         return msgspec.structs.replace(comm, send=send, receive=receive, scratch=scratch)
 
     def view(self, view: View) -> View:
-        """The same numbers where they lie now."""
+        """The same view at its new position."""
         place = self.places.get(view.buffer)
         if place is None:
             return view._replace(buffer=int(self.buffer[view.buffer]))
@@ -307,7 +317,7 @@ class _Rewrite:
         return View(place.buffer, Box((first,), (first + view.box.volume,)), shape)
 
     def made_buffer(self, number: int) -> Buffer:
-        """A buffer written out."""
+        """The `Buffer` object of a number."""
         if number < len(self.stay):
             return self.old.buffers[int(self.stay[number])]
         bucket = next(b for b in reversed(self.buckets) if b.first_buffer <= number)
@@ -319,7 +329,7 @@ class _Rewrite:
 
 
 def _offset(box: Box, frame: Box) -> int:
-    """The number of elements of an array over `frame` before those of a box that is a run of them."""
+    """The offset in an array over `frame` of a box that is contiguous there."""
     offset = 0
     for lo, first, extent in zip(box.lo, frame.lo, frame.shape, strict=True):
         offset = offset * extent + lo - first

@@ -1,4 +1,4 @@
-"""Catalogues: what the tasks of alike instances have in common, found once for all plans, in flat arrays.
+"""Catalogues: what the tasks of equal instances have in common, computed once for all plans, in flat arrays.
 
 They do not know where in a plan instances stand.
 """
@@ -28,14 +28,14 @@ Rows = tuple[np.ndarray, np.ndarray]
 
 
 class Kinds(Generic[Kin]):
-    """Things of which many are alike: one of each kind, numbered as they are met."""
+    """Distinct things among many that repeat, numbered in order of appearance."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
         self.each: list[Kin] = []
 
     def numbers(self, things: Sequence[Kin], keys: Sequence[Hashable]) -> np.ndarray:
-        """The kind of each thing: those with equal keys are of one."""
+        """The kind of each thing: those with equal keys have the same."""
         known = self._numbers
         for key, thing in dict(zip(keys, things, strict=True)).items():
             if key not in known:
@@ -45,9 +45,9 @@ class Kinds(Generic[Kin]):
 
 
 class Table(Generic[Kin]):
-    """Rows that each kind has, in columns: found when they are asked for, for all kinds that are new then.
+    """The rows of each kind, in columns; computed on demand for all kinds that are new.
 
-    rows   says of some kinds whose each row is, ascending, and the rows: int64[columns, rows]
+    rows   computes for some kinds the kind of each row, ascending, and the rows: int64[columns, rows]
     """
 
     def __init__(self, kinds: Kinds[Kin], num_columns: int, rows: Callable[[Sequence[Kin]], Rows]) -> None:
@@ -57,21 +57,22 @@ class Table(Generic[Kin]):
 
     @property
     def num_rows(self) -> int:
-        """How many it has of all kinds."""
+        """The number of rows of all kinds."""
         return int(self._begin[-1])
 
     def of(self, which: np.ndarray) -> Rows:
-        """What things of these kinds have, end to end: int64[columns, rows], and of which thing each row is."""
+        """The rows of things of these kinds, concatenated: int64[columns, rows], and the thing that each row is of."""
         self._enter(self._kinds.each[len(self._begin) - 1 :])
-        return compiled(_laid)(self._begin, self._columns, which)
+        return compiled(_concatenated)(self._begin, self._columns, which)
 
     def placed(self, which: np.ndarray, bases: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """int32[columns / 2, rows]: what things of these kinds have, each two columns an owner and a number of its own.
+        """int32[columns / 2, rows]: the rows of things of these kinds, with each two columns (owner, number of its own)
+        as one.
 
         bases   where the numbers of each owner begin, first[thing] + owner
         """
         self._enter(self._kinds.each[len(self._begin) - 1 :])
-        found: np.ndarray = compiled(_placed)(self._begin, self._columns, which, bases, first)
+        found: np.ndarray = compiled(_numbered)(self._begin, self._columns, which, bases, first)
         return found
 
     def _enter(self, kinds: Sequence[Kin]) -> None:
@@ -88,7 +89,7 @@ class Table(Generic[Kin]):
         self._begin = np.append(self._begin, old + ends)
 
 
-def _laid(begin, columns, which):  # type: ignore[no-untyped-def]
+def _concatenated(begin, columns, which):  # type: ignore[no-untyped-def]
     """Rows begin[kind] to begin[kind + 1] of each of these kinds end to end, and of which of them each row is."""
     num_rows = 0
     for n in range(len(which)):
@@ -103,7 +104,7 @@ def _laid(begin, columns, which):  # type: ignore[no-untyped-def]
     return rows, thing
 
 
-def _placed(begin, columns, which, bases, first):  # type: ignore[no-untyped-def]
+def _numbered(begin, columns, which, bases, first):  # type: ignore[no-untyped-def]
     """The same with each two columns as one number."""
     num_rows = 0
     for n in range(len(which)):
@@ -119,7 +120,7 @@ def _placed(begin, columns, which, bases, first):  # type: ignore[no-untyped-def
 
 
 class CostKeys:
-    """What tasks cost, numbered as met: `each` by its number."""
+    """Cost keys, numbered in order of appearance: `each` by its number."""
 
     def __init__(self) -> None:
         self.each: list[CostKey] = []
@@ -127,7 +128,7 @@ class CostKeys:
         self._known: dict[int, tuple[Sequence[CostKey], np.ndarray]] = {}
 
     def numbered(self, keys: Sequence[CostKey]) -> np.ndarray:
-        """Their numbers; asked again for the same sequence it is not looked at again."""
+        """Their numbers; cached for the same sequence object."""
         if id(keys) not in self._known:
             for key in keys:
                 if key not in self._numbers:
@@ -141,25 +142,24 @@ class Catalogue:
     """The kinds of steps and flows met so far, and their tables; owner 0 are the transfers of a flow, -1 its buffers, k
     the tasks of the k-th step that it touches.
 
-    keys         what tasks cost
-    step_sizes   how many tasks
-    tasks        of steps: the number of its cost key, its lane, its private bytes
-    flow_sizes   how many transfers and buffers
+    keys         cost keys of tasks
+    step_sizes   number of tasks
+    tasks        of steps: number of the cost key, lane, private bytes
+    flow_sizes   numbers of transfers and buffers
     strided      of flows: whether some step reads in strides
-    adds         of flows: owner and task that add to what is there, and through which output
-    transfers    of flows: what each is, the number of its cost key, how many lanes it occupies
+    adds         of flows: owner and task that add to existing numbers, and the output through which
+    transfers    of flows: kind, number of the cost key, number of occupied lanes
     lanes        of flows: those of their transfers
     edges        of flows: owner and task that wait, owner and task for which they wait
     uses         of flows: owner and task, owner and number of the buffer that it touches
-    buffers      of flows: where each lies, its bytes, and owner and task that begin its life, task -1 for what outlives
-                 the step
+    buffers      of flows: processor, bytes, and owner and task that begin its life, task -1 for what outlives the step
     """
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Forget everything."""
         self.keys = CostKeys()
         self._private: dict[tuple[int, int], np.ndarray] = {}
         steps, flows = Kinds[StepInstance](), Kinds[FlowTemplate]()
@@ -174,7 +174,7 @@ class Catalogue:
         self.buffers = Table(flows, 4, _buffers)
 
     def kinds(self, steps: Sequence[StepInstance], flows: Sequence[FlowTemplate]) -> tuple[np.ndarray, np.ndarray]:
-        """The kind of each step and flow; holds until this is asked again."""
+        """The kind of each step and flow; valid until the next call."""
         long = self.tasks, self.transfers, self.lanes, self.edges, self.uses, self.buffers
         if sum(table.num_rows for table in long) > MOST:
             self.clear()
@@ -182,7 +182,7 @@ class Catalogue:
         return self._steps.numbers(steps, placed), self._flows.numbers(flows, flows)
 
     def private_adding(self, kind: int, ports: int) -> np.ndarray:
-        """The private bytes of a kind of step's tasks where they add through these outputs: a bit for each."""
+        """The private bytes of the tasks of a kind of step that add through these outputs: a bit for each."""
         if (kind, ports) not in self._private:
             step = self._steps.each[kind]
             adds = tuple([bool(ports >> port & 1) for port in range(len(step.step.outputs))])

@@ -1,6 +1,6 @@
-"""Composition: instances laid end to end become one task graph in flat arrays.
+"""Composition: concatenates instances into one task graph in flat arrays.
 
-Edges run between ports of one version only; where its tasks have come to stand is all that composition adds.
+Edges connect ports of one version only; composition only adds the numbers of its tasks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from castile.planner.lowering import stages
 from castile.planner.lowering.catalogue import Catalogue
 from castile.planner.lowering.instances import HOST, NONE, FlowInstance, StepInstance
-from castile.planner.lowering.rows import Lazy, compressed, pointer
+from castile.planner.lowering.ragged import LazySequence, row_pointers, to_csr
 from castile.planner.lowering.stages import Rows
 from castile.planner.lowering.template import InStrides
 from castile.runtime.compiled import compiled
@@ -30,13 +30,13 @@ def compose(
 ) -> TaskGraph:
     """The task graph of these instances: the tasks of the steps in their order, then those of the flows.
 
-    catalogue   of the kinds of instances met before, which learns those that are new
-    ahead       how many microbatches more than its depth a stage may have begun at once
+    catalogue   of the kinds of instances met before, to which new ones are added
+    ahead       how many microbatches more than its depth a stage may have in flight
     """
     layout = Layout(steps, flows, catalogue)
     cost, keys = layout.costs()
-    need_ptr, needs = compressed(*layout.edges(ahead), layout.num_tasks)
-    use_ptr, uses = compressed(*layout.uses(), layout.num_tasks)
+    need_ptr, needs = to_csr(*layout.edges(ahead), layout.num_tasks)
+    use_ptr, uses = to_csr(*layout.uses(), layout.num_tasks)
     lane_count, lanes = layout.lanes()
     buffer_proc, buffer_bytes, buffer_first = layout.buffers()
     return TaskGraph(
@@ -44,7 +44,7 @@ def compose(
         order=layout.order(),
         cost=cost,
         cost_keys=keys,
-        lane_ptr=pointer(lane_count),
+        lane_ptr=row_pointers(lane_count),
         lanes=lanes,
         need_ptr=need_ptr,
         needs=needs,
@@ -55,22 +55,22 @@ def compose(
         buffer_first=buffer_first,
         private_bytes=layout.private(),
         num_procs=num_procs,
-        tasks=Lazy(layout.task, layout.num_tasks),
-        buffers=Lazy(layout.buffer, layout.num_buffers),
+        tasks=LazySequence(layout.task, layout.num_tasks),
+        buffers=LazySequence(layout.buffer, layout.num_buffers),
     )
 
 
 class Layout:
-    """Where the tasks and buffers of each instance begin, and what follows from that."""
+    """The first task and buffer of each instance, and what follows from that."""
 
     def __init__(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance], catalogue: Catalogue) -> None:
         self.steps, self.flows, self._catalogue = steps, flows, catalogue
         self._step_kind, self._flow_kind = catalogue.kinds(steps, [f.template for f in flows])
         sizes = catalogue.step_sizes.of(self._step_kind)[0]
         transfers, buffers = catalogue.flow_sizes.of(self._flow_kind)[0]
-        self.step_base = pointer(sizes[0])
-        self.flow_base = self.step_base[-1] + pointer(transfers)
-        self.buffer_base = pointer(buffers)
+        self.step_base = row_pointers(sizes[0])
+        self.flow_base = self.step_base[-1] + row_pointers(transfers)
+        self.buffer_base = row_pointers(buffers)
         self.num_tasks, self.num_buffers = int(self.flow_base[-1]), int(self.buffer_base[-1])
 
     @cached_property
@@ -89,13 +89,12 @@ class Layout:
         return Rows(self.steps, self.step_base, self._of_steps[1] // NUM_LANES)
 
     def kinds(self) -> np.ndarray:
-        """int8: what each task is."""
+        """int8: the kind of each task."""
         compute = np.full(self.flow_base[0], Kind.COMPUTE, dtype=np.int8)
         return np.append(compute, self._of_flows[0].astype(np.int8))
 
     def costs(self) -> tuple[np.ndarray, tuple[CostKey, ...]]:
-        """What each task costs: the number of its key, and the keys, in the order in which tasks have them, then tasks
-        that read in strides.
+        """The cost of each task: the number of its key, and the keys in the order of the tasks, strided readers last.
         """
         cost = np.append(self._of_steps[0], self._of_flows[1])
         steps = map(self.steps.__getitem__, self._in_strides)
@@ -122,7 +121,9 @@ class Layout:
         return np.append(one, self._of_flows[2]), np.append(self._of_steps[1], lanes[0])
 
     def order(self) -> np.ndarray:
-        """Keys, unique whatever was made first: by slot in the program, computation before transfers, by number."""
+        """Sort keys that do not depend on what was lowered first: by slot in the program, computation before transfers,
+        by number.
+        """
         sizes = np.diff(self.step_base)
         slots = np.repeat(np.arange(len(self.steps)), sizes)
         of_steps = (slots + 1 << 40) + np.arange(self.step_base[-1]) - self.step_base[slots]
@@ -144,13 +145,13 @@ class Layout:
         return np.insert(self.step_base[slots], np.repeat(first, 2), own), first + 2 * np.arange(len(first)) + 1
 
     def _tasks(self, owner: np.ndarray, task: np.ndarray, flow: np.ndarray) -> np.ndarray:
-        """The numbers of tasks of owners, as a catalogue says them, in these flows."""
-        return compiled(_placed)(*self._begins, owner, task, flow)
+        """The numbers of tasks, from owners in these flows as a catalogue gives them."""
+        return compiled(_numbered)(*self._begins, owner, task, flow)
 
     def edges(self, ahead: int) -> tuple[np.ndarray, np.ndarray]:
         """All edges: the tasks that wait, and those for which they wait."""
         after, before = self._catalogue.edges.placed(self._flow_kind, *self._begins)
-        waits = stages.waits(self.rows, ahead)
+        waits = stages.throttle_edges(self.rows, ahead)
         return np.append(after, waits[:, 0]), np.append(before, waits[:, 1])
 
     def uses(self) -> tuple[np.ndarray, np.ndarray]:
@@ -159,7 +160,7 @@ class Layout:
         return tasks, buffers
 
     def buffers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where each buffer lies, its bytes, and the task that begins its life, -1 for what outlives the step."""
+        """The processor of each buffer, its bytes, and the task that begins its life, -1 for what outlives the step."""
         (procs, nbytes, owner, task), flow = self._catalogue.buffers.of(self._flow_kind)
         return procs, nbytes, np.where(task < 0, -1, self._tasks(owner, task, flow))
 
@@ -183,13 +184,13 @@ class Layout:
         _, first, each = np.unique(alike, return_index=True, return_inverse=True)
         through = [sum(int(word) << n * WORD for n, word in enumerate(of)) for of in ports[:, adding[first]].T]
         nbytes = [self._catalogue.private_adding(*pair) for pair in zip(kind[first].tolist(), through, strict=True)]
-        begin = pointer([len(of) for of in nbytes])
+        begin = row_pointers([len(of) for of in nbytes])
         result[adding] = np.concatenate([NONE, *nbytes])[begin[each] + adding - self.step_base[slot]]
         return result
 
     @cached_property
     def _in_strides(self) -> dict[int, list[InStrides]]:
-        """For each slot what its tasks read in strides, as the flows' templates tell: rows of (task, port, shape)."""
+        """By slot, what its tasks read in strides: rows of (task, port, shape)."""
         found: dict[int, list[InStrides]] = {}
         for f in np.flatnonzero(self._catalogue.strided.of(self._flow_kind)[0][0]).tolist():
             for step, rows in self.flows[f].template.in_strides:
@@ -198,7 +199,7 @@ class Layout:
 
     @cached_property
     def _adding(self) -> dict[int, list[tuple[int, np.ndarray]]]:
-        """For each slot its output ports through which tasks add to what is there already, and which tasks do."""
+        """By slot, its output ports through which tasks add to existing numbers, and these tasks."""
         adding: dict[int, list[tuple[int, np.ndarray]]] = {}
         for flow in self.flows:
             for step, port, tasks in flow.template.adding:
@@ -240,8 +241,8 @@ class Layout:
         return self.step_base.tolist(), self.flow_base.tolist(), self.buffer_base.tolist()
 
 
-def _placed(begin, first, owner, task, flow):  # type: ignore[no-untyped-def]
-    """begin[owner + first[flow]] + task of each."""
+def _numbered(begin, first, owner, task, flow):  # type: ignore[no-untyped-def]
+    """begin[owner + first[flow]] + task, elementwise."""
     found = np.empty(len(task), np.int64)
     for k in range(len(task)):
         found[k] = begin[owner[k] + first[flow[k]]] + task[k]

@@ -1,4 +1,4 @@
-"""Contraction: some tasks of a graph become one task, and others keep their places: numbers, needs and lanes follow.
+"""Contraction: groups of tasks of a graph become one task each; the others keep their order, edges and lanes.
 
 It does not know what the tasks do, nor why they become one.
 """
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from castile.planner.lowering.rows import compressed, pointer
+from castile.planner.lowering.ragged import row_pointers, to_csr
 from castile.runtime.task import TaskGraph
 
 NO_PAIRS = np.empty((0, 2), np.int64)
 
 
 class Contracted(NamedTuple):
-    """A graph of which some tasks have become one.
+    """A graph in which groups of tasks have become one.
 
     number[T]   the task of `graph` that each of the old tasks has become
     """
@@ -32,8 +32,8 @@ class Contracted(NamedTuple):
 class Contraction:
     """Each of `groups` of a graph's tasks as one task, in the place of the group's last; other tasks stay.
 
-    Tasks of a group lie on the same lanes, and none of a group may need another of it by way of tasks outside: the one
-    task would wait for itself.
+    Tasks of a group lie on the same lanes, and none depends on another one through tasks outside: the merged task would
+    wait for itself.
     """
 
     old: TaskGraph
@@ -41,7 +41,7 @@ class Contraction:
 
     @cached_property
     def stands(self) -> np.ndarray:
-        """int64[T]: the old task in whose place each old task is now."""
+        """int64[T]: for each old task, the old number of the task in whose place it is now."""
         found = np.arange(self.old.num_tasks)
         for group in self.groups:
             found[list(group)] = group[-1]
@@ -62,19 +62,19 @@ class Contraction:
         return self.stands == np.arange(self.old.num_tasks)
 
     def fields(self, turns: np.ndarray = NO_PAIRS) -> dict[str, Any]:
-        """Kinds, order, lanes and needs of the new tasks; `turns` are further edges, rows of (before, after) in new
+        """Kinds, order, lanes and edges of the new tasks; `turns` are further edges, rows of (before, after) in new
         numbers.
         """
         old, kept = self.old, self.kept
         after, before = np.repeat(self.number, np.diff(old.need_ptr)), self.number[old.needs]
         real = after != before
         after, before = np.append(after[real], turns[:, 1]), np.append(before[real], turns[:, 0])
-        need_ptr, needs = compressed(after, before, len(kept))
+        need_ptr, needs = to_csr(after, before, len(kept))
         counts = np.diff(old.lane_ptr)
         return {
             "kind": old.kind[kept],
             "order": old.order[kept],
-            "lane_ptr": pointer(counts[kept]),
+            "lane_ptr": row_pointers(counts[kept]),
             "lanes": old.lanes[np.repeat(self._stands_for_itself, counts)],
             "need_ptr": need_ptr,
             "needs": needs,

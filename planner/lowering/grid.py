@@ -1,4 +1,4 @@
-"""Grids: the parts of a node under a split, the boxes that each touches, and which parts are alike.
+"""Grids: the parts of a node under a split, the boxes that each touches, and which parts are equal.
 
 Parts are in row-major order of the axis line. It does not know what parts compute.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from castile.planner.axes import Operand
 from castile.planner.graph import Node
-from castile.planner.lowering.many import over_arrays
+from castile.planner.lowering.vectorized import call_vectorized
 from castile.planner.op import Op, Part
 from castile.planner.step.program import Micro, Port
 from castile.planner.strategy import ranges
@@ -30,7 +30,7 @@ class Numbering(NamedTuple):
 
 
 class Layout:
-    """The boxes of an array that parts touch: the distinct boxes, and by part the number of its own.
+    """The boxes of an array that parts touch: the distinct boxes, and the number of each part's.
 
     is_even   whether parts of equal lengths along all axes touch boxes of one shape
     """
@@ -47,7 +47,7 @@ class Layout:
 
     @property
     def are_apart(self) -> bool:
-        """Whether axes imply that the parts' boxes are disjoint. False also where that would have to be checked."""
+        """Whether the axes imply that the parts' boxes are disjoint. False also where that would have to be checked."""
         return self.is_even and len(self.boxes) == len(self.of)
 
     def each(self, change: Callable[[Box], Box]) -> Layout:
@@ -114,13 +114,13 @@ class Grid:
         return op.flops(which, self.part(part)) if type(op).flops is Op.flops else self._flops_of(which)[part]
 
     def by_flops(self, which: str) -> Numbering:
-        """The partition by the operations of a pass; a single kind where lengths imply these."""
+        """The partition by the operations of a pass; a single kind where lengths determine these."""
         return self.along(()) if type(self.node.op).flops is Op.flops else distinct(self._flops_of(which))
 
     def _flops_of(self, which: str) -> Sequence[float]:
         op = self.node.op
         if which not in self._flops:
-            found: Any = over_arrays(lambda: op.flops(which, self._every))
+            found: Any = call_vectorized(lambda: op.flops(which, self._every))
             if found is None:
                 self._flops[which] = [op.flops(which, self.part(n)) for n in range(self.count)]
             else:
@@ -128,11 +128,12 @@ class Grid:
         return self._flops[which]
 
     def _of_each(self, found: Any) -> list[Any]:
-        """By part what a hook returned for all parts at once: one value, or an array."""
+        """By part, what a hook returned for all parts at once: one value, or an array."""
         return found.tolist() if isinstance(found, np.ndarray) else [found] * self.count
 
     def layout(self, port: Port) -> Layout:
-        """The boxes that parts touch of a port's region, counted from where its microbatch, or the port, begins."""
+        """The boxes that parts touch of a port's region, relative to the beginning of its microbatch, or of the port.
+        """
         key = port.of_operand, port.index, port.cut, port.begin
         if key not in self._layouts:
             self._layouts[key] = self._find(port) if key[2:] == (None, ()) else self._moved(port)
@@ -159,14 +160,14 @@ class Grid:
         return self._layouts[operand.dims]
 
     def _along(self, operand: Operand, axes: Sequence[str]) -> Layout:
-        """The boxes that parts touch as an array's axes say."""
+        """The boxes that parts touch by the axes of an array."""
         a = self.node.alignment
         dims = [[a.dim_range(dim, own) for own in self.blocks[dim[0]]] if dim else [(0, 1)] for dim in operand.dims]
-        return _lying(tuple(map(tuple, dims)), self.along(axes).of, a.uneven.isdisjoint(operand.axes))
+        return _layout_of_blocks(tuple(map(tuple, dims)), self.along(axes).of, a.uneven.isdisjoint(operand.axes))
 
     def _by_hook(self, operand: int) -> Layout:
-        """The boxes that parts read as the operator's `reads` says."""
-        found = over_arrays(lambda: self._every.reads(operand))
+        """The boxes that parts read by the operator's `reads`."""
+        found = call_vectorized(lambda: self._every.reads(operand))
         if found is None:
             every = [self.part(n).reads(operand) for n in range(self.count)]
         else:
@@ -184,14 +185,14 @@ def distinct(rows: Sequence[Hashable]) -> Numbering:
 
 
 @lru_cache(maxsize=4096)
-def _lying(dims: tuple[tuple[tuple[int, int], ...], ...], of: tuple[int, ...], is_even: bool) -> Layout:
-    """The layout of an array whose dims are cut into these blocks: one object for all nodes that touch it alike."""
+def _layout_of_blocks(dims: tuple[tuple[tuple[int, int], ...], ...], of: tuple[int, ...], is_even: bool) -> Layout:
+    """The layout of an array whose dims are cut into these blocks: one object for all equal ones."""
     boxes = [Box(*zip(*row)) for row in product(*dims)] if dims else [Box((), ())]
     return Layout(boxes, of, is_even)
 
 
 @lru_cache(maxsize=4096)
-def joint(one: Numbering, other: Numbering) -> Numbering:
+def refinement(one: Numbering, other: Numbering) -> Numbering:
     """The common refinement of two partitions."""
     if len(other.firsts) == 1:
         return one

@@ -1,6 +1,6 @@
-"""Instances of templates: a step under a Config, a region's version between such steps; and their tasks, written out.
+"""Instances of templates: a step under a Config, a region's version between such steps; and their `Task` objects.
 
-Nothing here has a number of its own: an instance is kept while its Configs stay, wherever its tasks come to stand.
+Nothing here knows its number: an instance is cached as long as its Configs stay, wherever its tasks come to stand.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class StepInstance(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def private(self) -> np.ndarray:
-        """The private bytes of each task where nothing is added up."""
+        """The private bytes of each task that adds nothing up."""
         alone = (False,) * len(self.step.outputs)
         return np.repeat(self.template.does.private_adding(alone), self.config.replicas)
 
     def task(self, number: int, local: int, buffers: Sequence[int], adds: Sequence[bool]) -> Task:
-        """The task written out; buffers by port, -1 where a port is not touched."""
+        """The `Task` object; buffers by port, -1 where a port is not touched."""
         part, replica = divmod(local, self.config.replicas)
         piece = self.template.part(part)
         boxes = (*piece.inputs, *piece.outputs)
@@ -70,8 +70,8 @@ class FlowTemplate:
     """A version of a region between steps of these templates and Configs, wherever in a program they stand.
 
     procs[slot of the version] is a processor. Of each port of the version:
-    port_step     which of the steps that the flow touches it is, in the sequence of `touched`
-    port_task, port_number   its task there, and which input or output of the step it is
+    port_step     its step, as an index into `touched`
+    port_task, port_number   its task there, and the number of the input or output
     PATTERN and HOST stand for the version's own transfers and for the host.
     """
 
@@ -100,7 +100,7 @@ class FlowTemplate:
 
     @property
     def writing(self) -> slice:
-        """The ports that write what was made: the producers', or those that overwrite what is carried."""
+        """The ports that write what was made: those of producers, or of updates that overwrite a carried region."""
         return slice(len(self.version.made)) if self.is_made else slice(self.reading.stop, None)
 
     @cached_property
@@ -119,7 +119,7 @@ class FlowTemplate:
 
     @cached_property
     def keys(self) -> tuple[CostKey, ...]:
-        """What each transfer costs."""
+        """The cost key of each transfer."""
         return tuple([p.key for p in self.version.patterns])
 
     @cached_property
@@ -132,7 +132,7 @@ class FlowTemplate:
 
     @cached_property
     def served(self) -> list[int]:
-        """Which of the steps that the flow touches read what transfers bring."""
+        """The steps, as indices into `touched`, that read what transfers bring."""
         brought = ~self.version.are_sources[self.version.located]
         steps = np.unique(self.port_step[self.reading][brought])
         return steps[steps >= 0].tolist()
@@ -178,7 +178,7 @@ class FlowTemplate:
 
 
 def lying(templates: Sequence[FlowTemplate]) -> tuple[np.ndarray, np.ndarray]:
-    """Where the buffers of flows lie, end to end, and their bytes."""
+    """The processors of the buffers of flows, concatenated, and their bytes."""
     counts, num_procs = [t.num_buffers for t in templates], [len(t.procs) for t in templates]
     first = np.repeat(np.cumsum(num_procs) - num_procs, counts)
     procs = np.fromiter(chain.from_iterable([t.procs for t in templates]), np.int64, sum(num_procs))
@@ -189,7 +189,7 @@ def lying(templates: Sequence[FlowTemplate]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class FlowInstance(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """A flow between instances of steps, and the slots of these, in the sequence of `touched`."""
+    """A flow between instances of steps, and the slots of these, in the order of `touched`."""
 
     flow: Flow
     template: FlowTemplate
@@ -232,26 +232,26 @@ class FlowInstance(msgspec.Struct, frozen=True, eq=False, dict=True):
         return np.array([*self.slots, HOST, PATTERN])[self.template.port_step]
 
     def touches(self, ports: slice) -> Iterator[tuple[int, int, int]]:
-        """(slot, task, which input or output of the step) of each of these ports."""
+        """(slot, task, number of the step's input or output) of each of these ports."""
         rows = (self.port_step, self.template.port_task, self.template.port_number)
         return zip(*(row[ports].tolist() for row in rows), strict=True)
 
     @cached_property
     def slot(self) -> int:
-        """The slot that the transfers follow: the last producer's, or the one before the first of those who read what
-        transfers bring.
+        """The slot that the transfers follow: the last producer's, or the one before the first that reads what they
+        bring.
         """
         if self.flow.producers:
             return max([slot for slot, _ in self.flow.producers])
         return min([self.slots[n] for n in self.template.served], default=0) - 1
 
     def task(self, number: int, local: int, first_buffer: int) -> Task:
-        """The transfer written out."""
+        """The transfer's `Task` object."""
         pattern = self.version.patterns[local]
         return transfer.task(pattern, number, f"{self.flow.region}:{pattern.name}[{local}]", self.procs, first_buffer)
 
     def buffer(self, local: int) -> Buffer:
-        """The buffer written out."""
+        """The `Buffer` object."""
         instance = self.version.instances[local]
         role = self.flow.role if self.template.outlives[local] else ""
         return Buffer(self.flow.region, instance.box, self.flow.dtype, self.procs[instance.proc], role)
@@ -273,7 +273,7 @@ class FlowTemplates:
         self._ports: dict[Hashable, _Ports] = {}
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Forget everything."""
         self._made.clear()
         self._ports.clear()
 
@@ -283,8 +283,8 @@ class FlowTemplates:
     ) -> FlowTemplate:  # fmt: skip
         """The template of a flow of this version, whose slots are these processors.
 
-        slots                     of the steps that the flow touches, in the sequence of `touched`
-        made, read, overwritten   where the ports of its producers, readers and overwriters lie
+        slots                     of the steps that the flow touches, in the order of `touched`
+        made, read, overwritten   the layouts of its producers', readers' and overwriters' ports
         """
         place, is_output = {slot: n for n, slot in enumerate(slots)}, flow.role == "output"
         ports = zip((*flow.producers, *flow.readers, *flow.overwriters), (*made, *read, *overwritten), strict=True)
@@ -307,10 +307,9 @@ class FlowTemplates:
 
 
 def _ports(rows: Sequence[tuple[int, int, np.ndarray]], num_made: int, replicas: Sequence[int]) -> _Ports:
-    """Rows of (step, input or output of it, tasks) written out, the first of which make the version.
+    """The ports of rows of (step, input or output of it, tasks), the first `num_made` of which make the version.
 
-    replicas   of those that make it, where one step does so through several ports: it does so part by part, as its
-               tasks follow each other
+    replicas   of a step that makes it through several ports: it does so part by part, as its tasks follow each other
     """
     sizes = [len(tasks) for _, _, tasks in rows]
     step, number = (np.repeat([row[n] for row in rows], sizes) for n in range(2))
@@ -327,6 +326,6 @@ def flow_instance(
     flow: Flow, version: Version, procs: tuple[int, ...], made: Sequence[Placed], read: Sequence[Placed],
     overwritten: Sequence[Placed],
 ) -> FlowInstance:  # fmt: skip
-    """A flow of its own, whose template nobody shares."""
+    """A flow with a template of its own."""
     slots = touched(flow)
     return FlowInstance(flow, FlowTemplates().get(flow, slots, version, procs, made, read, overwritten), slots)

@@ -1,4 +1,4 @@
-"""Kinds: which steps and flows of a program are alike, so that what is made for one serves all.
+"""Kinds: which steps and flows of a program are equal, so that what is made for one serves all.
 
 It does not know strategies: flows of one kind are lowered alike where their users' Configs are equal one by one.
 """
@@ -18,7 +18,7 @@ class Kinds:
     nodes      the name of each step's node
     step       the kind of each step
     flow       the kind of each flow
-    of_users   for each flow what picks its users' numbers out of those of all nodes
+    of_users   for each flow, selects its users' numbers from those of all nodes
     numbers    of the kinds of flows met so far, in any program
     """
 
@@ -47,7 +47,7 @@ class Kinds:
         )  # fmt: skip
 
     def _lying(self, flow: Flow, slots: tuple[int, ...]) -> Hashable:
-        """Where in the region lies what ports touch, () where all of it is as it comes."""
+        """Where in the region the parts that ports touch lie, () where they are all of it."""
         if not any(map(self._places.__getitem__, slots)):
             return ()
         made = [(slot, port + len(self._steps[slot].inputs)) for slot, port in (*flow.producers, *flow.overwriters)]

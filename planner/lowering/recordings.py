@@ -1,4 +1,4 @@
-"""What a pass records: its body run on the shapes of a part, with the sums of its gradients and what they are added to.
+"""Recordings of passes: a body run on the shapes of a part, with the sums of its gradients and what they are added to.
 
 It does not know boxes, regions or costs.
 """
@@ -16,7 +16,8 @@ from castile.planner.step.program import Port, Step
 
 
 class Recorder:
-    """Records one pass of a node for shapes of parts; what its body is given follows from the ports, found once."""
+    """Records one pass of a node for shapes of parts; the arguments of its body follow from the ports, determined once.
+    """
 
     def __init__(self, step: Step) -> None:
         op, which = step.node.op, step.which
@@ -31,7 +32,7 @@ class Recorder:
         self._places = [(given.index(p.index), n, _repeats(step, p)) for n, p in enumerate(added)]
 
     def recorded(self, part: Part, specs: tuple[Spec, ...]) -> Recording:
-        """Run the pass's body on shapes; its inputs are numbered as the step's ports."""
+        """Run the pass's body on shapes; inputs are numbered as the step's ports."""
         pulled, operands, kept, onto = ([specs[n] for n in of] for of in self._at.values())
         positional = [*(pulled if self._is_one else [tuple(pulled)] if pulled else []), *operands]
         context: dict[str, object] = {"at": part} if self._is_placed else {}
@@ -49,7 +50,7 @@ class Recorder:
 
 
 def place_counts(step: Step) -> bool:
-    """Whether what a part records may depend on which one it is, in more than literals."""
+    """Whether a part's recording may depend on its position, in more than literals."""
     op = step.node.op
     asks = "at" in op.asks(step.which) and not op.place_in_literals
     return asks or any(_repeats(step, p) for p in step.inputs if p.role == "onto")
@@ -64,7 +65,7 @@ def _repeats(step: Step, port: Port) -> list[str]:
 
 
 def _adding(body: Callable[..., Any], places: Mapping[int, int]) -> Callable[..., Any]:
-    """A body whose results of these numbers are added to arrays, by number, of which it is given all as `onto`."""
+    """A body whose results of these numbers are added to arrays, which it gets by number as `onto`."""
 
     def whole(k: Any, *operands: Any, onto: tuple[Symbol, ...], **context: Any) -> tuple[Symbol | None, ...]:
         made = body(k, *operands, **context)

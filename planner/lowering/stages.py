@@ -23,7 +23,7 @@ from operator import attrgetter
 import numpy as np
 
 from castile.planner.lowering.instances import StepInstance
-from castile.planner.lowering.rows import runs
+from castile.planner.lowering.ragged import ranges
 from castile.planner.step.program import FETCHED_ANEW
 from castile.planner.strategy import Strategy
 
@@ -36,9 +36,7 @@ _IS_LATE, _COUNT = attrgetter("is_late"), attrgetter("step.micro.count")
 
 
 def stages(of_nodes: Iterable[Procs]) -> list[int]:
-    """The stage of each of these nodes, numbered as they are met: nodes that have a processor in common are of one
-    stage.
-    """
+    """The stage of each of these nodes, numbered in order of appearance: nodes that share a processor share a stage."""
     every = list(of_nodes)
     leader: dict[int, int] = {}
 
@@ -55,15 +53,15 @@ def stages(of_nodes: Iterable[Procs]) -> list[int]:
 
 
 def num_stages(plan: Strategy, nodes: Iterable[str]) -> int:
-    """How many stages a plan makes of these nodes; 1 where it has no microbatches to fill a pipeline."""
+    """The number of stages of a plan; 1 where it has no microbatches to fill a pipeline."""
     return 1 + max(stages(plan.configs[name].procs for name in nodes)) if plan.microbatches > 1 else 1
 
 
 def depths(stage: Sequence[int]) -> list[int]:
-    """By stage, how many microbatches it has under way at once; stage: of each node, in the order of the program.
+    """By stage, how many microbatches it has in flight; stage: of each node, in the order of the program.
 
-    As many as there are stages from its first node on to the last: when the first microbatch comes back to it, it has
-    begun with these. Each holds its activations until then.
+    The depth is the number of stages from its first node on to the last: when the first microbatch comes back to it, it
+    has begun with these. Each holds its activations until then.
     """
     visits = [number for number, _ in groupby(stage)]
     num_stages = 1 + max(visits, default=-1)
@@ -83,19 +81,18 @@ class Rows:
     procs: np.ndarray
 
     def of(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The tasks of some passes, bool[S], and for each which of these passes it is of."""
+        """The tasks of some passes, bool[S], and the pass that each belongs to."""
         counts = np.diff(self.base)[which]
-        return runs(self.base[:-1][which], counts), np.repeat(np.arange(len(counts)), counts)
+        return ranges(self.base[:-1][which], counts), np.repeat(np.arange(len(counts)), counts)
 
 
 @dataclass(frozen=True, eq=False)
-class Turns:
-    """How processors take microbatches in turn, by the numbers of their tasks.
+class MicrobatchEdges:
+    """The edges that make processors take microbatches in turn, in numbers of tasks.
 
-    begun[n, 4]   of each task that begins with a microbatch: its number, microbatch and processor, and its depth: it
-                  waits for the microbatch so many before
-    last[M, P]    by microbatch and processor the last task, -1 where there is none
-    pairs[n, 2]   further edges: tasks, and what they wait for
+    begun[n, 4]   tasks that begin a microbatch: number, microbatch, processor and depth: they wait for the microbatch
+    that many before last[M, P]    by microbatch and processor the last task, -1 where there is none pairs[n, 2]
+    further edges: tasks, and what they wait for
     """
 
     begun: np.ndarray
@@ -109,16 +106,16 @@ class Turns:
         return np.append(self.pairs, _pairs(task, self.last[number - most, proc]), axis=0)
 
 
-NO_TURNS = Turns(np.zeros((0, 4), np.int64), np.zeros((0, 0), np.int64), np.zeros((0, 2), np.int64))
+NO_TURNS = MicrobatchEdges(np.zeros((0, 4), np.int64), np.zeros((0, 0), np.int64), np.zeros((0, 2), np.int64))
 
 
 def _pairs(tasks: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """int64[n, 2]: tasks, and those that they wait for, without those that wait for none (-1)."""
+    """int64[n, 2]: tasks and those that they wait for, without those that wait for none (-1)."""
     return np.stack([tasks, before], axis=1)[before >= 0]
 
 
 def _numbers() -> defaultdict[Hashable, int]:
-    """A number for each key, in the order in which they are asked for."""
+    """A number for each key, in order of appearance."""
     return defaultdict(count().__next__)
 
 
@@ -141,17 +138,17 @@ class _Latest:
         return keys
 
 
-def waits(rows: Rows, ahead: int = 0) -> np.ndarray:
-    """int64[n, 2]: edges (who waits, for which) that keep processors from beginning too early what they could begin.
+def throttle_edges(rows: Rows, ahead: int = 0) -> np.ndarray:
+    """int64[n, 2]: edges (who waits, for which) that keep processors from starting too early.
 
-    ahead   so many microbatches more than its depth a stage may have begun at once
+    ahead   how many microbatches more than its depth a stage may have in flight
     """
-    return np.append(_late(rows), turns(rows, ahead).edges, axis=0)
+    return np.append(_late_edges(rows), microbatch_edges(rows, ahead).edges, axis=0)
 
 
-def _late(rows: Rows) -> np.ndarray:
-    """What is computed again, or fetched for one microbatch, waits until its processor is done with the forward passes
-    and gradients of activations that stand before it: else it would be there, and take memory, long before it is read.
+def _late_edges(rows: Rows) -> np.ndarray:
+    """Makes recomputation, and fetches of one microbatch, wait until their processor is done with the forward passes
+    and gradients of activations that stand before them: otherwise they would take memory long before they are read.
     """
     steps, kind = [step.step for step in rows.steps], _numbers()
     is_late = np.fromiter(map(_IS_LATE, steps), np.bool_, len(steps))
@@ -163,13 +160,13 @@ def _late(rows: Rows) -> np.ndarray:
     return np.concatenate([latest.pairs(late, wanted, late) for wanted in kinds[is_late][of_late, 1:].T])
 
 
-def turns(rows: Rows, ahead: int = 0) -> Turns:
+def microbatch_edges(rows: Rows, ahead: int = 0) -> MicrobatchEdges:
     """The edges by which processors take microbatches in turn.
 
-    1. A stage begins with a microbatch when it is done with the one that came as many before as its depth: else the
-    activations of all would be live at once. 2. It takes one through its forward passes before the next: else all would
-    go on side by side, and none would reach the next stage before all do. 3. Where there are several stages, gradients
-    of parameters wait for those of activations, which the stage before waits for (Qi et al., "Zero Bubble Pipeline
+    1. A stage begins with a microbatch when it is done with the one that came `depth` before: otherwise the activations
+    of all would be live at once. 2. It takes one through its forward passes before the next: otherwise all would go on
+    side by side, and none would reach the next stage before all do. 3. Where there are several stages, gradients of
+    parameters wait for those of activations, which the stage before waits for (Qi et al., "Zero Bubble Pipeline
     Parallelism", ICLR 2024).
     """
     cut = np.fromiter(map(_COUNT, rows.steps), np.int64, len(rows.steps)) > 1
@@ -198,12 +195,12 @@ def turns(rows: Rows, ahead: int = 0) -> Turns:
     pairs = np.append(pairs, latest.pairs(tasks[waiting], back[waiting], len(rows.procs)), axis=0)
     last = np.full((number.max(initial=-1) + 1, procs.max(initial=-1) + 1), -1)
     np.maximum.at(last, (number, procs), tasks)
-    return Turns(np.stack([tasks, number, procs, most], axis=1)[begun > 0], last, pairs)
+    return MicrobatchEdges(np.stack([tasks, number, procs, most], axis=1)[begun > 0], last, pairs)
 
 
-def ends(steps: Sequence[StepInstance]) -> list[int]:
-    """By slot the last slot that its pass waits for by `turns`, or its own. In a program gradients of parameters stand
-    before those of activations, and wait for them where there are several stages.
+def last_slots(steps: Sequence[StepInstance]) -> list[int]:
+    """By slot, the last slot that its pass waits for by `microbatch_edges`, or its own. In a program gradients of
+    parameters stand before those of activations, and wait for them where there are several stages.
     """
     if len(set(stages(step.config.procs for step in _forward(steps)))) < 2:
         return [*range(len(steps))]
@@ -218,7 +215,7 @@ def _forward(steps: Iterable[StepInstance]) -> list[StepInstance]:
 
 
 def _visits(forward: Sequence[StepInstance], stage: Sequence[int]) -> Iterator[tuple[StepInstance, int, int]]:
-    """Each forward pass with its stage, and how often the program has gone on to another stage before it."""
+    """Each forward pass with its stage, and how often the program has moved to another stage before it."""
     visit = 0
     for n, step in enumerate(forward):
         visit += n > 0 and stage[n] != stage[n - 1]

@@ -17,10 +17,10 @@ import numpy as np
 from castile.planner.bodies.trace import Recording
 from castile.planner.bodies.vocabulary import Spec
 from castile.planner.graph import Node
-from castile.planner.lowering.grid import Grid, Layout, joint
-from castile.planner.lowering.keys import KeyMaker
+from castile.planner.lowering.cost_keys import KeyMaker
+from castile.planner.lowering.grid import Grid, Layout, refinement
+from castile.planner.lowering.range_cache import RangeCache, WatchedPart
 from castile.planner.lowering.recordings import Recorder, place_counts
-from castile.planner.lowering.watched import Shared, Watched
 from castile.planner.op import Op, Part
 from castile.planner.step.program import WHOLE_BATCH, Micro, Step, bearing
 from castile.runtime.region import Box
@@ -40,7 +40,7 @@ _ROLE, _REGION, _LYING = attrgetter("role", "index"), attrgetter("region"), attr
 
 
 class Work(msgspec.Struct, frozen=True, eq=False):
-    """What parts that compute alike have in common: their cost, what they record, and which ports they touch.
+    """What parts with equal computations have in common: cost, recording, and the ports that they touch.
 
     bodies   made of the recording, and shared by all works that have it
     inputs, outputs   for each port whether it is touched
@@ -66,7 +66,7 @@ class Work(msgspec.Struct, frozen=True, eq=False):
         return known[frames]
 
     def body(self, adds: tuple[bool, ...]) -> Body:
-        """The kernel calls, where output port j is added to where adds[j]."""
+        """The kernel calls, with output port j accumulated where adds[j]."""
         made = tuple([a for a, is_touched in zip(adds, self.outputs, strict=True) if is_touched])
         if made not in self.bodies:
             self.bodies[made] = self.recording.body(made, self.dtypes, self.turns)
@@ -85,7 +85,7 @@ class PartTemplate(NamedTuple):
         return self.work.key
 
     def body(self, adds: tuple[bool, ...]) -> Body:
-        """The kernel calls, where output port j is added to where adds[j]."""
+        """The kernel calls, with output port j accumulated where adds[j]."""
         return self.work.body(adds)
 
 
@@ -106,7 +106,7 @@ class Works:
         return self.each[self.number[part]]
 
     def private_adding(self, adds: tuple[bool, ...]) -> np.ndarray:
-        """The private bytes of each part where output port j is added to if adds[j]."""
+        """The private bytes of each part with output port j accumulated if adds[j]."""
         if adds not in self._private:
             self._private[adds] = np.array([work.body(adds).private_bytes for work in self.each])[self.number]
         return self._private[adds]
@@ -139,7 +139,7 @@ class StepTemplate:
         return [self.part(number) for number in range(self.num_parts)]
 
     def part(self, number: int) -> PartTemplate:
-        """One part, with its own work, which passes its own positions to kernels."""
+        """One part, with a work of its own, which passes its own positions to kernels."""
         if number not in self._parts:
             inputs = tuple([self.boxes(port, False)[number] for port in range(len(self._step.inputs))])
             outputs = tuple([self.boxes(port, True)[number] for port in range(len(self._step.outputs))])
@@ -148,12 +148,12 @@ class StepTemplate:
         return self._parts[number]
 
     def known(self, port: int, output: bool) -> Boxes:
-        """Where the boxes of a port are kept: one object for all templates in which they are the same."""
+        """The cached boxes of a port: one object for all templates in which they are the same."""
         is_moved = self._places and self._places[self._row(port, output)]
         return self._boxes if is_moved else self.does.boxes
 
     def _row(self, port: int, output: bool) -> int:
-        """The place of a port among all, inputs then outputs."""
+        """The number of a port among all, inputs then outputs."""
         return port + len(self._step.inputs) * output
 
     def boxes(self, port: int, output: bool) -> tuple[Box | None, ...]:
@@ -169,11 +169,11 @@ class StepTemplate:
         return known[port, output]
 
     def are_apart(self, port: int, output: bool) -> bool:
-        """Whether all parts are known to have a box at a port, of which no two overlap."""
+        """Whether all parts are known to have a box at a port, and all these boxes are disjoint."""
         return self._layouts[self._row(port, output)].are_apart and None not in self.boxes(port, output)
 
     def strided(self, replicas: int, rows: Sequence[InStrides]) -> tuple[np.ndarray, list[CostKey]]:
-        """The tasks that read arrays in strides, where each part has so many replicas, and their cost keys."""
+        """The tasks that read arrays in strides, given the number of replicas of each part, and their cost keys."""
         # Rows are objects of flow templates, so equal ones are the same object, which is kept to keep its identity.
         key = (replicas, *map(id, rows))
         if key not in self._strided:
@@ -187,12 +187,12 @@ class StepTemplate:
 
 
 def layouts_of(step: Step, grid: Grid) -> list[Layout]:
-    """What parts touch at each port of a step."""
+    """The layout of each port of a step."""
     return [grid.layout(port) for port in (*step.inputs, *step.outputs)]
 
 
 def cuts_of(split: Mapping[str, int]) -> Cuts:
-    """A split in a canonical form: the axes that are cut, sorted by name."""
+    """A split in canonical form: the axes that are cut, sorted by name."""
     return tuple(sorted([(axis, d) for axis, d in split.items() if d > 1]))
 
 
@@ -213,7 +213,7 @@ class Templates:
         self._alike: dict[int, tuple[int, Places]] = {}
 
     def get(self, step: Step, split: dict[str, int], dtypes: Callable[[str], str]) -> StepTemplate:
-        """The template of a step under a split; dtypes(region) names what a region's elements are."""
+        """The template of a step under a split; dtypes(region) is the dtype of a region's elements."""
         cuts, kind = cuts_of(split), self.kind(step, dtypes)
         key = kind, cuts
         if key not in self._made:
@@ -234,7 +234,7 @@ class Templates:
         return self._grids[key]
 
     def kind(self, step: Step, dtypes: Callable[[str], str]) -> int:
-        """The same number for steps that have the same template under every split."""
+        """A number, equal for steps that have the same template under every split."""
         if id(step) not in self._steps:
             # where a body does not ask which samples it is given, all microbatches are alike
             micro = step.micro if self._looks_at_samples(step, dtypes) else Micro(0, step.micro.count)
@@ -249,7 +249,7 @@ class Templates:
         return self._steps[id(step)][1]
 
     def _looks_at_samples(self, step: Step, dtypes: Callable[[str], str]) -> bool:
-        """Whether what a pass records depends on the microbatch: found by recording its body on the whole node."""
+        """Whether a pass's recording depends on the microbatch: determined by recording its body on the whole node."""
         if step.micro.count == 1 or "at" not in step.node.op.asks(step.which):
             return False
         known = self.node_kind(step.node), step.which, step.axis
@@ -261,8 +261,8 @@ class Templates:
         return self._sampled[known]
 
     def alike(self, kind: int) -> tuple[int, Places]:
-        """Of a kind of steps a number, the same for all kinds that compute the same, wherever in regions their boxes
-        lie; and where these lie.
+        """A number, equal for all kinds of steps that compute the same, wherever in regions their boxes lie; and where
+        these lie.
         """
         return self._alike[kind]
 
@@ -275,22 +275,22 @@ class Templates:
         return tuple(found) if any(found) else ()
 
     def node_kind(self, node: Node) -> int:
-        """The same number for nodes of the same operator and shapes."""
+        """A number, equal for nodes of the same operator and shapes."""
         if id(node) not in self._nodes:
             key = node.op, node.alignment
             self._nodes[id(node)] = node, self._numbers.setdefault(key, len(self._numbers))
         return self._nodes[id(node)][1]
 
     def cost_kind(self, node: Node) -> int:
-        """The same number for nodes of the same operator and shapes that cost the same."""
+        """A number, equal for nodes of the same operator and shapes that cost the same."""
         return self._coarser(node, "cost", lambda op: op.cost_settings)
 
     def _recorded_kind(self, node: Node) -> int:
-        """The same number for nodes whose bodies record the same."""
+        """A number, equal for nodes whose bodies record the same."""
         return self._coarser(node, "recorded", lambda op: op.recorded_settings)
 
     def _coarser(self, node: Node, what: str, settings: Callable[[Op], Hashable]) -> int:
-        """The same number for nodes of the same operator and shapes that are alike in some of its settings."""
+        """A number, equal for nodes of the same operator and shapes with equal values of some of its settings."""
         known = what, self.node_kind(node)
         if known not in self._coarse:
             key = what, type(node.op), settings(node.op), node.alignment
@@ -299,7 +299,7 @@ class Templates:
 
 
 class _Common:
-    """What parts of steps that record the same have in common, under every split: found once."""
+    """What parts of steps with equal recordings have in common, under every split."""
 
     def __init__(self, step: Step, dtypes: Callable[[str], str]) -> None:
         self.step = step
@@ -310,14 +310,14 @@ class _Common:
         self._place_counts = place_counts(step)
         # the axes on whose ranges depends what parts record
         self._axes = set[str]()
-        self._recordings: dict[Shapes, Shared[tuple[Recording, Bodies]]] = {}
+        self._recordings: dict[Shapes, RangeCache[tuple[Recording, Bodies]]] = {}
         self._alike: dict[object, tuple[Recording, Bodies]] = {}
         self._works: dict[object, Work] = {}
         self._split: dict[Cuts, Works] = {}
 
     @property
     def looked_at(self) -> set[str]:
-        """The axes on whose ranges depended what parts recorded so far."""
+        """The axes on whose ranges recordings of parts have depended so far."""
         return {axis for shared in self._recordings.values() for axis in shared.axes}
 
     def works(self, step: Step, cuts: Cuts, grid: Grid, layouts: Sequence[Layout]) -> Works:
@@ -327,13 +327,13 @@ class _Common:
         return self._split[cuts]
 
     def _find(self, which: str, grid: Grid, layouts: Sequence[Layout]) -> Works:
-        alike = joint(grid.by_length, grid.by_flops(which))
+        alike = refinement(grid.by_length, grid.by_flops(which))
         for layout in layouts:
-            alike = alike if layout.is_even else joint(alike, layout.by_shape)
+            alike = alike if layout.is_even else refinement(alike, layout.by_shape)
         axes: set[str] | None = None
         while axes != self._axes:
             axes = set(self._axes)
-            kinds = joint(alike, grid.along([axis for axis in grid.blocks if axis in axes]))
+            kinds = refinement(alike, grid.along([axis for axis in grid.blocks if axis in axes]))
             found = [self.work(which, grid, layouts, first) for first in kinds.firsts]
         return Works(found, kinds.of)
 
@@ -342,7 +342,7 @@ class _Common:
         shapes = tuple([layout.shape(number) for layout in layouts])
         flops, given = grid.flops(which, number), shapes[: len(self.step.inputs)]
         if given not in self._recordings:
-            self._recordings[given] = Shared()
+            self._recordings[given] = RangeCache()
         shared = self._recordings[given]
         recording, bodies = shared.of(grid.part(number), partial(self._recorded, given))
         if self._place_counts:
@@ -353,11 +353,11 @@ class _Common:
         return self._works[known]
 
     def _recorded(self, given: Shapes, part: Part) -> tuple[Recording, Bodies]:
-        """What a part records, with the bodies made of it; shared by parts that ask for their position and still record
+        """A part's recording, with the bodies made of it; shared by parts that ask for their position and still record
         the same.
         """
         recording = self._recorder.recorded(part, tuple(map(Spec, given, self.dtypes)))
-        looked = isinstance(part.ranges, Watched) and part.ranges.looked_at
+        looked = isinstance(part.ranges, WatchedPart) and part.ranges.looked_at
         return self._alike.setdefault((given, recording.identity), (recording, {})) if looked else (recording, {})
 
     def _made(

@@ -1,8 +1,8 @@
-"""Region versions, analysed once for all that have the same layouts, whatever they are called and wherever they lie.
+"""Region versions, analysed once for all with the same layouts, whatever they are called and wherever they lie.
 
-A version is what a region holds between being written and being overwritten. To find it once for all layers and
-replicas its processors are renamed to slots, 0, 1, ... in the order in which they appear; what joins them (their groups
-on each level of links) is part of the key. It does not know passes or operators.
+A version is what a region holds between being written and being overwritten. To analyse it once for all layers and
+replicas, its processors are renamed to slots 0, 1, ... in order of appearance; the links between them (their groups on
+each level) are part of the key. It does not know passes or operators.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Procs = tuple[int, ...]
 
 
 class Placed(msgspec.Struct, frozen=True, eq=False):
-    """A layout in its place: the box of each part (None: it touches nothing), and the Config that places the parts.
-    There is one object for all equal ones.
+    """A layout on processors: the box of each part (None: it touches nothing), and the Config that places the parts.
+    Equal ones are one object.
 
-    layout     the same number for equal boxes
+    layout     a number, equal for equal boxes
     touching   the processors of all parts that touch the region, replica by replica
     touched    the box that each of these touches
     tasks      the tasks that do, by number among the tasks of all parts and replicas
@@ -64,7 +64,7 @@ class Versions:
     def placed(self, boxes: tuple[Box | None, ...], config: Config, are_apart: bool = False) -> Placed:
         """The layout with these boxes by part under this Config.
 
-        are_apart   whether it is known that all parts have a box and no two overlap
+        are_apart   whether it is known that all parts have a box and all are disjoint
         """
         if id(boxes) not in self._numbers:
             self._numbers[id(boxes)] = boxes, self._boxes.setdefault(boxes, len(self._boxes))
@@ -111,7 +111,7 @@ class Versions:
         key = (together, layouts, of_ports, flow.dtype, flow.role, overwritten, apart)
         if key not in self._made:
             seen = [p for p in read if p.touching]
-            if len(made) == 1 and all([_lie_alike(p, made[0]) for p in seen]) and self._is_apart(made[0]):
+            if len(made) == 1 and all([_have_same_layout(p, made[0]) for p in seen]) and self._is_apart(made[0]):
                 held = list(zip(of_ports[0], made[0].touched, strict=True))
                 self._made[key] = in_place(held, len(seen), carried, overwritten)
             elif flow.role == "input" and (box := _one_box(read)) is not None:
@@ -132,7 +132,7 @@ class Versions:
         return self._slots[touching]
 
     def _is_apart(self, placed: Placed) -> bool:
-        """Whether all parts have a box and no two overlap."""
+        """Whether all parts have a box and all are disjoint."""
         if placed.layout not in self._apart:
             full = [box for box in placed.boxes if box is not None and box.volume]
             # All summands have one box, which need not be compared with itself.
@@ -141,9 +141,7 @@ class Versions:
         return self._apart[placed.layout]
 
     def _links(self, procs: tuple[int, ...]) -> tuple[Links, Hashable]:
-        """(what joins these processors, how far they are from each other): the latter as their groups on each level,
-        renamed.
-        """
+        """(the links between these processors, their distances): the latter as their groups on each level, renamed."""
         if procs not in self._among:
             levels = []
             for level in self._machine.levels if len(procs) > 1 else ():
@@ -155,14 +153,14 @@ class Versions:
 
 
 def _one_box(read: Sequence[Placed]) -> Box | None:
-    """The box that all of them read, if they read one and the same."""
+    """The box that all of them read, if they all read the same."""
     layouts = {p.layout: p.boxes for p in read}
     boxes = {box for each in layouts.values() for box in each}
     return boxes.pop() if len(boxes) == 1 else None
 
 
 def _joined(slots: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """All of them end to end. Many are one and the same object."""
+    """All of them concatenated. Many are one and the same object."""
     arrays = {id(each): np.array(each, np.int64) for each in slots}
     return np.concatenate([arrays[id(each)] for each in slots])
 
@@ -174,14 +172,14 @@ def _analysed(
     """The version, by `runtime.dependence`; slots: of each of `made`, then of `read`, those of all that touch it."""
     readers = [row for p, of in zip(read, slots[len(made) :], strict=True) for row in zip(of, p.touched, strict=True)]
     # Without replicas each would be its own twin.
-    twins = [twin for number, p in enumerate(read) for twin in _twins(p, number)] if _are_replicas(read) else ()
+    twins = [twin for number, p in enumerate(read) for twin in _replica_keys(p, number)] if _are_replicas(read) else ()
     if flow.role == "input":
         return filled(readers, twins)
     contributions = _contributions(made, together, slots)
     return version(contributions, readers, flow.dtype, among, carried, overwritten, twins=twins, most=most)
 
 
-def _lie_alike(one: Placed, other: Placed) -> bool:
+def _have_same_layout(one: Placed, other: Placed) -> bool:
     """Whether the same boxes lie on the same processors, in one order."""
     if one is other or one.touching != other.touching:
         return one is other
@@ -191,8 +189,8 @@ def _lie_alike(one: Placed, other: Placed) -> bool:
 def _contributions(
     made: Sequence[Placed], together: Sequence[int], slots: Sequence[tuple[int, ...]]
 ) -> list[Source]:
-    """What is written, in the order of the program: a pass that writes the region through several ports (so many
-    together) does so part by part.
+    """What is written, in the order of the program: a pass that writes the region through several ports (`together` of
+    them) does so part by part.
     """
     contributions, ports = [], zip(made, slots)
     for count in together:
@@ -204,7 +202,7 @@ def _contributions(
 
 
 def _parts(placed: Placed, slots: tuple[int, ...]) -> list[tuple[int, Source]]:
-    """Of each part that touches the region its number, its box and the slots of its replicas."""
+    """For each part that touches the region, its number, its box and the slots of its replicas."""
     r = placed.config.replicas
     each = [(n, box) for n, box in enumerate(placed.boxes) if box is not None]
     return [(n, Source(box, slots[k * r : (k + 1) * r])) for k, (n, box) in enumerate(each)]
@@ -214,6 +212,6 @@ def _are_replicas(placed: Sequence[Placed]) -> bool:
     return any([p.config.replicas > 1 for p in placed])
 
 
-def _twins(placed: Placed, number: int) -> list[tuple[int, int]]:
-    """Of all that touch it a key that the replicas of one part share."""
+def _replica_keys(placed: Placed, number: int) -> list[tuple[int, int]]:
+    """For each task that touches it a key, equal for replicas of one part."""
     return [(number, task // placed.config.replicas) for task in placed.tasks.tolist()]

@@ -13,7 +13,14 @@ from contextlib import suppress
 from math import prod
 
 from castile.planner.bounds.additive import Additive
-from castile.planner.bounds.tables import MICROBATCHES, MOST_ENTRIES, WEIGHTS, Late, Tables, alike
+from castile.planner.bounds.cost_tables import (
+    MICROBATCHES,
+    MOST_ENTRIES,
+    WEIGHTS,
+    CostTables,
+    OutOfTime,
+    groups_of_equal_nodes,
+)
 from castile.planner.choices.moves import groups_of
 from castile.planner.choices.space import Space
 from castile.planner.search import Run
@@ -33,11 +40,11 @@ def search(run: Run) -> None:
     """Propose the optima among more and more Configs of each node, then neighbours of the best plan."""
     run.choose_bucket_size()
     # Without time for its tables there is no optimum.
-    with suppress(Late):
+    with suppress(OutOfTime):
         _descend(run, _rounds(run))
 
 
-def _rounds(run: Run) -> Tables:
+def _rounds(run: Run) -> CostTables:
     """Propose the optima of each round until there are no more Configs; return the tables of the last round."""
     lowering = run.lowering.shortened(MICROBATCHES)
     model, num_procs, tables = Additive(lowering, run.evaluator.cost), run.lowering.machine.num_procs, None
@@ -54,7 +61,7 @@ def _rounds(run: Run) -> Tables:
     return tables
 
 
-def _descend(run: Run, tables: Tables) -> None:
+def _descend(run: Run, tables: CostTables) -> None:
     """Local search from the best plan, which gives one node, or a group of equal nodes, another Config.
 
     The cheapest changes by the tables come first, those tried before last. Ends where PATIENCE changes gain nothing.
@@ -77,10 +84,10 @@ def _descend(run: Run, tables: Tables) -> None:
                 break
 
 
-def _affordable(run: Run, model: Additive, most: int) -> Tables:
+def _affordable(run: Run, model: Additive, most: int) -> CostTables:
     """Tables of at most `most` new Configs a node, fewer where elimination could not hold them."""
     while True:
-        tables = Tables(model, candidate_configs(run, model, most), lambda: run.spent >= 1)
+        tables = CostTables(model, candidate_configs(run, model, most), lambda: run.spent >= 1)
         if most <= LEAST or tables.num_entries <= MOST_ENTRIES:
             return tables
         most = most * 3 // 4
@@ -94,7 +101,7 @@ def candidate_configs(run: Run, model: Additive, most: int) -> dict[str, list[Co
     the model runs nothing at the same time, so placing nodes elsewhere gains nothing.
     """
     num_procs, configs = len(run.spaces.procs), dict[str, list[Config]]()
-    for names in alike(model, run.spaces):
+    for names in groups_of_equal_nodes(model, run.spaces):
         seeds = (*run.seeds.values(), run.best)
         known = dict.fromkeys(seed.strategy.configs[name] for name in names for seed in seeds)
         others = [config for config in _on_first_procs(run.spaces[names[0]]) if config not in known]

@@ -11,8 +11,8 @@ from math import inf, log10, prod
 import numpy as np
 
 from castile.planner.bounds.additive import Additive
-from castile.planner.bounds.ladder import Ladder
-from castile.planner.bounds.relaxed import Relaxed
+from castile.planner.bounds.partial_bounds import PartialBounds
+from castile.planner.bounds.path_bounds import PathBounds
 from castile.planner.search import Run
 from castile.runtime.timeline import PICOSECONDS
 
@@ -43,7 +43,7 @@ def search(run: Run) -> None:
     pairs = sum(prod(len(spaces[name]) for name in edge.nodes) for edge in model.edges)
     if pairs * num_procs > MOST_ENTRIES:
         raise ValueError(f"{refusal} its bounds have room for: use --search mcmc")
-    Descent(run, Relaxed(model, list(spaces.values()), partial(_refuse_late, run))).run_all()
+    Descent(run, PartialBounds(model, list(spaces.values()), partial(_refuse_late, run))).run_all()
 
 
 def _readable(size: int) -> str:
@@ -61,8 +61,8 @@ class Descent:
     tried    plans that were proposed, as numbers of Configs
     """
 
-    def __init__(self, run: Run, relaxed: Relaxed) -> None:
-        self.run, self.relaxed, self.ladder = run, relaxed, Ladder(relaxed)
+    def __init__(self, run: Run, relaxed: PartialBounds) -> None:
+        self.run, self.relaxed, self.ladder = run, relaxed, PathBounds(relaxed)
         self.limit, self.next = 0.0, float("inf")
         self.tried: set[tuple[int, ...]] = set()
         # Bounds are of time, not of memory.

@@ -23,7 +23,7 @@ from castile.planner.search import Run
 from castile.planner.searching.memory_walks import Configs, Key, MemoryWalks
 from castile.planner.searching.walks import walk
 from castile.planner.sketch.chains import TEMPERATURE, Chain, Chains
-from castile.planner.sketch.sieve import Sieve, num_parts
+from castile.planner.sketch.sketched_plans import SketchedPlans, num_parts
 from castile.planner.strategy import Strategy
 
 BUDGET, WALKS = "20000", True
@@ -66,7 +66,7 @@ def search(run: Run) -> None:
     walk(run, moves, run.best, 1.0, lambda left: TEMPERATURE * left)
 
 
-def _search_sketches(run: Run, sieve: Sieve, chains: Chains) -> None:
+def _search_sketches(run: Run, sieve: SketchedPlans, chains: Chains) -> None:
     share = _simulated_share(run.evaluator, run.budget, any(seed.fits for seed in run.seeds.values()))
     if sieve.is_joined:
         run.choose_bucket_size()
@@ -79,7 +79,7 @@ def _search_sketches(run: Run, sieve: Sieve, chains: Chains) -> None:
 
 
 def begin(
-    sieve: Sieve, evaluator: Evaluator, budget: Budget, plans: Mapping[str, Strategy], rng: random.Random
+    sieve: SketchedPlans, evaluator: Evaluator, budget: Budget, plans: Mapping[str, Strategy], rng: random.Random
 ) -> Chains:
     """The chains of a search, the first of them already running while known plans are simulated.
 
@@ -147,7 +147,7 @@ class _SketchedChains:
     best            the best simulated end, as evaluated
     """
 
-    def __init__(self, run: Run, sieve: Sieve, chains: Chains) -> None:
+    def __init__(self, run: Run, sieve: SketchedPlans, chains: Chains) -> None:
         self.run, self.chains = run, chains
         plans = {name: seed.strategy for name, seed in run.seeds.items()}
         plans |= {name: sieve.plans[name] for name in sieve.begun() if name not in plans}
@@ -208,17 +208,17 @@ class _SketchedChains:
     def simulate_trimmed(self) -> None:
         """Simulate the best end without those of its changes that gain little."""
         if self.best is not None:
-            self.simulate(self.trimmed(self.best[1]))
+            self.simulate(self.without_useless_changes(self.best[1]))
 
     def has_time(self, until: float) -> bool:
         """Whether there is time to simulate one more end."""
         return self.run.budget.proposals is not None or self.run.budget.is_over() or self.run.spent < until
 
-    def trimmed(self, end: _End) -> _End:
+    def without_useless_changes(self, end: _End) -> _End:
         """An end without those of its changes that gain little by the sketch; the same if there are none."""
         chain = Chain(end.start.configs, end.start.in_pieces, 0, False)
         configs = {name: end.plan[name] for name in end.start.configs}
-        plan = end.start.kept | self.chains.trimmed(chain, configs, SMALL_GAIN, SMALL_TOTAL)
+        plan = end.start.kept | self.chains.without_useless_changes(chain, configs, SMALL_GAIN, SMALL_TOTAL)
         return self.ends.setdefault(frozenset(plan.items()), end._replace(plan=plan))
 
     def simulate(self, end: _End) -> None:
@@ -237,7 +237,7 @@ def _chain(start: _Start, number: int, count: int) -> Chain:
 
 
 def _starts(
-    sieve: Sieve, plans: Mapping[str, Strategy], energy: Mapping[str, float], fitting: Container[str]
+    sieve: SketchedPlans, plans: Mapping[str, Strategy], energy: Mapping[str, float], fitting: Container[str]
 ) -> list[_Start]:
     """The best plans that differ in the Configs of nodes that sketches have, the best first. Of several that differ in
     other Configs only, such as those of updates, the one without any, if it fits.

@@ -18,7 +18,7 @@ from castile.planner.choices.spaces import Spaces
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.seeds import known_names, seeds
 from castile.planner.searching.forks import Fork
-from castile.planner.sketch.sieve import Sieve
+from castile.planner.sketch.sketched_plans import SketchedPlans
 from castile.planner.strategy import Strategy
 
 # A forecast keeps this many of the fastest known plans that should fit, and the smallest one.
@@ -261,7 +261,7 @@ def forecast_known(
     """
     lowering, cost = evaluator.lowering, evaluator.cost
     known = seeds(lowering, names, cost, pins)
-    sieve = Sieve(evaluator, known, Spaces(lowering, cost, pins))
+    sieve = SketchedPlans(evaluator, known, Spaces(lowering, cost, pins))
     found = [(one.seconds, one.share, known[name]) for name, one in sieve.estimates.items() if one.share <= 1]
     found.sort(key=lambda one: (one[1], one[0]) if sieve.is_sparing else one[:2])
     # A sketch of a small vit had half of its true memory: where the fastest do not fit, the smallest may.

@@ -12,7 +12,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from castile.planner.bounds.additive import Additive
-from castile.planner.bounds.tables import MICROBATCHES, MOST_ENTRIES, WEIGHTS, Late, Tables, alike
+from castile.planner.bounds.cost_tables import (
+    MICROBATCHES,
+    MOST_ENTRIES,
+    WEIGHTS,
+    CostTables,
+    OutOfTime,
+    groups_of_equal_nodes,
+)
 from castile.planner.choices.pins import Pins, pinned
 from castile.planner.choices.space import Space
 from castile.planner.choices.spaces import Spaces
@@ -24,7 +31,7 @@ from castile.planner.known.heads import SAMPLES
 from castile.planner.known.seeds import stamped
 from castile.planner.searches import walks
 from castile.planner.searching.refinement import QUICK_PARTS
-from castile.planner.sketch.sieve import num_parts
+from castile.planner.sketch.sketched_plans import num_parts
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.transfer import TooManyTransfers
 
@@ -56,12 +63,12 @@ def layer_wise_plan(
     """
     lowering = evaluator.lowering
     model = Additive(lowering.shortened(MICROBATCHES), evaluator.cost)
-    tables = Tables(model, candidate_configs(model, Spaces(lowering, evaluator.cost, pins)), is_over)
+    tables = CostTables(model, candidate_configs(model, Spaces(lowering, evaluator.cost, pins)), is_over)
     if tables.num_entries > MOST_ENTRIES:
         return {}
     found: list[Evaluated] = []
     # A plan that takes too long to price or to simulate is no start.
-    with suppress(Late, TooManyTransfers):
+    with suppress(OutOfTime, TooManyTransfers):
         for sync, move in WEIGHTS:
             configs = dict(pinned(tables.optimum(sync, move), pins))
             found.append(evaluator.evaluate(stamped(lowering, configs, NAME)))
@@ -72,7 +79,7 @@ def layer_wise_plan(
 def candidate_configs(model: Additive, spaces: Spaces) -> dict[str, list[Config]]:
     """The Configs tried for each node, by its name, on all processors that may be used. Equal nodes share one list."""
     configs: dict[str, list[Config]] = {}
-    for names in alike(model, spaces):
+    for names in groups_of_equal_nodes(model, spaces):
         space = spaces[names[0]]
         configs |= dict.fromkeys(names, _on_all(space, spaces.procs) or [space[0]])
     return configs

@@ -24,7 +24,7 @@ from castile.planner.searching.screening import (
     fastest_plans,
     search_first_fitting,
 )
-from castile.planner.sketch.sieve import num_parts
+from castile.planner.sketch.sketched_plans import num_parts
 from castile.planner.strategy import READY
 
 # A plan whose sketch needs at most this share of the memory does fit.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from castile.planner.known.pieces import in_pieces
 from castile.planner.search import Run
 from castile.planner.sketch.chains import Chain, Chains
-from castile.planner.sketch.sieve import Sieve, num_parts
+from castile.planner.sketch.sketched_plans import SketchedPlans, num_parts
 from castile.planner.strategy import Config
 
 # A round has NUM_WALKS walks of WALK proposals each, the last one coarse, from at most MOST_STARTS of the best plans.
@@ -34,7 +34,7 @@ class MemoryWalks:
     """
 
     run: Run
-    sieve: Sieve
+    sieve: SketchedPlans
     chains: Chains
     simulated: set[Key] = field(default_factory=set)
 

@@ -25,7 +25,7 @@ from castile.planner.searching.screening import (
     fastest_plans,
     search_first_fitting,
 )
-from castile.planner.sketch.sieve import num_parts
+from castile.planner.sketch.sketched_plans import num_parts
 from castile.planner.strategy import ORDERS, READY, Strategy
 
 # Pipelines are tried only where a step takes more than this many times the least that all processors need for its work.

@@ -23,7 +23,7 @@ from castile.planner.known.seeds import seeds
 from castile.planner.lowering.stages import num_stages
 from castile.planner.search import DATA_PARALLEL
 from castile.planner.searching.results import SearchResult, best_fitting, complete_plan, matching_seed
-from castile.planner.sketch.sieve import num_parts
+from castile.planner.sketch.sketched_plans import num_parts
 from castile.planner.strategy import ORDERS, PATH, READY, Strategy
 
 # Refinement may take this share of a search's time budget in addition.

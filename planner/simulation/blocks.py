@@ -15,7 +15,7 @@ import numpy as np
 from castile.planner.cost import CostModel
 from castile.planner.lowering.instances import HOST, PATTERN, FlowInstance, StepInstance
 from castile.planner.lowering.template import InStrides
-from castile.planner.lowering.turns import pairs
+from castile.planner.lowering.transfer_order import order_edges
 from castile.planner.step.program import Program
 from castile.runtime.task import NUM_LANES, CostKey, Kind
 
@@ -97,7 +97,7 @@ def flow_block(flow: FlowInstance, number: int, num_slots: int, cost: CostModel)
 
 
 def turn_edges(blocks: Mapping[int, Block], engines: Sequence[int]) -> dict[int, Edges]:
-    """By block, the edges that make transfers take turns (`lowering/turns`).
+    """By block, the edges that make transfers take turns (`lowering/transfer_order`).
 
     blocks   all blocks with tasks that take turns
     """
@@ -107,7 +107,7 @@ def turn_edges(blocks: Mapping[int, Block], engines: Sequence[int]) -> dict[int,
               b.lanes[np.repeat(b.in_turn, b.lane_count)]) for b in blocks.values()]  # fmt: skip
     task, order, lane_count, lanes = (np.concatenate(rows) for rows in zip(*every))
     block = np.repeat(list(blocks), [len(rows[0]) for rows in every])
-    before, after = pairs(order, lane_count, lanes, engines).T
+    before, after = order_edges(order, lane_count, lanes, engines).T
     return _edges_by_block(block[before], task[before], block[after], task[after])
 
 

@@ -19,9 +19,9 @@ from castile.planner.lower import KEPT, Lowering
 from castile.planner.lowering.buckets import Composed
 from castile.planner.lowering.compose import compose
 from castile.planner.lowering.instances import FlowInstance, StepInstance
-from castile.planner.lowering.rows import pointer, runs
+from castile.planner.lowering.ragged import ranges, row_pointers
 from castile.planner.lowering.template import InStrides
-from castile.planner.lowering.turns import in_turn
+from castile.planner.lowering.transfer_order import in_transfer_order
 from castile.planner.simulation import blocks, repeats
 from castile.planner.simulation.blocks import Block, BlockIndex, Edges
 from castile.planner.simulation.delta import Change, Delta
@@ -106,7 +106,7 @@ class Incremental:
         plan = self._present
         counts = np.array([one.num_tasks for one in plan.lowered.blocks], np.int64)
         every = np.arange(self.num_tasks)
-        spans = plan.delta.spans(every if plan.strategy.bucket_bytes else runs(plan.first, counts))
+        spans = plan.delta.spans(every if plan.strategy.bucket_bytes else ranges(plan.first, counts))
         return Timeline(every, spans.start, spans.end)
 
     def propose(self, strategy: Strategy, limit: float = inf) -> float | None:
@@ -216,13 +216,13 @@ class Incremental:
         steps, flows = lowered.blocks[:num_slots], lowered.blocks[num_slots:]
         tasks = compose(steps, flows, machine.num_procs, self.lowering.catalogue)  # type: ignore[arg-type]
         tasks = Composed(steps, flows, tasks).bucketed(strategy.bucket_bytes).graph  # type: ignore[arg-type]
-        graph, durations = self._cost.by_kind(in_turn(tasks, machine.engines))
+        graph, durations = self._cost.by_kind(in_transfer_order(tasks, machine.engines))
         number = repeats.numbers(lowered.program, graph)
         graph = with_kernel_order(number, graph, (graph, durations), machine.engines, strategy.order)
         counts = np.array([one.num_tasks for one in lowered.blocks], np.int64)
         delta = Delta.of(graph, durations, machine.engines, self._form)
         turns = self._turn_edges(lowered, num_slots)
-        return _NumberedPlan(strategy, lowered, pointer(counts)[:-1], counts, int(counts.sum()), delta, turns)
+        return _NumberedPlan(strategy, lowered, row_pointers(counts)[:-1], counts, int(counts.sum()), delta, turns)
 
     def _turn_edges(self, lowered: _LoweredPlan, num_slots: int) -> dict[int, Edges]:
         """By block, the edges that make its transfers take turns."""
@@ -255,7 +255,7 @@ class Incremental:
                     turns = self._turn_edges(lowered, index.num_slots)
         replaced.update(_blocks_with_other_edges(old.turns, turns, renumbered))
         order = sorted(replaced)
-        removed = runs(old.first[order], np.array([before[b].num_tasks for b in order], np.int64))
+        removed = ranges(old.first[order], np.array([before[b].num_tasks for b in order], np.int64))
         plan = _NumberedPlan(strategy, lowered, first, room, top, old.delta, turns)
         return plan, self._change_of_blocks(plan, index, order, removed)
 
@@ -271,7 +271,7 @@ class Incremental:
         found = {b: self._block(b, instances[b], num_slots) for b in touching.union(replaced)}
         own = [found[b] for b in replaced]
         counts = np.array([block.num_tasks for block in own], np.int64)
-        begin = pointer(counts)
+        begin = row_pointers(counts)
         edges: list[Edges] = []
         begins, durations = [], []
         for b, block, at in zip(replaced, own, begin.tolist()):
@@ -282,8 +282,8 @@ class Incremental:
             strided = tuple([flow.strided[b] for flow in flows if b in flow.strided]) if b < num_slots else ()
             durations.append(self._durations_with_strides(instances[b], block, strided) if strided else block.durations)
         return Change(
-            removed, runs(plan.first[replaced], counts), _joined([block.order for block in own]), _joined(durations),
-            pointer(_joined([block.lane_count for block in own])), _joined([block.lanes for block in own]),
+            removed, ranges(plan.first[replaced], counts), _joined([block.order for block in own]), _joined(durations),
+            row_pointers(_joined([block.lane_count for block in own])), _joined([block.lanes for block in own]),
             *_needs(plan, edges, begins, int(begin[-1])),
         )  # fmt: skip
 
@@ -319,7 +319,7 @@ def _needs(
     # sorted and unique: two flows may make a task wait for the same one
     pairs = np.sort(after * (plan.top + 1) + plan.first[before] + task)
     pairs = pairs[np.diff(pairs, prepend=-1) > 0]
-    return pointer(np.bincount(pairs // (plan.top + 1), minlength=num_tasks)), pairs % (plan.top + 1)
+    return row_pointers(np.bincount(pairs // (plan.top + 1), minlength=num_tasks)), pairs % (plan.top + 1)
 
 
 def _is_plain(plan: Strategy) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from castile.planner.lowering.rows import compressed, pointer
+from castile.planner.lowering.ragged import row_pointers, to_csr
 from castile.planner.simulate import LONGEST, Simulated, flatten, num_engines, simulate, simulation_of
 from castile.planner.simulation import agenda, repeats, serving, window
 from castile.planner.simulation.agenda import NEVER, opened, put, rise, sink, take, without_arrays
@@ -133,7 +133,7 @@ class ListScheduler:
         self.lane, num_procs = np.where(is_kernel, proc, -1), len(tasks.engine) // NUM_LANES
         # seconds are rounded, which may be a picosecond off
         self._latest = LONGEST if most == inf else int(most * PICOSECONDS) + 1
-        self._priority, self._begin = -urgency, pointer(np.bincount(proc[is_kernel], minlength=num_procs))
+        self._priority, self._begin = -urgency, row_pointers(np.bincount(proc[is_kernel], minlength=num_procs))
         self._until, self.rest = np.zeros((2, num_procs), np.int64)
 
     def __call__(self, tasks: Tasks, served: Schedule, left: Remaining) -> int:
@@ -182,7 +182,7 @@ def _edges(tasks: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
 
 def _followers(num_tasks: int, after: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The followers of each task in CSR form."""
-    return compressed(before, after, num_tasks)
+    return to_csr(before, after, num_tasks)
 
 
 def _levels(waits, follow_ptr, follows):  # type: ignore[no-untyped-def]

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from castile.planner.lowering.rows import pointer, runs
+from castile.planner.lowering.ragged import ranges, row_pointers
 from castile.planner.sketch.arrays import Classes, Log, Program, Room, Spaces, Uses
-from castile.planner.sketch.prices import MOST_DIMS
 from castile.planner.sketch.sweep import STRIDE
+from castile.planner.sketch.transfer_costs import MOST_DIMS
 
 
 def room_for(num_procs: int, num_levels: int, num_contents: int, program: Program, spaces: Spaces) -> Room:
@@ -64,7 +64,7 @@ def uses_of(program: Program) -> Uses:
     is_read = counts[flows] > 0
     pairs = np.unique(nodes[is_read] * num_flows + flows[is_read])
     flow_ptr = np.searchsorted(pairs, np.arange(num_nodes + 1) * num_flows)
-    read_ptr = pointer(counts)
+    read_ptr = row_pointers(counts)
     read = np.argsort(program.flow, kind="stable")
     source_ptr, source, late = _sources(program)
     step = np.repeat(np.arange(len(program.node)), np.diff(program.read_ptr))
@@ -78,7 +78,7 @@ def _sources(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     these the next pass of its node, if that comes before the read too.
     """
     count, reads = np.diff(program.made_ptr)[program.flow], np.arange(len(program.flow))
-    read, end = np.repeat(reads, count), runs(program.made_ptr[program.flow], count)
+    read, end = np.repeat(reads, count), ranges(program.made_ptr[program.flow], count)
     step_of = np.repeat(np.arange(len(program.node)), np.diff(program.read_ptr))
     is_before = (program.step[end] >= 0) & (program.step[end] < step_of[read])
     source, reader = program.step[end[is_before]], step_of[read[is_before]]

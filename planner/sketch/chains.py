@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from castile.planner.sketch.moves import coarse_draws
-from castile.planner.sketch.sketch import NUM_DRAWS, Sketch, Trail, Walked
+from castile.planner.sketch.sketch import NUM_DRAWS, NumberedWalk, Sketch, WalkResult
 from castile.planner.strategy import Config
 from castile.runtime.machine import num_cores
 
@@ -36,7 +36,7 @@ class Chain(NamedTuple):
     """A chain: its start, whether updates are in pieces, and the number of proposals.
 
     is_coarse   whether it mostly moves groups of nodes, at a low temperature
-    longer      as in `Sketch.trail`: if not 0, memory is minimized
+    longer      as in `Sketch.walk`: if not 0, memory is minimized
     """
 
     configs: dict[str, Config]
@@ -56,7 +56,7 @@ class _Prefetched(NamedTuple):
     state: Mapping[str, Any]
     plan: np.ndarray
     draws: np.ndarray
-    trail: Future[Trail]
+    trail: Future[NumberedWalk]
 
 
 class Chains:
@@ -85,26 +85,30 @@ class Chains:
         sys.setswitchinterval(min(self._patience, PATIENCE))
         free: SimpleQueue[Sketch] = SimpleQueue()
         for _ in range(num_threads):
-            free.put(self._sketch.beside())
+            free.put(self._sketch.copy_for_thread())
         for chain in chains:
             state, plan, draws = self._rng.bit_generator.state, self._number(chain.configs), self._draws(chain)
             trail = self._aside.submit(self._in_thread, free, chain, plan, draws)
             self._prefetched.append(_Prefetched(chain, state, plan, draws, trail))
 
-    def walk(self, chain: Chain) -> Walked:
+    def walk(self, chain: Chain) -> WalkResult:
         """The result of the next chain; at once where it was prefetched and is done."""
         if self._prefetched and self._prefetched[0].chain == chain:
             trail = self._awaited(self._prefetched.popleft().trail)
         else:
             self.stop()
             trail = self._trail(self._sketch, chain, self._number(chain.configs), self._draws(chain))
-        return self._sketch.walked(trail)
+        return self._sketch.result_of(trail)
 
-    def trimmed(self, chain: Chain, plan: dict[str, Config], each: float, every: float) -> dict[str, Config]:
-        """The result of a chain, with changes reverted that gain little (`Sketch.trimmed`)."""
+    def without_useless_changes(
+        self, chain: Chain, plan: dict[str, Config], each: float, every: float
+    ) -> dict[str, Config]:
+        """The result of a chain, with changes reverted that gain little (`Sketch.without_useless_changes`)."""
         self._sketch.update(chain.in_pieces)
         first, best = self._number(chain.configs), self._number(plan)
-        return self._sketch.configs(self._sketch.trimmed(first, best, each, every, self._capacity, chain.longer)[1])
+        return self._sketch.configs(
+            self._sketch.without_useless_changes(first, best, each, every, self._capacity, chain.longer)[1]
+        )
 
     def stop(self) -> None:
         """Drop the chains that were not wanted, as if they had not been started."""
@@ -125,30 +129,32 @@ class Chains:
             self._numbers[id(configs)] = configs, self._sketch.number(configs)
         return self._numbers[id(configs)][1].copy()
 
-    def _awaited(self, trail: Future[Trail]) -> Trail:
+    def _awaited(self, trail: Future[NumberedWalk]) -> NumberedWalk:
         """The result of a prefetched chain; until it is done, chains that wait for a thread run here."""
         for number, (chain, _, plan, draws, other) in enumerate(self._prefetched):
             if trail.done():
                 break
             if other.cancel():
-                here: Future[Trail] = Future()
+                here: Future[NumberedWalk] = Future()
                 here.set_result(self._trail(self._sketch, chain, plan, draws))
                 self._prefetched[number] = self._prefetched[number]._replace(trail=here)
         return trail.result()
 
-    def _in_thread(self, free: SimpleQueue[Sketch], chain: Chain, plan: np.ndarray, draws: np.ndarray) -> Trail:
+    def _in_thread(self, free: SimpleQueue[Sketch], chain: Chain, plan: np.ndarray, draws: np.ndarray) -> NumberedWalk:
         sketch = free.get()
         try:
             return self._trail(sketch, chain, plan, draws)
         finally:
             free.put(sketch)
 
-    def _trail(self, sketch: Sketch, chain: Chain, plan: np.ndarray, draws: np.ndarray) -> Trail:
+    def _trail(self, sketch: Sketch, chain: Chain, plan: np.ndarray, draws: np.ndarray) -> NumberedWalk:
         """Run a chain; in a thread it does little that needs the interpreter's lock."""
         sketch.update(chain.in_pieces)
         hot = TEMPERATURE * min(1.0, MOST_HOT / len(plan))
         heats = (COARSE if chain.is_coarse else hot) * np.linspace(1, 0, chain.num_proposals)
         first = plan.copy()
-        trail = sketch.trail(plan, draws, heats, self._capacity, chain.longer)
-        least, best = sketch.trimmed(first, trail.best, LITTLE, LITTLE_OF_ALL, self._capacity, chain.longer)
+        trail = sketch.walk(plan, draws, heats, self._capacity, chain.longer)
+        least, best = sketch.without_useless_changes(
+            first, trail.best, LITTLE, LITTLE_OF_ALL, self._capacity, chain.longer
+        )
         return trail._replace(least=least, best=best)

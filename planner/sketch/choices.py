@@ -10,7 +10,7 @@ import numpy as np
 from castile.planner.choices.moves import groups_of
 from castile.planner.choices.neighbours import neighbours_of
 from castile.planner.lower import Lowering
-from castile.planner.lowering.rows import numbered, pointer
+from castile.planner.lowering.ragged import first_seen_numbers, row_pointers
 from castile.planner.sketch.arrays import Choices
 from castile.planner.sketch.moves import NUM_RELOCATIONS
 from castile.planner.sketch.spaces import SpaceTable
@@ -29,7 +29,7 @@ def choices_of(lowering: Lowering, kinds: np.ndarray, spaces: np.ndarray, table:
     pairs = neighbours_of(graph, lowering.templates.node_kind)
     # Most pairs of neighbours have equal spaces, and equal pairs of axes along each other.
     here, there, count = spaces[pairs.node], spaces[pairs.other], len(table.axes)
-    way, first = numbered((pairs.way * count + here) * count + there)
+    way, first = first_seen_numbers((pairs.way * count + here) * count + there)
     ways = np.stack([here, there, pairs.way])[:, first].T.tolist()
     along, match_ptr = np.full((max(len(ways), 1), table.width), -1), np.zeros(max(len(ways), 1), np.int64)
     tables: dict[object, int] = {}
@@ -45,8 +45,8 @@ def choices_of(lowering: Lowering, kinds: np.ndarray, spaces: np.ndarray, table:
             size += int(table.first[mine + 1] - table.first[mine])
         match_ptr[k] = tables[key]
     return Choices(
-        pointer(np.bincount(kinds)), np.argsort(kinds, kind="stable"),
-        pointer([len(group) for group in groups]), np.array([n for group in groups for n in group], np.int64),
-        pointer(np.bincount(pairs.node, minlength=len(number))), pairs.other, along[way], match_ptr[way],
+        row_pointers(np.bincount(kinds)), np.argsort(kinds, kind="stable"),
+        row_pointers([len(group) for group in groups]), np.array([n for group in groups for n in group], np.int64),
+        row_pointers(np.bincount(pairs.node, minlength=len(number))), pairs.other, along[way], match_ptr[way],
         np.zeros(size, np.int64), np.zeros(NUM_RELOCATIONS * int(table.first[-1]), np.int64),
     )  # fmt: skip

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from castile.planner.graph import Node
-from castile.planner.lowering.many import Cut, over_arrays
+from castile.planner.lowering.vectorized import Cut, call_vectorized
 from castile.planner.op import Op, Part
 from castile.planner.sketch.layouts import reads_of
 
@@ -82,7 +82,7 @@ class Largest:
 
     def shape(self, is_operand: bool, index: int) -> tuple[Any, ...]:
         """The shape of its box of an operand or result: numbers, or arrays with an entry for each split."""
-        box = over_arrays(lambda: self.part.reads(index) if is_operand else self.part.writes(index))
+        box = call_vectorized(lambda: self.part.reads(index) if is_operand else self.part.writes(index))
         return self._by_axis(index) if box is None else box.shape
 
     def size(self, is_operand: bool, index: int) -> Any:
@@ -126,7 +126,7 @@ class Largest:
         """The "flops" or "looks" of a pass, by split."""
         op, ranges = self.node.op, part.ranges
         count = getattr(op, what)
-        found = over_arrays(lambda: count(which, part))
+        found = call_vectorized(lambda: count(which, part))
         if found is not None:
             return found
         if len(self._nodes) > 1:

@@ -14,11 +14,11 @@ import numpy as np
 
 from castile.planner.axes import Operand
 from castile.planner.graph import Node
-from castile.planner.lowering.many import Pairs, all_blocks, in_turn, over_arrays
+from castile.planner.lowering.vectorized import Pairs, all_blocks, call_vectorized, one_axis_at_a_time
 from castile.planner.op import Part
 from castile.planner.sketch.arrays import Layouts
-from castile.planner.sketch.prices import MOST_DIMS
 from castile.planner.sketch.spaces import SpaceTable
+from castile.planner.sketch.transfer_costs import MOST_DIMS
 from castile.runtime.region import Box
 
 # For each axis the degrees above 1 into which it may be cut.
@@ -155,10 +155,10 @@ def reads_of(node: Node, index: int, cuts: Cuts) -> Reads:
     a, num_dims = node.alignment, len(node.alignment.operands[index].dims)
     if not num_dims or not cuts:
         return Reads(node.whole().reads(index), [{} for _ in cuts])
-    lo, hi, ends = in_turn(tuple([(a.extents[axis], (1, *degrees)) for axis, degrees in cuts]))
+    lo, hi, ends = one_axis_at_a_time(tuple([(a.extents[axis], (1, *degrees)) for axis, degrees in cuts]))
     ranges: dict[str, Any] = {axis: (first, last) for (axis, _), first, last in zip(cuts, lo, hi, strict=True)}
     part = Part(node.op, a, {**node.whole().ranges, **ranges})
-    read = over_arrays(lambda: part.reads(index))
+    read = call_vectorized(lambda: part.reads(index))
     places = [slice(*place) for place in zip((0, *ends), ends)]
     found = np.empty((2, num_dims, ends[-1]), np.int64)
     each = [(read, slice(None))] if read is not None else [

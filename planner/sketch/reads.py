@@ -7,7 +7,7 @@ is installed. Terms and arrays are those of `arrays`. It does not know when tran
 from __future__ import annotations
 
 from castile.planner.sketch.contents import contents, index
-from castile.planner.sketch.prices import ADDED, FETCHED, JOINED, MIXED, SUMMED, summands, transfer_seconds
+from castile.planner.sketch.transfer_costs import ADDED, FETCHED, JOINED, MIXED, SUMMED, summands, transfer_seconds
 
 # In place of the seconds of a read, and of the number of different ends of a flow, before they are computed.
 UNPRICED, UNKNOWN = -1.0, -1

@@ -23,16 +23,16 @@ from castile.planner.choices.space import Placement, Space
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluated import PENALTY
 from castile.planner.lower import Lowering
-from castile.planner.lowering.rows import pointer, runs
-from castile.planner.sketch import classes, contents, metropolis, moves, prices, reads, sweep
+from castile.planner.lowering.ragged import ranges, row_pointers
+from castile.planner.sketch import classes, contents, metropolis, moves, reads, sweep, transfer_costs
 from castile.planner.sketch.allocation import classes_for, log_for, room_for, uses_of
 from castile.planner.sketch.arrays import RECORDS, Links, Prices, Worth
 from castile.planner.sketch.choices import choices_of
-from castile.planner.sketch.draft import Draft
 from castile.planner.sketch.largest import Largest
 from castile.planner.sketch.layouts import LayoutTable
+from castile.planner.sketch.node_costs import NodeCosts
+from castile.planner.sketch.program_builder import ProgramBuilder
 from castile.planner.sketch.spaces import SpaceTable
-from castile.planner.sketch.works import Works
 from castile.planner.step.program import Program
 from castile.planner.strategy import Config
 from castile.runtime.compiled import assembled, can_compile, is_kept
@@ -51,7 +51,7 @@ _WHOLE = (Placement(1, (0,)),)
 ON_HOST = Space([{}], lambda _: _WHOLE)
 
 
-class Walked(NamedTuple):
+class WalkResult(NamedTuple):
     """The result of a walk: its best plan, the plan's energy, and the number of the proposal that led to it.
 
     energy   seconds, with a penalty for a plan that does not fit
@@ -81,8 +81,8 @@ class _Aim(NamedTuple):
     worth: Worth
 
 
-class Trail(NamedTuple):
-    """The result of a walk as in `Walked`, with the best plan in numbers."""
+class NumberedWalk(NamedTuple):
+    """The result of a walk as in `WalkResult`, with the best plan in numbers."""
 
     best: np.ndarray
     least: float
@@ -114,7 +114,7 @@ class Sketch:
         self._steps = additive.steps
         alike = [(tuple(n.alignment.extents.items()), n.alignment.frozen, id(spaces[n.name])) for n in nodes.values()]
         self._spaces = _numbered(alike)
-        self._works = Works(lowering, cost, additive.program, additive.step_kinds)
+        self._works = NodeCosts(lowering, cost, additive.program, additive.step_kinds)
         # Nodes of one kind may differ in their space, where some are pinned or have no passes.
         every = zip(self.names, self._spaces.tolist(), strict=True)
         self._kinds = _numbered([(additive.kinds[name], self._works.keeps.get(name), space) for name, space in every])
@@ -137,8 +137,8 @@ class Sketch:
         self.axes_of = np.array([len(axes) for axes in self.table.axes], np.int64)
         splits = np.array([len(splits) for splits in self.table.splits], np.int64)
         self._first_of_kind = np.unique(self._kinds, return_index=True)[1]
-        self._known_first = pointer(splits[of_owners[np.unique(kinds, return_index=True)[1]]])
-        self._draft = Draft(self.names, nodes, additive, of_owners, self._layouts)
+        self._known_first = row_pointers(splits[of_owners[np.unique(kinds, return_index=True)[1]]])
+        self._draft = ProgramBuilder(self.names, nodes, additive, of_owners, self._layouts)
         self.program, num_rows = self._draft.program(kinds, self._known_first, splits)
         self.layouts, num_contents = self._layouts.arrays(self.table.first)
         self.links = _links(cost)
@@ -164,7 +164,7 @@ class Sketch:
         """
         return self._works.is_plain and can_compile()
 
-    def beside(self) -> Sketch:
+    def copy_for_thread(self) -> Sketch:
         """A copy with arrays of its own, for a walk in another thread, which has the same result."""
         other, known, match, relocated = copy(self), self.prices, self.choices.match, self.choices.relocated
         found = {name: getattr(known, name).copy() for name in ("pattern", "content", "keys", "values")}
@@ -203,20 +203,20 @@ class Sketch:
     def seconds(self, configs: Mapping[str, Config]) -> float:
         """The seconds of a plan's step. Raises ValueError where the sketch lacks one of its Configs."""
         nothing = np.zeros((0, NUM_DRAWS))
-        return self.trail(self.number(configs), nothing, nothing[:, 0], np.full(len(self.type_of), np.inf)).least
+        return self.walk(self.number(configs), nothing, nothing[:, 0], np.full(len(self.type_of), np.inf)).least
 
     @property
     def held(self) -> np.ndarray:
         """float64[P]: bytes that processors hold in the plan that was timed last."""
         return self.room.held + (self.room.num_stages[0] - 1) * self.room.kept
 
-    def walked(self, trail: Trail) -> Walked:
+    def result_of(self, trail: NumberedWalk) -> WalkResult:
         """The result of a walk, in Configs."""
-        return Walked(self.configs(trail.best), trail.least, trail.number)
+        return WalkResult(self.configs(trail.best), trail.least, trail.number)
 
-    def trail(
+    def walk(
         self, plan: np.ndarray, draws: np.ndarray, heats: np.ndarray, capacity: np.ndarray, longer: float = 0.0
-    ) -> Trail:
+    ) -> NumberedWalk:
         """A Metropolis walk from a plan, one proposal for each row of draws.
 
         plan                    numbers of the Configs with which it begins; the walk changes them
@@ -230,9 +230,9 @@ class Sketch:
         best, rises = plan.copy(), -heats * np.log(1 - draws[:, -1])
         proposals = _Proposals(draws, _NONE.first, rises, metropolis.NEVER)
         _, least, number = self._walk(proposals, plan, np.nan, best, np.nan, _aim(capacity, longer))
-        return Trail(best, least, number)
+        return NumberedWalk(best, least, number)
 
-    def trimmed(
+    def without_useless_changes(
         self, first: np.ndarray, best: np.ndarray, each: float, every: float, capacity: np.ndarray, longer: float = 0.0
     ) -> tuple[float, np.ndarray]:
         """(energy, plan): the best plan of a walk from `first`, with changes reverted that gain next to nothing.
@@ -301,7 +301,7 @@ class Sketch:
         rows = zip(alike.values(), each, largest, own, steps, every, strict=True)
         for of, ones, joined, numbers, decided, seconds in rows:
             counts = [one.count for one in ones]
-            split_of = runs(np.full(len(counts), split or 0), counts)
+            split_of = ranges(np.full(len(counts), split or 0), counts)
             for places, lasts in zip(np.array(numbers, np.int64).T, seconds, strict=True):
                 self.prices.seconds[np.repeat(self.program.row[places], counts) + split_of] = lasts
             here = np.repeat(self._known_first[of], counts) + split_of
@@ -385,7 +385,7 @@ def _bodies() -> _Bodies:
     bodies = _Bodies(metropolis.walk, contents.rehashed)
     if not can_compile():
         return bodies
-    rooms = (contents, prices, reads, classes, sweep, moves, metropolis)
+    rooms = (contents, transfer_costs, reads, classes, sweep, moves, metropolis)
     parts, inlined = ([part for room in rooms for part in getattr(room, name, ())] for name in ("PARTS", "INLINED"))
     words = {contents.index: np.uintp}
     return _Bodies(*assembled(bodies, parts, inlined, words, RECORDS, nogil=True))

@@ -14,7 +14,7 @@ import numpy as np
 
 from castile.planner.choices.space import Placement, Space
 from castile.planner.graph import Node
-from castile.planner.lowering.rows import pointer, runs
+from castile.planner.lowering.ragged import ranges, row_pointers
 from castile.planner.sketch.arrays import Spaces
 from castile.planner.strategy import Config
 
@@ -85,7 +85,7 @@ class SpaceTable:
         self._configs: dict[int, Config] = {}
         for node, space, configs in zip(nodes, spaces, known, strict=True):
             self._add(node, space, list(configs), most)
-        self.first = pointer([len(entries) for entries in self._entries])
+        self.first = row_pointers([len(entries) for entries in self._entries])
         cuts = {id(d): [tuple(sorted({*column} - {1})) for column in d.T.tolist()] for d in self.degree}
         self.cuts = [cuts[id(degree)] for degree in self.degree]
         self.degrees = sorted({1}.union(*chain.from_iterable(self.cuts)))
@@ -208,10 +208,10 @@ class SpaceTable:
         sizes, replicas = size[which], copies[which]
         return Spaces(
             self.first, split, sizes // replicas, replicas, proc_set[which], np.array(bag, np.int64)[which],
-            pointer(num_names),
+            row_pointers(num_names),
             np.random.default_rng(0).integers(MOST_SALT, size=len(num_names)),
-            pointer(sizes),
-            procs[runs((np.cumsum(size) - size)[which], sizes)], every_degree, rank[every_degree],
+            row_pointers(sizes),
+            procs[ranges((np.cumsum(size) - size)[which], sizes)], every_degree, rank[every_degree],
         )  # fmt: skip
 
 
@@ -236,5 +236,5 @@ def _pairs(which: Sequence[np.ndarray], of_split: np.ndarray) -> np.ndarray:
     counts = np.array([len(some) for some in which], np.int64)
     each = counts[of_split]
     flat = np.concatenate(which)
-    placement = flat[runs((np.cumsum(counts) - counts)[of_split], each)]
+    placement = flat[ranges((np.cumsum(counts) - counts)[of_split], each)]
     return np.repeat(np.arange(len(of_split)) * MOST_PLACEMENTS, each) + placement
