@@ -13,6 +13,9 @@ from math import prod
 import numpy as np
 from scipy.special import expit
 
+from castile.launch.arrays import defined
+from castile.launch.training import comparing
+from castile.launch.training.comparing import SHARES
 from castile.planner.graph import Graph, Node
 from castile.planner.op import Tensor
 
@@ -24,8 +27,6 @@ MOST_CLASSES = 100
 MOST_SOURCES = 4
 # Operators that give an output weights, or leave some of it out.
 WEIGHING = ("mul", "div", "masked")
-# Operators that make an output of the scores that a loss takes.
-SHARES = ("softmax", "safe_softmax", "log_softmax", "sigmoid", "reshape")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def truths(graph: Graph, there: Iterable[str]) -> dict[str, str]:
     found = {graph.outputs[0]: first} if first is not None and first in there else {}
     for output in graph.outputs[1:] if found else ():
         apart = [name for name in _compared_with(graph, output) if name not in (*before(graph), *found.values())]
-        label = next((name for name in apart if _fits(_judged(graph, output), graph.tensors[name])), None)
+        label = _comparable(graph, output, apart)
         found |= {output: label} if label is not None and label in there else {}
     return found
 
@@ -86,14 +87,25 @@ def labels_of(graph: Graph) -> str | None:
     what another output is taught, is not what this one says. Nor is any, where nodes compare the output with an input
     at other places, as words with those behind them.
     """
-    judged, needed = _judged(graph, graph.outputs[0]), before(graph)
+    needed = before(graph)
     read = {name for node in graph.nodes.values() for name in node.inputs}
     apart = [name for name in graph.inputs if name in read and name not in needed]
     beside = _compared_with(graph, graph.outputs[0])
     if not beside and _compared_with(graph, graph.outputs[0], moved=True):
         return None
     found = (*(name for name in beside if name in apart), *beside, *apart)
-    return next((name for name in found if _fits(judged, graph.tensors[name])), None)
+    return _comparable(graph, graph.outputs[0], found)
+
+
+def _comparable(graph: Graph, output: str, names: Iterable[str]) -> str | None:
+    """The first of some inputs that an output can be held against, None where there is none, or where a loss makes of
+    that one what is not known of single numbers.
+    """
+    judged = _judged(graph, output)
+    found = next((name for name in names if _fits(judged, graph.tensors[name])), None)
+    if found is None or prod(judged.shape) != prod(graph.tensors[found].shape) or "bce" in _losses_with(graph, found):
+        return found
+    return found if comparing.ways(graph, judged.name, output, found) is not None else None
 
 
 def _compared_with(graph: Graph, output: str, moved: bool = False) -> list[str]:
@@ -172,6 +184,8 @@ class Judging:
 
     labels   the input that it is compared with, None where any loss may say how
 
+    Numbers are compared as a loss compares them, which may do so with their logarithms.
+
     Judging takes several numbers in float64 for one of a batch, and the scores of a vocabulary are much of a step's
     memory, so it goes block by block. Of each batch no more stays than sums, and of models that tell two classes apart
     a number for each sample: the scores of a language model over all that is held out are more than any memory holds.
@@ -183,6 +197,10 @@ class Judging:
 
     def __post_init__(self) -> None:
         self._is_binary = "bce" in _losses_with(self.graph, self.labels)
+        self._ways = comparing.NOTHING
+        if self.labels is not None:
+            judged = _judged(self.graph, self.output).name
+            self._ways = comparing.ways(self.graph, judged, self.output, self.labels) or comparing.NOTHING
         self._counts_right, self._is_sequence = self._is_binary, False
         self._total, self._right, self._count, self._unreal = 0.0, 0, 0, 0
         self._logits = list[tuple[np.ndarray, np.ndarray]]()
@@ -213,7 +231,11 @@ class Judging:
 
     def _block(self, scores: np.ndarray, truth: np.ndarray, are_classes: bool) -> np.ndarray:
         """The losses of some predictions, counted."""
-        some = _logits(self.graph, self.output, scores.astype(np.float64))
+        some = scores.astype(np.float64)
+        if are_classes or self._is_binary:
+            some = _logits(self.graph, self.output, some)
+        else:
+            some, truth = defined.through(self._ways[0], some), defined.through(self._ways[1], truth.astype(np.float64))
         losses, hits = _losses_and_hits(some, truth, are_classes, self._is_binary)
         if self._is_binary and not are_classes:
             self._logits.append((some, truth > 0.5))
