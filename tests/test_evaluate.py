@@ -371,6 +371,19 @@ def test_what_is_not_done_number_by_number_is_not_judged() -> None:
         assert truths(g, g.inputs) == ({"said": "kind"} if has_classes else {})
 
 
+@pytest.mark.parametrize("output", ["scores", "logarithms", "shares"])
+def test_scores_are_not_held_against_shares(output: str) -> None:
+    """Where a loss weighs the logarithms of shares by labels, these are shares: so may be what the network says."""
+    g = Graph("soft", "float64")
+    x, y = g.input("x", (6, 3), "b o"), g.input("y", (6, 3), "b o")
+    scores = g.linear("scores", x, features=3)
+    logarithms = g.log_softmax("logarithms", g.scale("cooler", scores, 0.5))
+    g.softmax("shares", scores)
+    g.minimise(g.neg("loss", g.mean("mean", g.mul("each", y, logarithms))))
+    g.outputs = [output]
+    assert truths(g, g.inputs) == ({"shares": "y"} if output == "shares" else {})
+
+
 @pytest.mark.parametrize("shares", ["sigmoid", "softmax"])
 def test_shares_that_are_compared_as_numbers_are_judged_as_such(shares: str) -> None:
     g = Graph("shares", "float64")

@@ -25,7 +25,8 @@ Makers = Mapping[str, Node]
 
 def ways(graph: Graph, judged: str, output: str, labels: str) -> tuple[Way, Way] | None:
     """What a loss makes of an output and of its labels, number by number: nothing of either where it takes no
-    difference, or makes the same of both. None where it makes something else of them than that.
+    difference, or makes the same of both. None where it makes something else of them than that, or weighs logarithms of
+    shares of the output by the labels, which are shares then: it has scores, which are none.
 
     judged   the output as it is compared; `output` itself, or that with other dims
     """
@@ -36,7 +37,18 @@ def ways(graph: Graph, judged: str, output: str, labels: str) -> tuple[Way, Way]
             return NOTHING
         of_said, of_truth = _way(makers, judged, said), _way(makers, labels, truth)
         found.append(None if of_said is None or of_truth is None else (of_said, of_truth))
-    return next((one for one in found if one is not None), None) if found else NOTHING
+    if not found:
+        return None if _are_weights_of_scores(graph, makers, judged, labels) else NOTHING
+    return next((one for one in found if one is not None), None)
+
+
+def _are_weights_of_scores(graph: Graph, makers: Makers, judged: str, labels: str) -> bool:
+    products = (node.inputs for node in graph.nodes.values() if node.op.name == "mul")
+    for one, other in (pair for inputs in products for pair in (inputs, inputs[::-1])):
+        maker = makers.get(one)
+        if _bare(makers, other, labels) == labels and maker is not None and maker.op.name == "log_softmax":
+            return one == judged or _way(makers, judged, maker.inputs[0]) is not None
+    return False
 
 
 def _scores_of(makers: Makers, output: str) -> Iterator[str]:
