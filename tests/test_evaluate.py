@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
+from castile.launch.arrays import defined
 from castile.launch.jobs.execution import Execution, feed_from, prepare
 from castile.launch.training import evaluate, run_report
 from castile.launch.training.evaluate import adapted
@@ -321,6 +322,80 @@ def test_what_is_compared_elsewhere_is_no_label(form: str, is_own: bool) -> None
     assert truths(g, g.inputs) == {"other": "y"}
     g.outputs = ["said"]
     assert truths(g, g.inputs) == {}
+
+
+MADE = {
+    "x": lambda g, name, x: x,
+    "log(x)": lambda g, name, x: g.log(name, x),
+    "exp(x)": lambda g, name, x: g.exp(name, x),
+    "(x - 3) / 4": lambda g, name, x: g.scale(name, g.shift(f"{name}.off", x, -3.0), 0.25),
+    "1 / (1 + exp(-x))": lambda g, name, x: g.sigmoid(name, x),
+}
+
+
+@pytest.mark.parametrize("compare", ["mse", "sub", "add"])
+@pytest.mark.parametrize("of_truth", MADE)
+@pytest.mark.parametrize("of_said", MADE)
+def test_numbers_are_judged_as_the_loss_compares_them(of_said: str, of_truth: str, compare: str) -> None:
+    """Whatever it makes of each of them first: what is told is the mean of the squares that training makes small."""
+    g = Graph("made", "float64")
+    x, y = g.input("x", (6, 2), "b o"), g.input("y", (6, 2), "b o")
+    said = g.shift("said", x, 0.0)
+    ours = MADE[of_said](g, "ours", g.reshape("flat", said, "b o -> (b o)"))
+    theirs = MADE[of_truth](g, "theirs", g.reshape("truth", y, "b o -> (b o)"))
+    if compare == "mse":
+        g.minimise(g.mse("loss", ours, theirs))
+    else:
+        off = g.sub("off", theirs, ours) if compare == "sub" else g.add("off", g.neg("minus", theirs), ours)
+        g.minimise(g.mean("loss", g.square("squares", off)))
+    g.outputs = ["said"]
+    assert truths(g, g.inputs) == {"said": "y"}
+    arrays = {name: np.random.default_rng(n).uniform(0.5, 2, (6, 2)) for n, name in enumerate("xy")}
+    judged = evaluate.judge(g, {"said": "y"}, [({"said": arrays["x"]}, arrays)], 6)
+    is_same = of_said == of_truth
+    wanted = np.square(arrays["x"] - arrays["y"]).mean() if is_same else defined.made(g, arrays)[g.loss]
+    assert judged is not None and judged.loss == pytest.approx(float(wanted))
+
+
+def test_what_is_not_done_number_by_number_is_not_judged() -> None:
+    """As where labels lose the mean of their batch first; but for labels of classes, which have a loss of their own."""
+    for has_classes in (False, True):
+        g = Graph("less", "float64")
+        x, y = g.input("x", (6, 3), "b o"), g.input("y", (6, 3), "b o")
+        said = g.linear("said", x, features=3)
+        loss = g.mse("loss", said, g.sub("less_mean", y, g.mean("of_batch", y, dims=(0,))))
+        if has_classes:
+            loss = g.add("both", loss, g.cross_entropy("ce", said, g.input("kind", (6,), "b", "int32")))
+        g.minimise(loss)
+        g.outputs = ["said"]
+        assert truths(g, g.inputs) == ({"said": "kind"} if has_classes else {})
+
+
+@pytest.mark.parametrize("output", ["scores", "logarithms", "shares"])
+def test_scores_are_not_held_against_shares(output: str) -> None:
+    """Where a loss weighs the logarithms of shares by labels, these are shares: so may be what the network says."""
+    g = Graph("soft", "float64")
+    x, y = g.input("x", (6, 3), "b o"), g.input("y", (6, 3), "b o")
+    scores = g.linear("scores", x, features=3)
+    logarithms = g.log_softmax("logarithms", g.scale("cooler", scores, 0.5))
+    g.softmax("shares", scores)
+    g.minimise(g.neg("loss", g.mean("mean", g.mul("each", y, logarithms))))
+    g.outputs = [output]
+    assert truths(g, g.inputs) == ({"shares": "y"} if output == "shares" else {})
+
+
+@pytest.mark.parametrize("shares", ["sigmoid", "softmax"])
+def test_shares_that_are_compared_as_numbers_are_judged_as_such(shares: str) -> None:
+    g = Graph("shares", "float64")
+    x, y = g.input("x", (6, 3), "b o"), g.input("y", (6, 3), "b o")
+    said = getattr(g, shares)("said", x)
+    g.minimise(g.mse("loss", said, y))
+    g.outputs = ["said"]
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.normal(size=(6, 3)), "y": rng.random((6, 3))}
+    found = defined.made(g, arrays)
+    judged = evaluate.judge(g, truths(g, g.inputs), [({"said": found["said"]}, arrays)], 6)
+    assert judged is not None and judged.loss == pytest.approx(float(found[g.loss])) and judged.accuracy is None
 
 
 @pytest.mark.parametrize("is_first", [False, True])

@@ -4,6 +4,7 @@ the network's alone.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,12 @@ def test_weights_of_classes_are_not_exported(alone: Path, capsys: pytest.Capture
         for given in (GIVEN, "+".join(["7"] * len(WEIGHTS))) for file in ("w.safetensors", "all.safetensors")
     ]  # fmt: skip
     assert begun[0] == begun[1] != begun[2] == begun[3]
+    # and a training goes on with those that it began with alone
+    others = "+".join(["7"] * len(WEIGHTS))
+    for asked, status in ((GIVEN, 0), (others, 2)):
+        again = ["train", f"{path}:class_weights={asked}", *data, *words, "--steps", "2", "--resume"]
+        assert main(again) == status
+    assert re.search(r"was trained with loss\.weights .*, and the model has 7, 7.* now: ", capsys.readouterr().err)
     told = [answer(capsys, "predict", text, *data, "--weights", "w.safetensors") for text in (weighted, path)]
     # held-out samples are judged without weights
     wanted = losses_of(path, given).mean()

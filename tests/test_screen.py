@@ -2,6 +2,7 @@
 
 import fnmatch
 import io
+import re
 import sys
 from itertools import product
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from castile.launch.__main__ import main
 from castile.launch.reports import progress, report
 from castile.launch.reports.screen import Speaker
+from castile.launch.training import training
 
 # Columns; a bar's figures alone take 51.
 WIDTHS = [60, 200]
@@ -84,6 +86,19 @@ def test_what_follows_the_last_step_has_a_bar_too(monkeypatch):
     counted = [f"{min(done, 360)}/360" for done in range(64, 424, 64)]
     at = [shown.getvalue().index(text) for text in ("evaluating on 360 samples", *counted, "held out: ")]
     assert at == sorted(at)
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+@pytest.mark.parametrize("quiet", [60.0, 0.0])
+def test_a_log_is_not_quiet_for_long_however_many_steps_there_are(quiet, is_watched, monkeypatch, capsys):
+    """Beside the steps that are measured task by task, here every second; a terminal has a bar instead."""
+    for name in ("LEAST_QUIET_SECONDS", "MOST_QUIET_SECONDS"):
+        monkeypatch.setattr(training, name, quiet)
+    shown = terminal(monkeypatch, 200) if is_watched else None
+    assert main("train mlp:width=8 --steps 50 --batch 8 --search data_parallel".split()) == 0
+    out = capsys.readouterr().out if shown is None else shown.getvalue()
+    told = [int(number) for number in re.findall(r"^.*step +(\d+)  loss", out, re.MULTILINE)]
+    assert told == (list(range(1, 51)) if not quiet and not is_watched else list(range(2, 51, 2)))
 
 
 @pytest.mark.parametrize("kind", ["xterm", "dumb"])

@@ -5,7 +5,7 @@ It does not know plans, nor what anybody makes of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from castile.kernels.table import definitions
 from castile.planner.graph import Graph, Node
-from castile.planner.op import PASSES, Part, Tensor
+from castile.planner.op import PASSES, Op, Part, Tensor
 from castile.runtime.region import slices
 
 Arrays = list[np.ndarray]
@@ -34,6 +34,14 @@ def run(
     body: Callable[..., Any] = getattr(node.op, PASSES[which])
     made = body(SimpleNamespace(**definitions()), *given, **{name: context[name] for name in node.op.asks(which)})
     return list(made) if isinstance(made, tuple | list) else [made]
+
+
+def through(ops: Iterable[Op], array: np.ndarray) -> np.ndarray:
+    """What operators of one operand make of each number of an array, one after another."""
+    for op in ops:
+        body: Callable[..., np.ndarray] = getattr(op, PASSES["F"])
+        array = body(SimpleNamespace(**definitions()), array)
+    return array
 
 
 def drawn(node: Node, tensors: Sequence[Tensor]) -> tuple[Arrays, Arrays]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from castile import __version__
 from castile.launch import models
@@ -23,12 +24,16 @@ from castile.launch.processes.ranks import UserError
 from castile.launch.reports.screen import Speaker
 from castile.launch.typed import optimizers, settings
 from castile.planner import strategy as strategies
+from castile.planner.graph import Graph
 from castile.planner.strategy import Strategy
 from castile.runtime.comm.base import Communicator
+from castile.runtime.region import whole
 
 # Options that are part of a training and may change on the way: as told, and as it is when it goes on. Of 16 bits and
 # more each goes on from others, where parameters are kept alike.
 OPTIONS = ("optimizer", "lr", "schedule", "clip", "undecayed", "dtype")
+# Numbers of a setting that are told.
+MOST_TOLD = 8
 Option = str | int | float | None
 Changes = dict[str, list[Option]]
 
@@ -66,6 +71,7 @@ def begin(job: Job, folder: str, here: Facts, say: Speaker) -> Reader | None:
         say.warn(f"{text}: --resume goes on from there")
     if saved is not None:
         check_same(as_built(saved.facts), here, saved.path)
+        check_fixed(saved, job.graph)
         say.line(f"going on from {saved.path}: {saved.step} steps are done")
         _tell(changes(saved.facts, here), saved.step, say)
         for then, now in version(saved).values():
@@ -148,6 +154,28 @@ def check_same(saved: Facts, here: Facts, path: Path) -> None:
         )
     if saved.graph != here.graph:
         raise UserError(f"--resume: {path} is of {saved.model} as it was, and the model has changed since: begin anew")
+
+
+def check_fixed(saved: Reader, graph: Graph) -> None:
+    """Raises UserError where numbers that the model's settings fix, such as class weights, differ from those that the
+    checkpoint was trained with.
+    """
+    inits = {name: graph.tensors[name].init for name in graph.states if name in saved.regions}
+    for name, init in inits.items():
+        if init is None or not init.fixed:
+            continue
+        then = saved.read(name, whole(saved.regions[name].shape))
+        if not np.array_equal(then, np.asarray(init.values, then.dtype)):
+            raise UserError(
+                f"--resume: {saved.path} was trained with {name} {_listed(then)}, and the model has "
+                f"{_listed(np.asarray(init.values))} now: bring those back, or begin anew with --weights from `castile "
+                "checkpoint export`"
+            )
+
+
+def _listed(numbers: np.ndarray) -> str:
+    some = [f"{number:g}" for number in numbers.ravel()[:MOST_TOLD].tolist()]
+    return ", ".join(some + ["..."] * (numbers.size > MOST_TOLD))
 
 
 def changes(saved: Facts, here: Facts) -> Changes:

@@ -13,6 +13,8 @@ from math import prod
 import numpy as np
 from scipy.special import expit
 
+from castile.launch.arrays import defined
+from castile.launch.training.loss_comparison import NO_TRANSFORMS, SHARES, loss_transforms
 from castile.planner.graph import Graph, Node
 from castile.planner.op import Tensor
 
@@ -24,8 +26,6 @@ MOST_CLASSES = 100
 MOST_SOURCES = 4
 # Operators that give an output weights, or leave some of it out.
 WEIGHING = ("mul", "div", "masked")
-# Operators that make an output of the scores that a loss takes.
-SHARES = ("softmax", "safe_softmax", "log_softmax", "sigmoid", "reshape")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def truths(graph: Graph, there: Iterable[str]) -> dict[str, str]:
     found = {graph.outputs[0]: first} if first is not None and first in there else {}
     for output in graph.outputs[1:] if found else ():
         apart = [name for name in _compared_with(graph, output) if name not in (*ancestors(graph), *found.values())]
-        label = next((name for name in apart if _can_score(_scored_tensor(graph, output), graph.tensors[name])), None)
+        label = _comparable(graph, output, apart)
         found |= {output: label} if label is not None and label in there else {}
     return found
 
@@ -79,20 +79,30 @@ def ancestors(graph: Graph) -> set[str]:
 def labels_of(graph: Graph) -> str | None:
     """The input that the model's output is compared with; None where there is none.
 
-    It is one that nodes compare with the output, if there are such, and one of which the output does not
-    depend: so are labels told from weights of samples, and an autoencoder's images are compared with themselves. Its
-    shape is that of the output, or without what tells classes apart, and some node reads it: what else there is, or
-    what another output is taught, is not what this one says. Nor is any, where nodes compare the output with an input
-    at other places, as words with those behind them.
+    It is preferably one that nodes compare with the output, and one that the output does not depend on: so labels are
+    distinguished from weights of samples, while an autoencoder's images are compared with themselves. Its shape is that
+    of the output, or lacks the dim of classes, and some node reads it. There is none where nodes compare the output
+    with an input at other positions, as words with those that follow.
     """
-    judged, needed = _scored_tensor(graph, graph.outputs[0]), ancestors(graph)
+    needed = ancestors(graph)
     read = {name for node in graph.nodes.values() for name in node.inputs}
     apart = [name for name in graph.inputs if name in read and name not in needed]
     beside = _compared_with(graph, graph.outputs[0])
     if not beside and _compared_with(graph, graph.outputs[0], moved=True):
         return None
     found = (*(name for name in beside if name in apart), *beside, *apart)
-    return next((name for name in found if _can_score(judged, graph.tensors[name])), None)
+    return _comparable(graph, graph.outputs[0], found)
+
+
+def _comparable(graph: Graph, output: str, names: Iterable[str]) -> str | None:
+    """The first of some inputs that an output can be compared with; None where there is none, or where a loss
+    transforms it otherwise than number by number.
+    """
+    judged = _scored_tensor(graph, output)
+    found = next((name for name in names if _can_score(judged, graph.tensors[name])), None)
+    if found is None or prod(judged.shape) != prod(graph.tensors[found].shape) or "bce" in _losses_with(graph, found):
+        return found
+    return found if loss_transforms(graph, judged.name, output, found) is not None else None
 
 
 def _compared_with(graph: Graph, output: str, moved: bool = False) -> list[str]:
@@ -174,6 +184,8 @@ class Scorer:
 
     labels   the input that it is compared with, None where any loss may say how
 
+    Numbers are compared as a loss compares them, which may do so with their logarithms.
+
     It works block by block, as scoring takes several float64 numbers for each one of a batch, and the scores of a
     vocabulary are much of a step's memory. Only sums are kept of each batch, and for binary classifiers a number for
     each sample: the scores of a language model over all held-out samples exceed any memory.
@@ -185,6 +197,10 @@ class Scorer:
 
     def __post_init__(self) -> None:
         self._is_binary = "bce" in _losses_with(self.graph, self.labels)
+        self._transforms = NO_TRANSFORMS
+        if self.labels is not None:
+            judged = _scored_tensor(self.graph, self.output).name
+            self._transforms = loss_transforms(self.graph, judged, self.output, self.labels) or NO_TRANSFORMS
         self._counts_right, self._is_sequence = self._is_binary, False
         self._total, self._right, self._count, self._unreal = 0.0, 0, 0, 0
         self._logits = list[tuple[np.ndarray, np.ndarray]]()
@@ -215,7 +231,13 @@ class Scorer:
 
     def _block(self, scores: np.ndarray, truth: np.ndarray, are_classes: bool) -> np.ndarray:
         """Count some predictions; returns their losses."""
-        some = _logits(self.graph, self.output, scores.astype(np.float64))
+        some = scores.astype(np.float64)
+        if are_classes or self._is_binary:
+            some = _logits(self.graph, self.output, some)
+        else:
+            of_output, of_labels = self._transforms
+            some = defined.through(of_output, some)
+            truth = defined.through(of_labels, truth.astype(np.float64))
         losses, hits = _losses_and_hits(some, truth, are_classes, self._is_binary)
         if self._is_binary and not are_classes:
             self._logits.append((some, truth > 0.5))

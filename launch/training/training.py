@@ -42,6 +42,8 @@ from castile.runtime import debug
 from castile.runtime.timeline import Timeline
 
 NUM_SAMPLED = 20
+# Between these a line is told where none was for such a share of the time that steps have taken.
+LEAST_QUIET_SECONDS, QUIET_SHARE, MOST_QUIET_SECONDS = 5.0, 0.1, 60.0
 # On a GPU a step that is measured whole is put there task by task, and costs more than others.
 LEAST_BETWEEN = 4
 # Of so many steps in a row that are skipped the last two dozen or more had a loss that is not scaled up any more.
@@ -87,6 +89,9 @@ class Training:
     # Whether the next step may be under way before the results of the last one were looked at; when that one ended.
     _is_ahead: bool = False
     _ended_at: float = 0.0
+    # When steps began, when the last line was told of one, and of which.
+    _begun_at: float = 0.0
+    _told: tuple[float, int] = (0.0, 0)
     # How many steps up to the last were skipped in a row.
     _num_skipped: int = 0
 
@@ -134,6 +139,8 @@ class Training:
     def _steps(self) -> None:
         """Run all steps, or those until a signal or patience ends training, and save the result."""
         course, job, first, last = self.course, self.job, self.course.first_step, self._last
+        self._begun_at = time.perf_counter()
+        self._told = self._begun_at, first
         with ExitStack() as stack:
             inputs, batch = course.execution.inputs, job.graph.batch
             feeder = stack.enter_context(Feeder(course.dataset, inputs, batch, first, last - first))
@@ -198,6 +205,8 @@ class Training:
         self._look_for_skipped(step + 1, reports)
         if timeline is not None:
             self._sample(step + 1, timeline)
+        if timeline is not None or self._is_quiet:
+            self._tell(step + 1)
 
     def _reports(self) -> list[Report]:
         """What all ranks have seen in a step, on rank 0; nothing where nobody looks."""
@@ -300,15 +309,27 @@ class Training:
         return (step + 1 - self.course.first_step) % self._sampled_every == 0
 
     def _sample(self, step: int, timeline: Timeline) -> None:
-        """Gather a step that was measured whole, and tell a line of it."""
-        course, every = self.course, self._sampled_every
+        """Gather a step that was measured whole."""
+        course = self.course
         self.progress.num_sampled += 1
         with course.execution.runner.prompt():
             whole = self.job.gather(timeline)
         if whole is not None:
             self.progress.sampled.append(whole)
             debug.show(debug.TASKS, self.job.comm.rank, partial(debug.task_table, course.prepared.tasks, whole))
-        self.say.step_line(lambda: run_report.step_line(self.job, step, self.progress, course.prepared, every))
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether no line on steps was printed for long, and no bar shows that they go on."""
+        share = QUIET_SHARE * (self._ended_at - self._begun_at)
+        quiet = min(max(share, LEAST_QUIET_SECONDS), MOST_QUIET_SECONDS)
+        return not self.say.has_bar and self._ended_at - self._told[0] > quiet
+
+    def _tell(self, step: int) -> None:
+        """Print a line on the steps since the last one."""
+        since, prepared = step - self._told[1], self.course.prepared
+        self.say.step_line(lambda: run_report.step_line(self.job, step, self.progress, prepared, since))
+        self._told = time.perf_counter(), step
 
     def _after(self, step: int) -> None:
         """What is due when so many steps are done."""

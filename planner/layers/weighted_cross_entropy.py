@@ -17,8 +17,8 @@ def layer(g: Graph, name: str, logits: Tensor, labels: Tensor, weights: Sequence
 
     weights   of each class, above 0: classes that are rare, or dear to miss, count for more. Where labels have weights
               of 1 on average, gradients are as long as those of `cross_entropy`. (PyTorch's mean divides by the sum of
-              a batch's weights, which no microbatch knows.) A training that goes on keeps those that it began with; one
-              that begins with weights out of a file has these.
+              a batch's weights, which no microbatch knows.) A training goes on with those that it began with alone; one
+              that begins with parameters out of a file may have others.
     Raises ValueError unless there is one for each class.
     """
     classes = logits.shape[-1]
