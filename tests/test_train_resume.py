@@ -598,7 +598,7 @@ def test_a_launch_that_is_asked_to_stop_saves(number, alone):
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert latest("run").step == json.loads(out)["num_steps"] >= 2
-    assert records(alone / "run.jsonl", "end")[0]["reason"] == "SIGUSR1"
+    assert records(alone / "run.jsonl", "end")[0]["reason"] == number.name
 
 
 def test_evaluations_leave_nothing_behind(alone, capsys, monkeypatch):
