@@ -71,6 +71,8 @@ def test_between_two_products_all_is_cut_along_the_same_heads() -> None:
         (8, 1, 32, 4, [8, 4]), (64, 1, 32, 8, [32, 8]), (64, 4, 32, 16, [8]), (64, 3, 8, 8, [2]),
         # None has much more to do than others: 12 heads are not cut in 8, 25 in 5 and nearly so in 4.
         (12, 1, 8, 8, [4]), (25, 1, 8, 8, [4]), (25, 1, 10, 5, [5]), (3, 1, 8, 8, []),
+        # Nor is any processor without one.
+        (7, 1, 8, 8, [4]), (14, 1, 15, 15, [5]),
     ],
 )  # fmt: skip
 def test_heads_are_cut_evenly_among_those_who_share_samples(

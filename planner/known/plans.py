@@ -123,7 +123,7 @@ def head_widths(cuts: TensorCuts, num_procs: int, near: int) -> list[int]:
 
 
 def _fills(num_parts: int, extent: int) -> bool:
-    return -(-extent // num_parts) * num_parts <= extent * (1 + UNEVEN)
+    return num_parts <= extent and -(-extent // num_parts) * num_parts <= extent * (1 + UNEVEN)
 
 
 def expert_parallel(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
