@@ -91,7 +91,7 @@ class Table:
         """The call that computes kernel `name` of `args` (arrays and literals) into `outs`, or adds it to them.
 
         scratch: 1-D uint8, 64-byte aligned, of the bytes that the planner's vocabulary declares, or None for none.
-        chosen: one of `ways`, by default what is remembered. Raises Refused where the device cannot run it.
+        chosen: one of `choices`, by default what is remembered. Raises Refused where the device cannot run it.
         The call keeps what it needs of the arrays alive and may be repeated; it reads the arrays anew each time.
         """
         assert name in definitions(), f"no kernel {name}"
@@ -135,7 +135,7 @@ class Table:
     def library_choice(
         self, name: str, args: tuple[Any, ...], outs: Arrays, params: dict[str, Any], adds: bool
     ) -> Choice | None:
-        """The library, if it is to be taken for a call of which nothing was measured; as `ways` it looks at no data."""
+        """The library, if it is used for a call of which nothing was measured; like `choices` it reads no data."""
         form = self.library.get(name)
         if form is None or not hasattr(form, "leads") or (adds and not native_accumulate(form)):
             return None

@@ -20,7 +20,7 @@ from castile.kernels.numpy.jit import addressed
 
 assert all(hasattr(functions, name) or name == "abs" for name in FUNCTIONS)
 
-# Of rows of neighbours: where each array has them, `walking` says.
+# Over contiguous rows, whose positions in each array `expression_call` passes.
 _WRITE = """
 def {name}(rows, cols, places, steps, constants, plan, first):
     {begin}

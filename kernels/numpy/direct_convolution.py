@@ -122,7 +122,7 @@ def correlate(  # type: ignore[no-untyped-def]
                 and columns of places
     out_steps   from sample to sample, channel to channel, and of places from row to row and column to column
     images      pixels, their steps from sample to sample, channel to channel and row to row, and an image's size
-    copies      see `copies.Copies`: zeros before rows and columns, strides, phases, rows and columns of a phase
+    copies      a `CopyLayout`: zeros before rows and columns, strides, phases, rows and columns of a phase
     held        the copies, of which each channel's phases are `step` elements apart
     groups      how many of such channels there are, and elements from one to the next: of a k's weights, out and images
     """

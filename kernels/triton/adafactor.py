@@ -82,7 +82,7 @@ def _passes(
     meets = f"squares = maximum({squares}, least)"
     xs = [view(g), *(broadcast(one, shape) for one in state)]
     far = Snippet(names, _CONSTANTS[:3], (meets,), ("g * g / squares * share",))
-    measured = _folded(far, [length], xs, tuple(range(len(shape))), {c: constants[c] for c in far.constants})
+    measured = _reduction(far, [length], xs, tuple(range(len(shape))), {c: constants[c] for c in far.constants})
     scalars = (broadcast(one, shape) for one in (size, length, view(lr), *numbers))
     what = Snippet(("w", *names, "size", "length", "lr", "step"), _CONSTANTS, (meets, *_RATE), (_STEPPED,))
     last = elementwise_plan(guarded_by(what, ("w",), bool(guard)), [view(out[0])], [view(w), *xs, *scalars], constants)
@@ -101,7 +101,7 @@ def _vector(
     xs = [view(columns), view(g), view(rows), *(broadcast(one, shape) for one in numbers)]
     what = guarded_by(_VECTOR, ("old",), len(numbers) > 1)
     renewed = elementwise_plan(what, [view(out[2]), new, view(out[1])], xs, {"power": power, "share": 1.0})
-    measured = _folded(_MEAN_SQUARE, [size], [view(w)], tuple(range(len(shape))), {"share": 1 / w.size})
+    measured = _reduction(_MEAN_SQUARE, [size], [view(w)], tuple(range(len(shape))), {"share": 1 / w.size})
     return [[renewed, measured], [], []], [new]
 
 
@@ -115,22 +115,22 @@ def _matrices(
     mean = _held(tuple(lead))
     what = guarded_by(_STATE, ("old",), len(numbers) > 1)
     sums = [
-        _folded(_SQUARES, [across, own], [view(g), view(w)], (-1,), {}),
-        _folded(_SQUARE, [down], [view(g)], (-2,), {}),
+        _reduction(_SQUARES, [across, own], [view(g), view(w)], (-1,), {}),
+        _reduction(_SQUARE, [down], [view(g)], (-2,), {}),
     ]
-    means = [_folded(_MEAN, [size], [own], tuple(range(len(lead) + 1)), {"share": 1 / w.size})]
+    means = [_reduction(_MEAN, [size], [own], tuple(range(len(lead) + 1)), {"share": 1 / w.size})]
     for kept, new, old, square, num in (
         (out[1], new_rows, rows, across, width),
         (out[2], new_columns, columns, down, height),
     ):
         xs = [view(old), square, *(broadcast(one, square.shape) for one in numbers)]
         means.append(elementwise_plan(what, [view(kept), new], xs, {"power": power, "share": 1 / num}))
-    whole = _folded(_MEAN, [mean], [new_rows], (-1,), {"share": 1 / height})
+    whole = _reduction(_MEAN, [mean], [new_rows], (-1,), {"share": 1 / height})
     return [sums, means, [whole]], [_apart(new_columns, -2), _apart(new_rows, -1), _apart(_apart(mean, -1), -1)]
 
 
-def _folded(what: Snippet, outs: list[View], xs: list[View], dims: Shape, constants: dict[str, float]) -> LaunchPlan:
-    """As `folded`, with eight elements a thread: of more the masks of kernels that are put together leave registers."""
+def _reduction(what: Snippet, outs: list[View], xs: list[View], dims: Shape, constants: dict[str, float]) -> LaunchPlan:
+    """As `reduction_plan`, with eight elements a thread: with more, masks of fused kernels would spill registers."""
     plan = reduction_plan(what, outs, xs, dims, constants)
     down, across, warps, stages = plan.settings[0]
     return plan._replace(settings=((down // 2, across, warps, stages),))

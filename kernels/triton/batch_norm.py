@@ -30,7 +30,7 @@ from castile.kernels.triton.views import (
     view,
 )
 
-# Sums are cut into parts until there are so many programs, as `folded` does.
+# Sums are split into parts up to this many programs, as in `reduction_plan`.
 _FILL = 1056
 # Planes of fewer elements are walked together with the samples, as one of them fills no block.
 _SMALL = 1024

@@ -11,9 +11,9 @@ with a pointer and the steps between its rows for each array whose rows have NUM
 element a row, then the pointers of vectors of NUM elements and of scalars, and numbers. NUM is known when it is
 compiled: a loop over a row that fits into one block vanishes, and so do loads repeated in several such loops.
 
-A kernel with SKEW: tl.constexpr learns by that that rows begin between boundaries of 16 bytes, all arrays' alike: it
-finds them by `begun`, `run` and `edges`. One with STAGES: tl.constexpr has that many blocks on their way at once; where
-these are all of a row, and it can, it holds them.
+SKEW: tl.constexpr tells a kernel that rows begin between multiples of 16 bytes, those of all arrays by equally many
+elements: it reads them by `row_starts`, `row_block` and `row_edges`. With STAGES: tl.constexpr it has that many blocks
+in flight; where these are all of a row, and it can, it keeps them in registers.
 """
 
 from typing import Any

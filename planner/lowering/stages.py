@@ -8,8 +8,8 @@ With 2 stages on 4 microbatches, whose depths are 2 and 1 (`depths`), F forward 
     stage 0   F0 F1 -- B0 F2 B1 F3 B2 -- B3
     stage 1   -- F0 B0 F1 B1 F2 B2 F3 B3 --
 
-The order is made by edges between tasks (`turns`): stage 0 begins F2 only when it is done with B0, 2 microbatches
-before. It does not know what passes compute, nor when.
+The order is made by edges between tasks (`microbatch_edges`): stage 0 begins F2 only when it is done with B0, 2
+microbatches before. It does not know what passes compute, nor when.
 """
 
 from __future__ import annotations
