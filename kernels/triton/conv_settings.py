@@ -86,7 +86,7 @@ class Images(NamedTuple):
     w: View
 
 
-def conv_settings(images: Images, windows: Windows, num_n: int, back: bool, adds: bool) -> tuple[ConvSetting, ...]:
+def gemm_settings(images: Images, windows: Windows, num_n: int, back: bool, adds: bool) -> tuple[ConvSetting, ...]:
     """Settings of the output gradient of x, with `back`, or of the output y; num_n places are computed at a time."""
     to, of = (images.x, images.y) if back else (images.y, images.x)
     (_, groups, num_m, *_), num_c = to.shape, of.shape[2]

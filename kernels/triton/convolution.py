@@ -224,7 +224,7 @@ def _implicit_gemm(images: Images, windows: Windows, back: bool, adds: bool) -> 
             found.append(implicit_gemm(here, met, weights, windows, way.tile, turned, way.vectors, adds))
         return found
 
-    return LaunchPlan(conv_settings.conv_settings(images, windows, num_n, back, adds), launches)
+    return LaunchPlan(conv_settings.gemm_settings(images, windows, num_n, back, adds), launches)
 
 
 def _few_channels(images: Images, windows: Windows, adds: bool) -> LaunchPlan:
