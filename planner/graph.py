@@ -240,6 +240,17 @@ class Graph:
         return [param for param in self.params if param.name not in self.frozen]
 
     @property
+    def fixed_states(self) -> dict[str, Init]:
+        """The states that are settings of the model, which no file of weights changes: how each is initialised."""
+        inits = ((name, self.tensors[name].init) for name in self.states)
+        return {name: init for name, init in inits if init is not None and init.fixed}
+
+    @property
+    def producers(self) -> dict[str, Node]:
+        """By tensor the node that it is a result of."""
+        return {name: node for node in self.nodes.values() for name in node.outputs}
+
+    @property
     def batch(self) -> int:
         """The extent of the sample axis."""
         return self.tensors[self.inputs[0]].shape[0]

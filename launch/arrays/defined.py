@@ -6,6 +6,7 @@ It does not know plans, nor what anybody makes of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,17 +32,20 @@ def run(
     given: list[Any] = [np.array(array[slices(part.reads(n))]) for n, array in enumerate(arrays)]
     if which != "F":
         given.insert(0, local[0][0] if node.op.flows == 1 else tuple(local[0]))
-    body: Callable[..., Any] = getattr(node.op, PASSES[which])
-    made = body(SimpleNamespace(**definitions()), *given, **{name: context[name] for name in node.op.asks(which)})
+    made = _body(node.op, which)(*given, **{name: context[name] for name in node.op.asks(which)})
     return list(made) if isinstance(made, tuple | list) else [made]
 
 
 def through(ops: Iterable[Op], array: np.ndarray) -> np.ndarray:
     """What operators of one operand make of each number of an array, one after another."""
     for op in ops:
-        body: Callable[..., np.ndarray] = getattr(op, PASSES["F"])
-        array = body(SimpleNamespace(**definitions()), array)
+        array = _body(op, "F")(array)
     return array
+
+
+def _body(op: Op, which: str) -> Callable[..., Any]:
+    """A pass of an operator, with the definitions as its kernels."""
+    return partial(getattr(op, PASSES[which]), SimpleNamespace(**definitions()))
 
 
 def drawn(node: Node, tensors: Sequence[Tensor]) -> tuple[Arrays, Arrays]:

@@ -44,8 +44,7 @@ def load(path: str | Path, model: Model, graph: Graph | None = None) -> Mapping[
 
     The file has all of them and nothing else, under their own names or one family's standard names; running statistics,
     PyTorch's counters beside them, settings of the model's, which stay as it has them, and what an optimizer keeps of
-    each may be there or not. Or it is a file that an
-    importer reads, whose network has the same parameters.
+    each may be there or not. Or it is a file that an importer reads, whose network has the same parameters.
     graph: the model's, where it has been built. Raises ValueError in one sentence otherwise.
     """
     importer = importers.of(str(path))
@@ -148,9 +147,8 @@ class Weights(Mapping[str, np.ndarray]):
         """Tensors under the parameters' own names, with running statistics where the file has them; and the name of a
         tensor that is none of these, if there is one."""
         params = [t.name for t in self._graph.params]
-        inits = {name: self._graph.tensors[name].init for name in self._graph.states}
-        fixed = {name for name, init in inits.items() if init is not None and init.fixed}
-        states = [name for name in inits if name in self._file.names and name not in fixed]
+        fixed = self._graph.fixed_states
+        states = [name for name in self._graph.states if name in self._file.names and name not in fixed]
         sources = {name: (name, Piece(name, name)) for name in (*params, *states)}
         names = [name for name in self._file.names if name not in fixed]
         strange = [name for name in names if name not in sources and name.rpartition(".")[2] != COUNTER]

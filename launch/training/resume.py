@@ -160,9 +160,8 @@ def check_fixed(saved: Reader, graph: Graph) -> None:
     """Raises UserError where numbers that the model's settings fix, such as class weights, differ from those that the
     checkpoint was trained with.
     """
-    inits = {name: graph.tensors[name].init for name in graph.states if name in saved.regions}
-    for name, init in inits.items():
-        if init is None or not init.fixed:
+    for name, init in graph.fixed_states.items():
+        if name not in saved.regions:
             continue
         then = saved.read(name, whole(saved.regions[name].shape))
         if not np.array_equal(then, np.asarray(init.values, then.dtype)):

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import expit
 
 from castile.launch.arrays import defined
-from castile.launch.training.loss_comparison import NO_TRANSFORMS, SHARES, loss_transforms
+from castile.launch.training.loss_comparison import NO_TRANSFORMS, loss_transforms, scores_of
 from castile.planner.graph import Graph, Node
 from castile.planner.op import Tensor
 
@@ -107,14 +107,8 @@ def _comparable(graph: Graph, output: str, names: Iterable[str]) -> str | None:
 
 def _compared_with(graph: Graph, output: str, moved: bool = False) -> list[str]:
     """The inputs that a loss holds against an output, or against the scores of which it makes shares."""
-    found, makers = (
-        _held_against(graph, _scored_tensor(graph, output).name, moved),
-        {n.name: n for n in graph.nodes.values()},
-    )
-    while (maker := makers.get(output)) is not None and maker.op.name in SHARES:
-        output = maker.inputs[0]
-        found += _held_against(graph, output, moved)
-    return found
+    judged = (_scored_tensor(graph, output).name, *scores_of(graph.producers, output))
+    return [name for one in judged for name in _held_against(graph, one, moved)]
 
 
 def _held_against(graph: Graph, judged: str, moved: bool) -> list[str]:

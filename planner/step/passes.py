@@ -172,8 +172,8 @@ def _forward(draft: Draft, nodes: Sequence[Node], micro: Micro | None) -> None:
 
 def _follows(node: Node, draft: Draft) -> bool:
     """Whether a node without a sample axis reads, also through other nodes, results computed from samples."""
-    made = {n: node for node in draft.graph.nodes.values() for n in node.outputs}
-    before = [made[t] for t in node.inputs if t in made]
+    producers = draft.graph.producers
+    before = [producers[t] for t in node.inputs if t in producers]
     return any(b.name in draft.samples.axes or _follows(b, draft) for b in before)
 
 
